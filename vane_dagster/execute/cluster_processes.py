@@ -1,0 +1,117 @@
+"""The processes of a local Ray head: which they are, whether they live, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vane_dagster.errors import ComputeError, names
+
+# Set in the head's environment, and so in that of everything it starts, users' processes too.
+MARK = "VANE_DAGSTER_HEAD"
+
+GRACE_SECONDS = 1.0
+KILL_SECONDS = 10.0
+
+
+def birth(pid: int) -> str | None:
+    """When a process started, as a token to compare; None for one that is dead or a zombie."""
+    if sys.platform == "linux":
+        # Ticks since boot: psutil's time moves with the wall clock.
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    psutil = _psutil()
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The living processes of a head, pid to name.
+
+    Those that carry its mark; those in the same terminal sessions, since some of Ray's overwrite
+    their environment with their title; and all of their descendants.
+    """
+    psutil = _psutil()
+    attributes = ["pid", "ppid", "name", "status", "environ"]
+    table = {
+        info["pid"]: info
+        for info in (process.info for process in psutil.process_iter(attributes))
+        if info["status"] != psutil.STATUS_ZOMBIE and info["pid"] != os.getpid()
+    }
+    found = {pid for pid, info in table.items() if (info["environ"] or {}).get(MARK) == mark}
+    sessions = {_session(pid) for pid in found} - {None, _session(os.getpid())}
+    found |= {pid for pid in table if found and _session(pid) in sessions}
+    while more := {pid for pid, info in table.items() if info["ppid"] in found} - found:
+        found |= more
+    return {pid: table[pid]["name"] for pid in found}
+
+
+def end(mark: str) -> bool:
+    """Ends every process of a head: asks first, then kills. Whether there was one.
+
+    Raises:
+        ComputeError: Some would not die.
+    """
+    found = _births(marked(mark))
+    everything = dict(found)
+    _signal(found, signal.SIGTERM)
+    grace = time.monotonic() + GRACE_SECONDS
+    deadline = grace + KILL_SECONDS
+    while left := {**_living(everything), **_births(marked(mark))}:
+        everything.update(left)
+        if time.monotonic() > grace:
+            _signal(left, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise ComputeError(
+                f"Processes {names(sorted(left))} of the local Ray head live on "
+                f"{KILL_SECONDS:g} s after SIGKILL. Find out what holds them (a driver, a "
+                "network file system) before another head is started."
+            )
+        time.sleep(0.05)
+    return bool(found)
+
+
+def _births(pids: dict[int, str]) -> dict[int, str]:
+    return {pid: born for pid in pids if (born := birth(pid)) is not None}
+
+
+def _living(births: dict[int, str]) -> dict[int, str]:
+    return {pid: born for pid, born in births.items() if birth(pid) == born}
+
+
+def _signal(births: dict[int, str], number: signal.Signals) -> None:
+    for pid in _living(births):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _psutil() -> Any:
+    """psutil, which Ray carries in a folder of its own: found without importing ray.
+
+    Ray reads settings from the environment when it is imported, and those may come later.
+    """
+    if importlib.util.find_spec("psutil") is None:
+        ray = importlib.util.find_spec("ray")
+        if ray is not None and ray.origin is not None:
+            sys.path.append(str(Path(ray.origin).parent / "thirdparty_files"))
+    return importlib.import_module("psutil")
