@@ -1,0 +1,66 @@
+"""Offline batch inference as Dagster assets, on Ray, with models that stay loaded.
+
+Importing this package imports neither ray nor torch; each name is resolved on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vane_dagster.declare.pipeline import Pipeline as Pipeline
+    from vane_dagster.declare.pipeline import Stage as Stage
+    from vane_dagster.declare.source import ParquetSource as ParquetSource
+    from vane_dagster.declare.source import parquet as parquet
+    from vane_dagster.errors import CodeIdentityError as CodeIdentityError
+    from vane_dagster.errors import ComputeError as ComputeError
+    from vane_dagster.errors import DefinitionError as DefinitionError
+    from vane_dagster.errors import ModelLoadError as ModelLoadError
+    from vane_dagster.errors import PlanError as PlanError
+    from vane_dagster.errors import SchemaError as SchemaError
+    from vane_dagster.errors import SourceError as SourceError
+    from vane_dagster.errors import StoreError as StoreError
+    from vane_dagster.errors import UdfError as UdfError
+    from vane_dagster.errors import VaneError as VaneError
+    from vane_dagster.orchestrate.resources import FragmentStore as FragmentStore
+    from vane_dagster.orchestrate.resources import LocalCluster as LocalCluster
+    from vane_dagster.orchestrate.resources import LocalCompute as LocalCompute
+    from vane_dagster.orchestrate.resources import RayCompute as RayCompute
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Pipeline": "declare.pipeline",
+    "Stage": "declare.pipeline",
+    "ParquetSource": "declare.source",
+    "parquet": "declare.source",
+    "CodeIdentityError": "errors",
+    "ComputeError": "errors",
+    "DefinitionError": "errors",
+    "ModelLoadError": "errors",
+    "PlanError": "errors",
+    "SchemaError": "errors",
+    "SourceError": "errors",
+    "StoreError": "errors",
+    "UdfError": "errors",
+    "VaneError": "errors",
+    "FragmentStore": "orchestrate.resources",
+    "LocalCluster": "orchestrate.resources",
+    "LocalCompute": "orchestrate.resources",
+    "RayCompute": "orchestrate.resources",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,169 @@
+"""Folders on local disk or any fsspec file system, written atomically."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+
+from vane_dagster.errors import StoreError
+
+_PUT_IS_ATOMIC = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory", "r2"}
+_TEMPORARY = ".writing-"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder by its URL, cheap to send to a worker."""
+
+    url: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def fs(self) -> fsspec.AbstractFileSystem:
+        """The file system, one instance a process (kept by fsspec)."""
+        return self._resolved()[0]
+
+    @property
+    def path(self) -> str:
+        """The folder's path on its file system."""
+        return self._resolved()[1].rstrip("/") or "/"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a local disk."""
+        return "file" in protocols(self.fs)
+
+    def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        try:
+            fs, path = fsspec.core.url_to_fs(os.path.expanduser(self.url), **self.storage_options)
+        except (ImportError, ValueError) as error:
+            raise StoreError(
+                f"{self.url!r} has no file system: {error}. Install its driver, for example "
+                "vane-dagster[s3] or vane-dagster[gcs]"
+            ) from None
+        return fs, path
+
+    def child(self, *parts: str) -> Location:
+        """A folder below this one."""
+        return Location("/".join([self.url.rstrip("/"), *parts]), self.storage_options)
+
+    def file(self, name: str) -> str:
+        """Path of a file in the folder, on its file system."""
+        return f"{self.path}/{name}" if self.path != "/" else f"/{name}"
+
+    def file_url(self, name: str) -> str:
+        """URL of a file in the folder."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+    def names(self) -> dict[str, int]:
+        """Names and sizes in bytes of the files directly in the folder; none if it is missing."""
+        with self._told("listed"):
+            self.fs.invalidate_cache(self.path)
+            try:
+                entries = self.fs.ls(self.path, detail=True)
+            except FileNotFoundError:
+                return {}
+            found = {
+                PurePosixPath(e["name"]).name: int(e["size"] or 0)
+                for e in entries
+                if e["type"] == "file"
+            }
+        return {n: size for n, size in found.items() if n and not n.startswith(_TEMPORARY)}
+
+    def walk(self) -> dict[str, int]:
+        """Paths relative to the folder, and sizes, of all files below it."""
+        with self._told("listed"):
+            self.fs.invalidate_cache(self.path)
+            found = self.fs.find(self.path, detail=True)
+        start = len(self.path.lstrip("/")) + 1
+        return {
+            path.lstrip("/")[start:]: int(info["size"] or 0)
+            for path, info in found.items()
+            if not PurePosixPath(path).name.startswith(_TEMPORARY)
+        }
+
+    def write(self, name: str, data: Any) -> None:
+        """Writes a file so that it is seen whole or not at all.
+
+        Raises:
+            StoreError: If the file system refuses.
+        """
+        with self._told("written"):
+            path = self.file(name)
+            if self.is_local:
+                _write_local(path, data)
+            elif _PUT_IS_ATOMIC & set(protocols(self.fs)):
+                self.fs.pipe_file(path, bytes(data))
+            else:
+                temporary = self.file(f"{_TEMPORARY}{secrets.token_hex(6)}")
+                self.fs.makedirs(self.path, exist_ok=True)
+                self.fs.pipe_file(temporary, bytes(data))
+                self.fs.mv(temporary, path)
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            StoreError: If the file system refuses.
+        """
+        with self._told("read"):
+            return bytes(self.fs.cat_file(self.file(name)))
+
+    def delete(self, names: list[str]) -> None:
+        """Deletes files of the folder; those already gone are passed over."""
+        with self._told("deleted from"):
+            for name in names:
+                try:
+                    self.fs.rm_file(self.file(name))
+                except FileNotFoundError:
+                    continue
+
+    def move(self, name: str, target: Location, new_name: str) -> None:
+        """Moves a file to another folder of the same file system, replacing what is there."""
+        with self._told("moved from"):
+            if self.is_local:
+                os.makedirs(target.path, exist_ok=True)
+                os.replace(self.file(name), target.file(new_name))
+            else:
+                self.fs.mv(self.file(name), target.file(new_name))
+
+    @contextmanager
+    def _told(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, PermissionError) as error:
+            raise StoreError(
+                f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. Check that it "
+                "exists, that the credentials reach it and that there is room"
+            ) from error
+
+
+def _write_local(path: str, data: Any) -> None:
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(6)}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    """The names that a file system goes by."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

@@ -1,0 +1,144 @@
+"""The store: parts and manifests of every pipeline, below one root."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import Manifest, ManifestName, PartInfo, parse_part_name
+from vane_dagster.errors import StoreError
+
+UNPARTITIONED = "~unpartitioned"
+_PLAIN_KEY = re.compile(r"[a-z0-9_=][a-z0-9_=.\-]{0,99}")
+_LISTED_ONE_BY_ONE = 8
+
+
+def partition_folder(key: str | None) -> str:
+    """The folder of a partition: its key where that is a safe name everywhere, else a digest of it.
+
+    Never two keys in one folder, on file systems that ignore case too, and never outside the root.
+    """
+    if key is None:
+        return UNPARTITIONED
+    if _PLAIN_KEY.fullmatch(key):
+        return key
+    readable = re.sub(r"[^A-Za-z0-9_\-]+", "-", key)[:40]
+    return f"{readable}~{hashlib.sha256(key.encode()).hexdigest()[:20]}"
+
+
+class Store:
+    """Parts and manifests below a root, on local disk or any fsspec file system.
+
+    ``<root>/<pipeline>/<stage>/parts/<partition>/<fragment key>-<digest>.parquet`` and
+    ``<root>/<pipeline>/<stage>/manifests/<partition>/<sequence>-g<generation>-<plan>-<content>.json``.
+    """
+
+    def __init__(self, root: Location) -> None:
+        self.root = root
+
+    def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
+        """The folder of a stage's parts in a partition."""
+        return self.root.child(pipeline, stage, "parts", partition_folder(partition))
+
+    def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
+        """The folder of a stage's manifests in a partition."""
+        return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
+
+    def latest(
+        self, pipeline: str, stage: str, partitions: Iterable[str | None]
+    ) -> dict[str | None, ManifestName]:
+        """The manifests in force of a stage, by partition, found by listings alone."""
+        wanted = {partition_folder(key): key for key in partitions}
+        if len(wanted) <= _LISTED_ONE_BY_ONE:
+            listed = {
+                folder: list(self.manifests(pipeline, stage, key).names())
+                for folder, key in wanted.items()
+            }
+        else:
+            listed = {}
+            for path in self.root.child(pipeline, stage, "manifests").walk():
+                folder, _, name = path.rpartition("/")
+                listed.setdefault(folder, []).append(name)
+        found: dict[str | None, ManifestName] = {}
+        for folder, names in listed.items():
+            parsed = [name for name in map(ManifestName.parse, names) if name is not None]
+            if parsed and folder in wanted:
+                found[wanted[folder]] = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
+        return found
+
+    def read(self, pipeline: str, stage: str, partition: str | None, name: ManifestName) -> Manifest:
+        """Opens a manifest.
+
+        Raises:
+            StoreError: If it cannot be read as one.
+        """
+        location = self.manifests(pipeline, stage, partition)
+        try:
+            return Manifest.loads(location.read(str(name)))
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise StoreError(
+                f"manifest {location.file_url(str(name))!r} cannot be read: "
+                f"{type(error).__name__}: {error}. Delete it and materialize {pipeline}/{stage} again"
+            ) from error
+
+    def commit(self, manifest: Manifest) -> ManifestName:
+        """Puts a manifest in force, as the last step of a partition.
+
+        Returns:
+            Its name, one sequence number after the one in force before.
+        """
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        taken = [n.sequence for n in map(ManifestName.parse, location.names()) if n is not None]
+        name = ManifestName(
+            max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
+        )
+        location.write(str(name), manifest.dumps())
+        return name
+
+    def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
+        """The part files in the folders, by fragment key: name and folder of each.
+
+        Two runs that computed the same fragment at once leave two.
+        """
+        found: dict[str, dict[str, Location]] = {}
+        for folder in folders:
+            for name in folder.names():
+                if parsed := parse_part_name(name):
+                    found.setdefault(parsed[0], {})[name] = folder
+        return found
+
+    def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
+        """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""
+        folder = self.root.child(pipeline)
+        try:
+            return dict(json.loads(folder.read(f"{name}.json")))
+        except FileNotFoundError:
+            folder.write(f"{name}.json", json.dumps(dict(default)).encode())
+            return dict(default)
+
+
+def read_part_info(folder: Location, name: str) -> PartInfo:
+    """What a part says of itself in its footer.
+
+    Raises:
+        StoreError: If it is not a part.
+    """
+    import pyarrow.parquet as pq
+
+    key, digest = parse_part_name(name) or ("", "")
+    try:
+        path = folder.file(name)
+        with folder.fs.open(path, "rb") as file:
+            metadata = pq.read_metadata(file)
+        size = int(folder.fs.size(path) or 0)
+        stored = json.loads((metadata.metadata or {})[b"vane"])
+        return PartInfo(key, digest, metadata.num_rows, size, stored["id_min"], stored["id_max"])
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(
+            f"part {folder.file_url(name)!r} cannot be read: {type(error).__name__}: {error}. "
+            "Delete it; it will be computed again"
+        ) from error

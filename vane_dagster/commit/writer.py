@@ -1,0 +1,74 @@
+"""Parts as files: one Parquet file for a stage's output of one fragment. Runs in the worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import PartInfo, part_name
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Where a part goes, and how it is written."""
+
+    folder: Location
+    key: str
+    id: str
+    compression: str = "zstd"
+
+
+def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
+    """Writes a table as a part, once and atomically, under its key and the digest of its bytes.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    low, high = id_range(table.column(target.id))
+    stored = json.dumps({"id_min": low, "id_max": high})
+    table = table.replace_schema_metadata({"vane": stored})
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression=target.compression,
+        compression_level=1 if target.compression == "zstd" else None,
+        use_dictionary=_repetitive(table.schema),
+        row_group_size=max(1, min(table.num_rows, 131_072)),
+    )
+    data = sink.getvalue()
+    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    name = part_name(target.key, digest)
+    target.folder.write(name, memoryview(data))
+    return PartInfo(target.key, digest, table.num_rows, data.size, low, high)
+
+
+def read_part(
+    folder: Location, name: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Reads a part, or some of its columns."""
+    with folder.fs.open(folder.file(name), "rb") as file:
+        return pq.read_table(file, columns=None if columns is None else list(columns)).replace_schema_metadata(None)
+
+
+def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Smallest and largest id, as JSON holds them; a pair of None without rows."""
+    if not len(ids):
+        return None, None
+    if not (pa.types.is_integer(ids.type) or pa.types.is_string(ids.type)):
+        ids = ids.cast(pa.string())
+    found = pc.min_max(ids).as_py()
+    return found["min"], found["max"]
+
+
+def _repetitive(schema: pa.Schema) -> list[str]:
+    """Columns for which a dictionary can pay: text, not numbers or vectors."""
+    return [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)]

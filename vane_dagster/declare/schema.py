@@ -1,0 +1,95 @@
+"""Schemas as users write them: SQL type strings parsed by DuckDB, or a `pyarrow.Schema`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Union
+
+import duckdb
+import pyarrow as pa
+
+from vane_dagster.errors import SchemaError
+
+SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
+
+
+def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
+    """Turns a mapping of column name to SQL type, or a `pyarrow.Schema`, into a `pyarrow.Schema`.
+
+    Args:
+        schema: For example ``{"id": "BIGINT", "embedding": "FLOAT[384]"}``.
+        where: The stage that declares it, for messages.
+
+    Raises:
+        SchemaError: If it is empty, or a type is unknown.
+    """
+    if isinstance(schema, pa.Schema):
+        fields = list(schema)
+    elif isinstance(schema, Mapping):
+        fields = [pa.field(name, _column_type(name, kind, where)) for name, kind in schema.items()]
+    else:
+        raise SchemaError(
+            f"{where}: schema is a {type(schema).__name__}; expected a mapping of column name to "
+            'SQL type, as {"id": "BIGINT", "embedding": "FLOAT[384]"}, or a pyarrow.Schema'
+        )
+    if not fields:
+        raise SchemaError(f"{where}: schema has no columns; name each column that comes out")
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
+
+
+def _column_type(column: object, kind: object, where: str) -> pa.DataType:
+    if not isinstance(column, str) or not column:
+        raise SchemaError(f"{where}: column name {column!r} is not a non-empty string")
+    if isinstance(kind, pa.DataType):
+        return kind
+    if not isinstance(kind, str):
+        raise SchemaError(
+            f"{where}: type of column {column!r} is {kind!r}; expected a SQL type string such as "
+            "'BIGINT', 'VARCHAR' or 'FLOAT[384]'"
+        )
+    try:
+        return sql_type(kind)
+    except duckdb.Error as error:
+        raise SchemaError(
+            f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use a "
+            "DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
+            "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ..."
+        ) from None
+
+
+@functools.lru_cache(maxsize=512)
+def sql_type(kind: str) -> pa.DataType:
+    """The Arrow type of a SQL type string, as DuckDB maps it.
+
+    Raises:
+        duckdb.Error: If the string is not one type.
+    """
+    with duckdb.connect() as connection:
+        table = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x").to_arrow_table()
+    if table.column_names != ["x"]:
+        raise duckdb.ParserException(f"{kind!r} is not a single type")
+    return plain_type(table.schema.field(0).type)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type with conventional child names and no encoding, so that equal types compare equal."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(plain_type(kind.value_type))
+    if pa.types.is_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    return kind
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

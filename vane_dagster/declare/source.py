@@ -1,0 +1,90 @@
+"""Sources: where a pipeline's rows come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vane_dagster.errors import DefinitionError
+
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """Parquet files, found by a URL pattern for each partition.
+
+    Attributes:
+        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
+            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition whose files hold no rows is in order.
+        storage_options: Passed to fsspec; never part of a key.
+    """
+
+    url: str
+    asset: str | None = None
+    allow_empty: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The placeholders of the URL."""
+        return tuple(_FIELD.findall(self.url))
+
+    def url_for(self, partition_key: str | None, escape: Any = str) -> str:
+        """The URL pattern of one partition, the key's own text passed through `escape`."""
+
+        def value(match: re.Match[str]) -> str:
+            dimension = match.group(1).partition(".")[2]
+            keys = getattr(partition_key, "keys_by_dimension", {})
+            return str(escape(keys[dimension] if dimension else str(partition_key)))
+
+        return _FIELD.sub(value, self.url)
+
+
+def parquet(
+    url: str,
+    *,
+    asset: Any = None,
+    allow_empty: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ParquetSource:
+    """Declares Parquet files as a pipeline's source.
+
+    Args:
+        url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob.
+            ``{partition_key}`` stands for the partition's key, ``{partition_key.<dimension>}`` for
+            one dimension of a multi-partition.
+        asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
+        allow_empty: Whether files without any rows are in order; an error by default.
+        storage_options: Options of the fsspec file system, such as an S3 endpoint.
+
+    Raises:
+        DefinitionError: If the URL is empty or has an unknown placeholder.
+    """
+    if not isinstance(url, str) or not url.strip():
+        raise DefinitionError(f"vd.parquet: url is {url!r}; expected a path or a URL")
+    source = ParquetSource(url, _asset_path(asset), allow_empty, dict(storage_options or {}))
+    for name in source.fields:
+        if name.partition(".")[0] != "partition_key":
+            raise DefinitionError(
+                f"vd.parquet({url!r}): unknown placeholder {{{name}}}; expected {{partition_key}}, "
+                "or {partition_key.<dimension>} for a multi-partition"
+            )
+    return source
+
+
+def _asset_path(asset: Any) -> str | None:
+    if asset is None or isinstance(asset, str):
+        return asset
+    key = getattr(asset, "key", asset)
+    path = getattr(key, "path", None)
+    if path is None:
+        raise DefinitionError(
+            f"vd.parquet: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
+            "or the asset that writes the files"
+        )
+    return "/".join(path)

@@ -1,0 +1,183 @@
+"""Stage specs: frozen descriptions of one node each, which validate themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+
+import pyarrow as pa
+
+from vane_dagster.declare.udf import Udf
+from vane_dagster.errors import DefinitionError
+
+BatchFormat = Literal["pyarrow", "numpy", "pandas"]
+Cardinality = Literal["one_to_one", "filter"]
+JoinHow = Literal["inner", "left"]
+
+SOURCE = "source"
+"""Name of the node that stands for a pipeline's source."""
+
+
+@dataclass(frozen=True)
+class AssetOptions:
+    """What a stage's Dagster asset is given beside what vane_dagster knows; see `dg.AssetSpec`."""
+
+    description: str | None = None
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    kinds: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    deps: Sequence[Any] = ()
+    automation_condition: Any = None
+    freshness_policy: Any = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker of a stage reserves on the cluster.
+
+    Attributes:
+        num_cpus: CPUs, 0 to reserve none.
+        gpus: GPUs, fractions allowed.
+        memory: Bytes of heap memory.
+        accelerator_type: For example "A100".
+        custom: The cluster's own resource names.
+    """
+
+    num_cpus: float = 0
+    gpus: float = 0
+    memory: int = 0
+    accelerator_type: str | None = None
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def bundle(self) -> dict[str, float]:
+        """The non-zero amounts under Ray's resource names."""
+        amounts = {"CPU": self.num_cpus, "GPU": self.gpus, "memory": self.memory, **self.custom}
+        if self.accelerator_type:
+            amounts[f"accelerator_type:{self.accelerator_type}"] = 0.001
+        return {name: float(amount) for name, amount in amounts.items() if amount}
+
+    def validate(self, where: str) -> None:
+        """Raises DefinitionError for a negative amount, or one that Ray would not take."""
+        for name, amount in (
+            ("num_cpus", self.num_cpus),
+            ("gpus", self.gpus),
+            ("memory", self.memory),
+            *self.custom.items(),
+        ):
+            number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+            if not number or not math.isfinite(amount) or amount < 0:
+                raise DefinitionError(f"{where}: {name} is {amount!r}; expected a number from 0 up")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise DefinitionError(
+                f"{where}: gpus is {self.gpus}; above one GPU only whole numbers can be reserved"
+            )
+        if taken := sorted(set(self.custom) & {"CPU", "GPU", "memory"}):
+            raise DefinitionError(
+                f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"
+            )
+
+
+@dataclass(frozen=True)
+class ProjectSpec:
+    """Columns and a filter in SQL, run by DuckDB."""
+
+    name: str
+    upstream: tuple[str, ...]
+    asset: AssetOptions
+    columns: tuple[tuple[str, str], ...]
+    where: str | None = None
+
+    kind = "project"
+
+
+@dataclass(frozen=True)
+class MapBatchesSpec:
+    """A user's function or class over batches."""
+
+    name: str
+    upstream: tuple[str, ...]
+    asset: AssetOptions
+    udf: Udf
+    schema: pa.Schema
+    columns: tuple[str, ...] | None
+    batch_format: BatchFormat
+    batch_size: int | None
+    cardinality: Cardinality
+    concurrency: tuple[int, int] | None
+    max_concurrency: int
+    resources: Resources
+    env_vars: tuple[str, ...]
+
+    kind = "map_batches"
+
+
+@dataclass(frozen=True)
+class JoinSpec:
+    """Stages of one pipeline, put side by side by id."""
+
+    name: str
+    upstream: tuple[str, ...]
+    asset: AssetOptions
+    how: JoinHow
+
+    kind = "join"
+
+
+@dataclass(frozen=True)
+class WriteSpec:
+    """A stage's rows, published as a plain folder of Parquet."""
+
+    name: str
+    upstream: tuple[str, ...]
+    asset: AssetOptions
+    url: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+    compression: str
+
+    kind = "write"
+
+
+StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
+
+
+def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
+    """A number of workers, or (min, max), as a pair; None is left to the cluster.
+
+    Raises:
+        DefinitionError: If it is neither, or below one.
+    """
+    if value is None:
+        return None
+    pair = (value, value) if isinstance(value, int) else value
+    whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
+    if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
+        raise DefinitionError(
+            f"{where}: concurrency is {value!r}; expected a number of workers from 1 up, or "
+            "(min, max) with min <= max"
+        )
+    return (pair[0], pair[1])
+
+
+def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
+    """`value` if it is a whole number from 1 up, `default` if it is None.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 1 up")
+    return value
+
+
+def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
+    """`value` if it is one of `allowed`; raises DefinitionError otherwise."""
+    if value not in allowed:
+        listed = ", ".join(repr(a) for a in allowed)
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected one of {listed}")
+    return value

@@ -1,0 +1,54 @@
+"""One family of exceptions: each message names the culprit, expected against actual, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class VaneError(Exception):
+    """Base of every error that vane_dagster raises on purpose."""
+
+
+class DefinitionError(VaneError):
+    """A pipeline or a stage is declared wrongly. Raised where the user wrote it."""
+
+
+class SchemaError(VaneError):
+    """A column or a type is not what a stage declared or needs."""
+
+
+class CodeIdentityError(DefinitionError):
+    """Something that a UDF depends on has no stable identity."""
+
+
+class SourceError(VaneError):
+    """A source is missing, unreadable, or its rows break the rules of ids."""
+
+
+class PlanError(VaneError):
+    """A run cannot be planned from what is selected and what the store holds."""
+
+
+class StoreError(VaneError):
+    """The store cannot be read or written."""
+
+
+class ComputeError(VaneError):
+    """The cluster or a worker cannot do what a stage asks."""
+
+
+class UdfError(VaneError):
+    """A user's function raised, or what it returned is refused."""
+
+
+class ModelLoadError(UdfError):
+    """A user's class could not be imported or constructed in the worker."""
+
+
+def names(items: Iterable[object], limit: int = 5) -> str:
+    """Lists items for a message, cut after `limit`: ``'a', 'b' and 3 more``."""
+    listed = [repr(item) for item in items]
+    if not listed:
+        return "none"
+    shown = ", ".join(listed[:limit])
+    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"

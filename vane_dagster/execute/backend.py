@@ -1,0 +1,102 @@
+"""What a compute resource gives the executor: leases on pools of workers, and calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Union
+
+from vane_dagster.execute.work import LoadReport, PoolSpec, Report, Work
+
+IO_POOL = "io"
+"""Identity of the pool that reads, projects, joins and writes."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has.
+
+    Attributes:
+        nodes: Resources of each node, under Ray's names.
+        object_bytes: Memory for tables between stages, all nodes together.
+    """
+
+    nodes: tuple[Mapping[str, float], ...]
+    object_bytes: int
+
+    def total(self, name: str) -> float:
+        """Amount of a resource on all nodes."""
+        return sum(node.get(name, 0.0) for node in self.nodes)
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of all nodes, at least one."""
+        return max(1, int(self.total("CPU")))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker of a leased pool."""
+
+    name: str
+    pool: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A call that ended.
+
+    Attributes:
+        ticket: What `Lease.load` or `Lease.run` gave.
+        report: The worker's report; None if the worker or its data was lost.
+        table: Reference to the rows, where the work kept them.
+        lost: What was lost, where there is no report.
+        worker_lost: Whether the worker itself has to be replaced.
+    """
+
+    ticket: int
+    report: Union[Report, LoadReport, None]
+    table: Any = None
+    lost: str = ""
+    worker_lost: bool = False
+
+
+class Lease(Protocol):
+    """A time-limited claim on pools, kept alive until it is released."""
+
+    id: str
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers of all leased pools."""
+
+    def load(self, worker: Worker) -> int:
+        """Has a worker construct its model, if it has not; answered by a `LoadReport`."""
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
+        """Has a worker do some work on tables given by reference; answered by a `Report`."""
+
+    def wait(self, timeout: float) -> list[Done]:
+        """The calls that ended since; waits up to `timeout` seconds for the first."""
+
+    def replace(self, worker: Worker) -> Worker:
+        """A fresh worker in place of a dead or sick one."""
+
+    def evict(self, pool: str) -> None:
+        """Ends a pool whose model cannot be constructed."""
+
+    def release(self) -> None:
+        """Gives the pools back, warm, and stops what still runs under the lease."""
+
+
+class Backend(Protocol):
+    """A place where pools of workers live."""
+
+    def capacity(self) -> Capacity:
+        """What the cluster has."""
+
+    def lease(self, run_id: str, pools: Sequence[PoolSpec]) -> Lease:
+        """Claims all pools in one call, waiting until they fit.
+
+        Raises:
+            ComputeError: If they can never fit.
+        """

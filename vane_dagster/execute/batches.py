@@ -1,0 +1,241 @@
+"""Batches as users see them, and what they return made to fit the declared schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.declare.stage import BatchFormat
+from vane_dagster.errors import UdfError, names
+
+
+def slices(table: pa.Table, size: int | None) -> Iterator[pa.Table]:
+    """Batches of at most `size` rows, without copying."""
+    step = size or max(1, table.num_rows)
+    for start in range(0, table.num_rows, step):
+        yield table.slice(start, step)
+
+
+def to_format(batch: pa.Table, form: BatchFormat) -> Any:
+    """A batch as the user asked for it.
+
+    Returns:
+        A `pyarrow.Table`, a dict of column to array, or a `pandas.DataFrame`. A column of
+        fixed-size lists of numbers is an array of shape (rows, size) in the dict.
+    """
+    if form == "pyarrow":
+        return batch
+    if form == "pandas":
+        return batch.to_pandas()
+    return {name: _to_numpy(batch.column(name)) for name in batch.column_names}
+
+
+def _to_numpy(column: pa.ChunkedArray) -> Any:
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) and not column.null_count:
+        array = column.combine_chunks()
+        values = array.flatten()
+        if pa.types.is_primitive(kind.value_type) and not values.null_count:
+            return values.to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
+    return column.to_numpy()
+
+
+def from_result(result: Any, schema: pa.Schema, id: str, culprit: str) -> pa.Table:
+    """What a user's call returned as a table of `schema`; the id column is missing if it was left out.
+
+    Args:
+        result: A `pyarrow.Table` or RecordBatch, a dict of column to array, or a data frame.
+        schema: The declared columns with the id.
+        id: Name of the id column.
+        culprit: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If it is none of these, a column is missing, or a type does not fit.
+    """
+    columns, rows = _columns(result, culprit)
+    missing = [name for name in schema.names if name not in columns and name != id]
+    if missing:
+        raise UdfError(
+            f"{culprit}: {names(missing)} is declared in the schema and was not returned; "
+            f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
+        )
+    fields = [field for field in schema if field.name in columns]
+    arrays = [_fitted(columns[field.name], field, culprit) for field in fields]
+    lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
+    if len(set(lengths.values())) > 1:
+        raise UdfError(f"{culprit}: the columns returned differ in length: {lengths}")
+    if not arrays:
+        return pa.table({id: pa.nulls(rows, schema.field(id).type)}).select([])
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _columns(result: Any, culprit: str) -> tuple[Mapping[str, Any], int]:
+    if isinstance(result, (pa.Table, pa.RecordBatch)):
+        return dict(zip(result.schema.names, result.columns)), result.num_rows
+    if isinstance(result, Mapping):
+        return result, 0
+    if hasattr(result, "columns") and hasattr(result, "to_dict"):  # a pandas data frame
+        table = pa.Table.from_pandas(result, preserve_index=False)
+        return dict(zip(table.column_names, table.columns)), table.num_rows
+    raise UdfError(
+        f"{culprit}: returned {type(result).__name__}; expected a pyarrow.Table, a dict of column "
+        "to array, or a pandas.DataFrame"
+    )
+
+
+def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
+    kind = field.type
+    try:
+        array = _to_arrow(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UdfError(
+            f"{culprit}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
+        ) from error
+    if array.type != kind:
+        if not _same_family(array.type, kind):
+            raise UdfError(
+                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
+                "it in the function, or declare that type in the schema"
+            )
+        try:
+            array = array.cast(kind)
+        except pa.ArrowException as error:
+            raise UdfError(
+                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with values "
+                f"that do not fit: {error}"
+            ) from error
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def _to_arrow(values: Any, kind: pa.DataType) -> Any:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if hasattr(values, "detach"):  # a torch tensor
+        values = values.detach().cpu().numpy()
+    if getattr(values, "ndim", 1) == 2:
+        return _matrix(values, kind)
+    if getattr(values, "ndim", 1) > 2:
+        values = list(values.tolist())
+    if hasattr(values, "dtype") and values.dtype != object:
+        return pa.array(values)
+    values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
+    if values and getattr(values[0], "ndim", 0) and not pa.types.is_nested(kind):
+        raise TypeError("values are arrays")
+    if _is_numeric(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
+        return pa.array(values)  # inferred, so that a wrong type is found and not converted
+    return pa.array(values, kind)
+
+
+def _matrix(values: Any, kind: pa.DataType) -> pa.Array:
+    flat = pa.array(values.reshape(-1))
+    rows, width = values.shape
+    if pa.types.is_fixed_size_list(kind) and kind.list_size != width:
+        raise ValueError(f"vectors have {width} elements, not {kind.list_size}")
+    if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
+        raise TypeError(f"an array of shape {values.shape} is a vector a row")
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _kind_of(values: Any) -> str:
+    shape = getattr(values, "shape", None)
+    if shape is not None:
+        return f"{type(values).__name__} of {getattr(values, 'dtype', '?')}, shape {tuple(shape)}"
+    if isinstance(values, Sequence) and not isinstance(values, str) and values:
+        return f"{type(values).__name__} of {type(values[0]).__name__}"
+    return type(values).__name__
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning: number to number, text to text, list to list, and so on."""
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(found):
+        return _same_family(found.value_type, wanted)
+    if _is_listed(found) and _is_listed(wanted):
+        return _same_family(found.value_type, wanted.value_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        return {f.name for f in found} == {f.name for f in wanted}
+    families = (_is_numeric, _is_text, pa.types.is_boolean, pa.types.is_temporal, _is_binary)
+    return any(family(found) and family(wanted) for family in families)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_listed(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
+    """What is wrong with ids that should be unique and not null; None if nothing is."""
+    if ids.null_count:
+        return f"{ids.null_count} null ids"
+    if len(ids) < 2:
+        return None
+    if pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py():
+        return None
+    if pc.count_distinct(ids).as_py() == len(ids):
+        return None
+    counts = ids.value_counts()
+    repeated = [c["values"].as_py() for c in counts if c["counts"].as_py() > 1]
+    return f"{len(repeated)} ids more than once: {names(repeated)}"
+
+
+def with_ids(output: pa.Table, batch: pa.Table, work: Any) -> pa.Table:
+    """A call's output with its ids checked against the batch's, or carried over if left out.
+
+    Args:
+        output: What `from_result` made of it.
+        batch: What was given.
+        work: The `Work` with its schema, id, cardinality and culprit.
+
+    Raises:
+        UdfError: If a row is missing, invented or there twice.
+    """
+    id, culprit, ids = work.id, work.culprit, batch.column(work.id)
+    if id not in output.column_names:
+        if output.num_rows != batch.num_rows:
+            raise UdfError(
+                f"{culprit}: {output.num_rows} rows came back for {batch.num_rows} and without the "
+                f"id {id!r}, so they can't be told apart. Return one row for each input row, in "
+                "order, or return the id"
+            )
+        carried = output.append_column(id, ids)
+        return carried.select(work.schema.names).cast(work.schema)
+    returned = output.column(id)
+    if returned.equals(ids):
+        return output.select(work.schema.names)
+    if wrong := repeated_or_null(returned):
+        raise UdfError(f"{culprit}: returned {wrong}. Return each id once")
+    invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
+    if len(invented):
+        raise UdfError(
+            f"{culprit}: returned {len(invented)} ids that it was not given: "
+            f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
+        )
+    if work.op.cardinality == "one_to_one" and output.num_rows != batch.num_rows:
+        lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
+        raise UdfError(
+            f"{culprit}: {len(lost)} of {batch.num_rows} rows did not come back: ids "
+            f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
+            'map_batches(..., cardinality="filter") if rows may be dropped'
+        )
+    return output.select(work.schema.names)

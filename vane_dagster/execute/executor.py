@@ -1,0 +1,124 @@
+"""A run from its plan to its commits: waves of stages, each under one lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vane_dagster.commit.store import Store
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.execute.admission import pack_waves
+from vane_dagster.execute.backend import IO_POOL, Backend, Capacity
+from vane_dagster.execute.events import Event, WaveStarted
+from vane_dagster.execute.requests import Requests
+from vane_dagster.execute.run_state import RunState
+from vane_dagster.execute.stream import Stream
+from vane_dagster.execute.work import ModelSpec, PoolSpec
+from vane_dagster.plan.definition import pool_identity, udf_code
+from vane_dagster.plan.plan import RunPlan
+from vane_dagster.plan.shipping import pack
+
+_BUDGET_SHARE = 0.4
+
+
+def execute(
+    plan: RunPlan,
+    connect: Callable[[], Backend],
+    store: Store,
+    run_id: str,
+    emit: Callable[[Event], None],
+    cancelled: threading.Event,
+    info: Mapping[str, Any],
+) -> None:
+    """Computes and commits what a plan has left.
+
+    Args:
+        plan: What is to be done.
+        connect: Gives the backend; not called where nothing has to be computed.
+        store: Where parts and manifests go.
+        run_id: For leases and manifests.
+        emit: Called with each event, also from another thread.
+        cancelled: Set to stop at the next occasion; finished parts are kept.
+        info: Kept in each manifest.
+
+    Raises:
+        Cancelled: If it was stopped.
+        ComputeError: If the cluster cannot do it.
+    """
+    state = RunState(plan, store, run_id, emit, info)
+    try:
+        state.begin()
+        if needed := plan.needed():
+            _compute(plan, connect(), store, state, needed, cancelled)
+    finally:
+        state.close()
+
+
+def _compute(
+    plan: RunPlan,
+    backend: Backend,
+    store: Store,
+    state: RunState,
+    needed: tuple[str, ...],
+    cancelled: threading.Event,
+) -> None:
+    capacity = backend.capacity()
+    pools = stage_pools(plan.pipeline, needed, capacity)
+    upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
+    waves = pack_waves(capacity, needed, upstream, pools)
+    for index, stages in enumerate(waves):
+        own = {stage: pools[stage] for stage in stages if stage in pools}
+        claimed = _merged(own, capacity)
+        labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
+        state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
+        lease = backend.lease(state.run_id, list(claimed.values()))
+        try:
+            requests = Requests(plan, store, state.parts, lease.id)
+            budget = int(capacity.object_bytes * _BUDGET_SHARE)
+            Stream(state, tuple(stages), lease, own, requests, budget, cancelled).run()
+        finally:
+            lease.release()
+
+
+def _merged(pools: Mapping[str, PoolSpec], capacity: Capacity) -> dict[str, PoolSpec]:
+    """A wave's pools by identity, the largest of each, and the one for reading and writing."""
+    claimed = {IO_POOL: PoolSpec(IO_POOL, "read and write", (1, capacity.cpus), threads=1)}
+    for pool in pools.values():
+        known = claimed.get(pool.identity)
+        if known is None or pool.workers > known.workers:
+            claimed[pool.identity] = pool
+    return claimed
+
+
+def stage_pools(
+    pipeline: Pipeline, stages: tuple[str, ...], capacity: Capacity
+) -> dict[str, PoolSpec]:
+    """The pool of each stage that runs user code.
+
+    Raises:
+        CodeIdentityError: If its code cannot be packed.
+    """
+    specs = [pipeline[stage].spec for stage in stages]
+    return {
+        spec.name: _pool(pipeline, spec, capacity)
+        for spec in specs
+        if isinstance(spec, MapBatchesSpec)
+    }
+
+
+def _pool(pipeline: Pipeline, spec: MapBatchesSpec, capacity: Capacity) -> PoolSpec:
+    udf = spec.udf
+    payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
+    bundle = pack(udf_code(pipeline, spec).modules, payload)
+    return PoolSpec(
+        identity=pool_identity(pipeline, spec),
+        label=udf.name,
+        workers=spec.concurrency or (1, capacity.cpus),
+        bundle=spec.resources.bundle(),
+        slots=2 if udf.is_async else 1,
+        model=ModelSpec(udf.name, udf.stateful, udf.style, bundle.digest, bundle.payload),
+        archive=bundle.archive,
+        env_vars=spec.env_vars,
+    )

@@ -1,0 +1,104 @@
+"""One fragment on its way through the stages of a wave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vane_dagster.commit.manifest import FragmentRecord
+from vane_dagster.declare.stage import StageSpec
+
+
+@dataclass
+class Node:
+    """A stage of one fragment that is being computed.
+
+    Attributes:
+        spec: The stage.
+        waits_for: Stages above it whose rows are not there yet.
+        readers: Stages below it in the wave that still need its rows.
+        started: Whether its work was queued.
+        done: Whether its part is written.
+        table: Reference to its rows while a reader needs them.
+        given: For a map: reference to the input's rows, and how many.
+        handed: Rows of the input that were handed to workers.
+        pieces: For a map: outputs of its slices, by first row.
+        flying: Slices at work.
+        table_rows: Rows of `table`.
+    """
+
+    spec: StageSpec
+    waits_for: set[str]
+    readers: int
+    started: bool = False
+    done: bool = False
+    table: Any = None
+    table_rows: int = 0
+    given: Any = None
+    given_rows: int = 0
+    handed: int = 0
+    pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    flying: int = 0
+
+
+@dataclass
+class FragmentRun:
+    """One fragment of one partition under way.
+
+    Attributes:
+        order: Place in the run; the smallest goes first everywhere.
+        partition: Index of the partition in the plan.
+        index: Index of the fragment in the partition.
+        fragment: The fragment.
+        nodes: What is computed for it, upstream first.
+        epoch: Raised when it starts over, so that late answers are known as such.
+        restarts: How often it started over after a worker or its data was lost.
+        held: Bytes of all tables that it became.
+    """
+
+    order: int
+    partition: int
+    index: int
+    fragment: FragmentRecord
+    nodes: dict[str, Node]
+    epoch: int = 0
+    restarts: int = 0
+    held: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to compute."""
+        return all(node.done for node in self.nodes.values())
+
+    def start_over(self) -> None:
+        """Forgets everything but written parts."""
+        self.epoch += 1
+        self.restarts += 1
+        unfinished = {name: node for name, node in self.nodes.items() if not node.done}
+        self.nodes = make_nodes([node.spec for node in unfinished.values()])
+
+    def abandon(self, stages: set[str]) -> None:
+        """Gives up stages; what they alone needed may go."""
+        for name in stages & set(self.nodes):
+            node = self.nodes.pop(name)
+            for upstream in node.spec.upstream:
+                if not node.done and upstream in self.nodes:
+                    self.read(upstream)
+
+    def read(self, stage: str) -> None:
+        """One reader of a stage's rows needs them no more."""
+        node = self.nodes[stage]
+        node.readers -= 1
+        if node.readers == 0:
+            node.table = None
+
+
+def make_nodes(specs: Sequence[StageSpec]) -> dict[str, Node]:
+    """Nodes for stages, upstream first, each with its readers among them counted."""
+    names = {spec.name for spec in specs}
+    readers = [upstream for spec in specs for upstream in spec.upstream]
+    return {
+        spec.name: Node(spec, set(spec.upstream) & names, readers.count(spec.name))
+        for spec in specs
+    }

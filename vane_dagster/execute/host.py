@@ -1,0 +1,202 @@
+"""The host: the one generic object that runs in every worker, Ray actor or subprocess.
+
+It unpacks the user's modules by digest, constructs the model once, and does one piece of work after
+another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.commit.writer import write_part
+from vane_dagster.errors import ModelLoadError, VaneError
+from vane_dagster.execute import relational
+from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.output import OutputTap
+from vane_dagster.execute.work import (
+    CallUdf,
+    Fault,
+    FileRows,
+    Gather,
+    Join,
+    LoadReport,
+    ModelSpec,
+    Project,
+    Report,
+    Work,
+)
+
+
+class Host:
+    """Holds a model and does work. One instance a worker process."""
+
+    def __init__(self) -> None:
+        self._caller: Caller | None = None
+        self._load: LoadReport | None = None
+        self._revoked: set[str] = set()
+        self._lock = threading.Lock()
+        self._printed = OutputTap.installed()
+        self.served = 0
+        self.busy = 0
+
+    def load(
+        self, model: ModelSpec | None, archive: bytes, threads: int, env: Mapping[str, str]
+    ) -> LoadReport:
+        """Constructs the model, unless it is there already; a failure is reported, not raised."""
+        with self._lock:
+            os.environ.update(env)
+            if self._load is not None and self._load.fault is None:
+                return LoadReport(**{**vars(self._load), "warm": True, "output": ""})
+            started = time.perf_counter()
+            fault = None
+            try:
+                set_threads(threads)
+                if model is not None:
+                    self._caller = Caller(model, _construct(model, archive))
+                else:
+                    relational.connection()
+            except BaseException as error:  # a user's constructor may raise anything
+                fault = load_fault(model, error)
+            self._load = LoadReport(
+                warm=False,
+                seconds=time.perf_counter() - started,
+                pid=os.getpid(),
+                device=device(),
+                node=socket.gethostname(),
+                output=self._printed.drain(),
+                fault=fault,
+            )
+            return self._load
+
+    def revoke(self, lease: str) -> None:
+        """Stops what is done or queued under a lease, at the next batch."""
+        self._revoked.add(lease)
+
+    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
+        """Does a piece of work; a failure is reported, not raised."""
+        if work.lease in self._revoked:
+            return None, Report(cancelled=True)
+        started = time.perf_counter()
+        self.busy += 1
+        try:
+            table, facts = self._do(work, tables)
+            facts["part"] = write_part(table, work.target) if work.target else None
+        except Exception as error:  # of the user's code, or of what it was given
+            return None, Report(fault=work_fault(work, error), output=self._printed.drain())
+        finally:
+            self.busy -= 1
+        self.served += facts.get("batches", 1)
+        if facts.pop("cancelled", False):
+            return None, Report(cancelled=True)
+        report = Report(
+            rows_out=table.num_rows,
+            bytes_out=table.nbytes if work.keep else 0,
+            seconds=time.perf_counter() - started,
+            output=self._printed.drain(),
+            **facts,
+        )
+        return (table if work.keep else None), report
+
+    def _do(self, work: Work, tables: Sequence[pa.Table]) -> tuple[pa.Table, dict[str, Any]]:
+        op = work.op
+        if isinstance(op, Project):
+            table = relational.project(op, work.inputs[0], tables, work)
+            rows = work.inputs[0]
+            given = rows.stop - rows.start if isinstance(rows, FileRows) else table.num_rows
+            return table.cast(work.schema), {"rows_in": given}
+        inputs = [relational.resolve(rows, tables, work) for rows in work.inputs]
+        given = inputs[0].num_rows if inputs else 0
+        if isinstance(op, CallUdf):
+            assert self._caller is not None, "a worker without a model was given a call"
+            table, facts = self._caller.call(
+                op, inputs[0], work, lambda: work.lease in self._revoked
+            )
+            return table, {"rows_in": given, **facts}
+        if isinstance(op, Join):
+            return relational.join(op, inputs, work), {"rows_in": given}
+        assert isinstance(op, Gather)
+        table = relational.gather(inputs, work)
+        return table.cast(work.schema), {"rows_in": table.num_rows}
+
+
+def _construct(model: ModelSpec, archive: bytes) -> Any:
+    from vane_dagster.plan import shipping
+
+    folder = shipping.unpack(archive, model.code, code_root())
+    shipping.activate(folder)
+    target, args, kwargs = shipping.load(model.payload)
+    return target(*args, **kwargs) if model.stateful else target
+
+
+def code_root() -> Path:
+    """The folder for users' modules, of this user alone."""
+    root = Path(tempfile.gettempdir()) / f"vane-code-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise ModelLoadError(f"{root} belongs to another user; set TMPDIR to a folder of your own")
+    return root
+
+
+def set_threads(threads: int) -> None:
+    """Sets the threads that numeric libraries compute with, those not imported yet too."""
+    if threads < 1:
+        return
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    pa.set_cpu_count(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+def device() -> str:
+    """Where this process computes: the visible GPU's name where torch uses one, else "cpu"."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
+
+
+def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
+    """A failed construction as text."""
+    label = model.label if model else "worker"
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = (
+            f". Install {error.name!r} where the workers run, or import it so that it is found as "
+            "one of your own modules"
+        )
+    return Fault(
+        "ModelLoadError",
+        f"{label} could not be constructed in a worker: {type(error).__name__}: {error}{hint}",
+        user_traceback(error),
+    )
+
+
+def work_fault(work: Work, error: Exception) -> Fault:
+    """A failed piece of work as text."""
+    if isinstance(error, VaneError):
+        return Fault(type(error).__name__, str(error))
+    message = f"{work.culprit}: {type(error).__name__}: {error}"
+    return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
+                 user_traceback(error))  # fmt: skip
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.dirname(os.path.dirname(__file__))
+    theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
+    shown = frames[theirs[0] :] if theirs else frames
+    lines = traceback.format_list(shown) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)

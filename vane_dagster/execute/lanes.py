@@ -1,0 +1,112 @@
+"""Lanes: the workers of one pool, what waits for them, and how much each is handed at once."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vane_dagster.execute.backend import Worker
+
+_SLICE_SECONDS = 0.05
+_DRIVER_SECONDS = 0.005
+_DEFAULT_BATCH = 4096
+_FIRST_BATCHES = 4
+
+
+@dataclass
+class Speed:
+    """Seconds a row of a stage, learnt from its slices."""
+
+    seconds: float | None = None
+
+    def learn(self, seconds: float, rows: int) -> None:
+        """Takes in a slice's time; half of what is known is the last one's."""
+        if rows:
+            measured = seconds / rows
+            self.seconds = measured if self.seconds is None else (self.seconds + measured) / 2
+
+
+def slice_rows(left: int, batch: int | None, workers: int, speed: Speed, last: bool) -> int:
+    """Rows of the next slice of a table: whole batches worth some 50 ms, fewer towards the end.
+
+    Args:
+        left: Rows of the table that are not handed out.
+        batch: The stage's batch size.
+        workers: Workers of the pool.
+        speed: What is known of the stage.
+        last: Whether nothing else waits, so that the workers should end together.
+    """
+    unit = batch or _DEFAULT_BATCH
+    if speed.seconds is None:
+        wanted = min(_FIRST_BATCHES * unit, math.ceil(left / max(1, 2 * workers)))
+    else:
+        pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
+        wanted = int(pace / max(speed.seconds, 1e-12))
+        if last:
+            wanted = min(wanted, math.ceil(left / max(1, 2 * workers)))
+    return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))
+
+
+@dataclass
+class Lane:
+    """A pool's workers and the calls that wait for one.
+
+    Attributes:
+        slots: Calls in flight in one worker, at most.
+        busy: Workers that are ready, and how many calls each has.
+        loading: Workers that still construct their model.
+    """
+
+    slots: int
+    busy: dict[Worker, int] = field(default_factory=dict)
+    loading: set[Worker] = field(default_factory=set)
+    _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
+    _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+
+    @property
+    def size(self) -> int:
+        """Workers, ready or not."""
+        return len(self.busy) + len(self.loading)
+
+    def push(self, priority: Any, item: Any) -> None:
+        """Queues an item; the smallest priority goes first."""
+        heapq.heappush(self._heap, (priority, self._order(), item))
+
+    def peek(self) -> Any:
+        """The next item, None without one."""
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Any:
+        """Takes the next item out."""
+        return heapq.heappop(self._heap)[2]
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Takes out all items of which `unwanted` is true."""
+        self._heap = [entry for entry in self._heap if not unwanted(entry[2])]
+        heapq.heapify(self._heap)
+
+    def free_worker(self) -> Worker | None:
+        """The least loaded worker with a free slot."""
+        if not self.busy:
+            return None
+        worker = min(self.busy, key=self.busy.__getitem__)
+        return worker if self.busy[worker] < self.slots else None
+
+    def ready(self, worker: Worker) -> None:
+        """A worker has constructed its model."""
+        self.loading.discard(worker)
+        self.busy.setdefault(worker, 0)
+
+    def lose(self, worker: Worker) -> bool:
+        """A worker is gone; False if that was known."""
+        known = worker in self.busy or worker in self.loading
+        self.busy.pop(worker, None)
+        self.loading.discard(worker)
+        return known

@@ -1,0 +1,185 @@
+"""The work for a node of a fragment: which inputs, which operation, where the result goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.store import Store
+from vane_dagster.commit.writer import PartTarget
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.sql import referenced_columns
+from vane_dagster.declare.stage import (
+    SOURCE,
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+    WriteSpec,
+)
+from vane_dagster.execute.fragment_run import FragmentRun, Node
+from vane_dagster.execute.work import (
+    CallUdf,
+    FileRows,
+    Gather,
+    HeldRows,
+    Join,
+    Op,
+    PartRows,
+    Project,
+    Rows,
+    Work,
+)
+from vane_dagster.plan.plan import Part, RunPlan
+
+
+class Requests:
+    """Makes work for one lease."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        store: Store,
+        parts: Mapping[tuple[int, str], Mapping[int, Part]],
+        lease: str,
+    ) -> None:
+        self._plan = plan
+        self._pipeline: Pipeline = plan.pipeline
+        self._store = store
+        self._parts = parts
+        self._lease = lease
+        self._ops: dict[str, Op] = {}
+
+    def load(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+        """Brings a map's input into shared memory, for its slices."""
+        upstream = node.spec.upstream[0]
+        rows, tables = self._input(run, node, upstream, 0)
+        schema = self._plan.partitions[run.partition].schemas[upstream]
+        wanted = self._columns(run, node.spec, upstream)
+        if wanted is not None:
+            schema = pa.schema([schema.field(name) for name in wanted])
+        return self._work(run, node, Gather(), (rows,), schema, None, True), tables
+
+    def whole(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+        """Computes and writes a fragment's part in one piece: for all but maps."""
+        rows: list[Rows] = []
+        tables: list[Any] = []
+        for upstream in node.spec.upstream:
+            given, held = self._input(run, node, upstream, len(tables))
+            rows.append(given)
+            tables += held
+        work = self._work(
+            run, node, self.op(node.spec), tuple(rows), self._schema(run, node),
+            self._target(run, node), node.readers > 0,
+        )  # fmt: skip
+        return work, tables
+
+    def slice(self, run: FragmentRun, node: Node, start: int, stop: int) -> tuple[Work, list[Any]]:
+        """Calls the user's code on some rows of a map's input."""
+        rows = HeldRows(0, start, stop)
+        op = self.op(node.spec)
+        work = self._work(run, node, op, (rows,), self._schema(run, node), None, True)
+        return work, [node.given]
+
+    def gather(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+        """Puts a map's slices together and writes the part."""
+        tables = [table for _, (table, _) in sorted(node.pieces.items())]
+        rows = tuple(HeldRows(i) for i in range(len(tables)))
+        work = self._work(
+            run, node, Gather(), rows, self._schema(run, node), self._target(run, node),
+            node.readers > 0,
+        )  # fmt: skip
+        return work, tables
+
+    def op(self, spec: StageSpec) -> Op:
+        """A stage's operation."""
+        if spec.name not in self._ops:
+            self._ops[spec.name] = _operation(spec)
+        return self._ops[spec.name]
+
+    def culprit(self, run: FragmentRun, stage: str) -> str:
+        """Stage, partition and fragment, for messages."""
+        partition, fragment = self._plan.partitions[run.partition], run.fragment
+        where = "" if partition.key is None else f", partition {partition.key!r}"
+        rows = f"rows {fragment.start} to {fragment.stop} of {fragment.url}"
+        return f"stage '{self._pipeline.name}/{stage}'{where}, fragment {run.index} ({rows})"
+
+    def _work(
+        self,
+        run: FragmentRun,
+        node: Node,
+        op: Op,
+        rows: tuple[Rows, ...],
+        schema: pa.Schema,
+        target: PartTarget | None,
+        keep: bool,
+    ) -> Work:
+        culprit = self.culprit(run, node.spec.name)
+        return Work(culprit, op, rows, schema, self._pipeline.id, target, keep, self._lease)
+
+    def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:
+        return self._plan.partitions[run.partition].schemas[node.spec.name]
+
+    def folder(self, run: FragmentRun, spec: StageSpec) -> Any:
+        """Where a stage's parts of a partition are written."""
+        key = self._plan.partitions[run.partition].key
+        published = publish_folders(spec, key)
+        return published[1] if published else self._store.parts(self._pipeline.name, spec.name, key)
+
+    def _target(self, run: FragmentRun, node: Node) -> PartTarget:
+        spec = node.spec
+        key = self._plan.partitions[run.partition].stages[spec.name].keys[run.index]
+        compression = spec.compression if isinstance(spec, WriteSpec) else "zstd"
+        return PartTarget(self.folder(run, spec), key, self._pipeline.id, compression)
+
+    def _input(
+        self, run: FragmentRun, node: Node, upstream: str, position: int
+    ) -> tuple[Rows, list[Any]]:
+        columns = self._columns(run, node.spec, upstream)
+        if upstream == SOURCE:
+            fragment = run.fragment
+            options = self._pipeline.source.storage_options
+            return FileRows(fragment.url, fragment.start, fragment.stop, columns, options), []
+        if upstream in run.nodes:
+            return HeldRows(position), [run.nodes[upstream].table]
+        part = self._parts[run.partition, upstream][run.index]
+        return PartRows(part.folder, part.info.name, columns), []
+
+    def _columns(
+        self, run: FragmentRun, spec: StageSpec, upstream: str
+    ) -> tuple[str, ...] | None:
+        """The columns of an upstream that a stage needs; None for all."""
+        schema = self._plan.partitions[run.partition].schemas[upstream]
+        id = self._pipeline.id
+        if isinstance(spec, MapBatchesSpec) and spec.columns is not None:
+            return tuple(dict.fromkeys((id, *spec.columns)))
+        if isinstance(spec, ProjectSpec):
+            texts = [expression for _, expression in spec.columns]
+            wanted = _named(texts + ([spec.where] if spec.where else []), spec.name)
+            return tuple(name for name in schema.names if name == id or name.lower() in wanted)
+        return None
+
+
+def _named(expressions: Sequence[str], where: str) -> set[str]:
+    return {name.lower() for text in expressions for name in referenced_columns(text, where)}
+
+
+def _operation(spec: StageSpec) -> Op:
+    if isinstance(spec, ProjectSpec):
+        return Project(spec.columns, spec.where)
+    if isinstance(spec, JoinSpec):
+        return Join(spec.how)
+    if isinstance(spec, MapBatchesSpec):
+        return CallUdf(
+            cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
+            spec.columns,
+            spec.batch_format,
+            spec.batch_size,
+            spec.cardinality,
+            spec.max_concurrency,
+        )
+    return Gather()

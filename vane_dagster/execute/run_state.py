@@ -1,0 +1,155 @@
+"""What a run knows of its partitions: parts, failures, counts, and when a partition can be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vane_dagster.commit.committer import Commit, Committer
+from vane_dagster.commit.manifest import Manifest, ManifestName
+from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.store import Store
+from vane_dagster.declare.stage import SOURCE, WriteSpec
+from vane_dagster.errors import VaneError
+from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
+from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
+from vane_dagster.plan.source import content_hash
+
+
+class RunState:
+    """The state of a run over all its waves. Used by the executor's thread alone."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        store: Store,
+        run_id: str,
+        emit: Callable[[Event], None],
+        info: Mapping[str, Any],
+    ) -> None:
+        self.plan = plan
+        self.pipeline = plan.pipeline
+        self.run_id = run_id
+        self.emit = emit
+        self._store = store
+        self._info = info
+        self._committer = Committer(store)
+        self._queued: set[tuple[int, str]] = set()
+        self.failed: dict[tuple[int, str], VaneError] = {}
+        self.parts: dict[tuple[int, str], dict[int, Part]] = {}
+        self.stats: dict[tuple[int, str], StageStats] = {}
+        for index, partition in enumerate(plan.partitions):
+            for stage, stage_plan in partition.stages.items():
+                self.parts[index, stage] = dict(stage_plan.parts)
+                self.stats[index, stage] = StageStats(reused=len(stage_plan.parts))
+            for stage, manifest in partition.inputs.items():
+                folder = store.parts(self.pipeline.name, stage, partition.key)
+                self.parts[index, stage] = {
+                    i: Part(folder, part) for i, part in enumerate(manifest.parts)
+                }
+
+    def plan_rows(self, stage: str) -> int:
+        """Source rows behind the fragments that a stage has to compute."""
+        return sum(
+            partition.fragments[i].stop - partition.fragments[i].start
+            for partition in self.plan.partitions
+            for i in partition.stages[stage].missing
+        )
+
+    def begin(self) -> None:
+        """Reports what is done already, and commits what only wants a manifest."""
+        for index, partition in enumerate(self.plan.partitions):
+            for stage, stage_plan in partition.stages.items():
+                if stage_plan.done:
+                    self.emit(Unchanged(stage, partition.key, stage_plan.done))
+            self._commit_complete(index)
+
+    def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
+        """Takes in a part; commits what it completes."""
+        self.parts[index, stage][fragment] = part
+        self._commit_complete(index)
+
+    def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
+        """Gives up a stage of a partition and the selected stages below it.
+
+        Returns:
+            The stages given up.
+        """
+        lost = {stage}
+        for name in self.plan.selected:
+            if lost & set(self.pipeline[name].spec.upstream):
+                lost.add(name)
+        key = self.plan.partitions[index].key
+        for name in self.plan.selected:
+            if name in lost and (index, name) not in self.failed:
+                self.failed[index, name] = error
+                self.emit(Failed(name, key, error, None if name == stage else stage))
+        return lost
+
+    def close(self) -> None:
+        """Waits until everything is committed."""
+        self._committer.close()
+
+    def _commit_complete(self, index: int) -> None:
+        partition = self.plan.partitions[index]
+        for stage, stage_plan in partition.stages.items():
+            if stage_plan.done or (index, stage) in self._queued or (index, stage) in self.failed:
+                continue
+            above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
+            ready = all(
+                partition.stages[u].done or (index, u) in self._queued for u in above
+            )
+            if ready and len(self.parts[index, stage]) == len(partition.fragments):
+                self._queued.add((index, stage))
+                self._committer.put(self._commit(index, partition, stage, above))
+
+    def _commit(
+        self, index: int, partition: PartitionPlan, stage: str, above: list[str]
+    ) -> Commit:
+        spec = self.pipeline[stage].spec
+        stage_plan = partition.stages[stage]
+        parts = self.parts[index, stage]
+        manifest = Manifest(
+            pipeline=self.pipeline.name,
+            stage=stage,
+            partition=partition.key,
+            generation=stage_plan.generation,
+            plan=stage_plan.digest,
+            definition=self.plan.definitions[stage],
+            schema=partition.schemas[stage],
+            fragments=partition.fragments,
+            parts=[parts[i].info for i in range(len(partition.fragments))],
+            files=partition.files,
+            upstream={},
+            run_id=self.run_id,
+            committed_at=0.0,
+            info=self._info,
+        )
+        in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
+        in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
+        source = self.pipeline.source
+        return Commit(
+            manifest=manifest,
+            folder=self._store.parts(self.pipeline.name, stage, partition.key),
+            publish=publish_folders(spec, partition.key),
+            former=self.former(stage, partition.key) if isinstance(spec, WriteSpec) else None,
+            unique=self.pipeline.id if SOURCE in spec.upstream else None,
+            upstream=in_force,
+            waits_for=[u for u in above if not partition.stages[u].done],
+            hash_file=lambda file: content_hash(file, source),
+            done=lambda made, outcome: self._told(index, stage, made, outcome),
+        )
+
+    def former(self, stage: str, key: str | None) -> ManifestName | None:
+        """The manifest in force of a stage in a partition."""
+        return self._store.latest(self.pipeline.name, stage, [key]).get(key)
+
+    def _told(
+        self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
+    ) -> None:
+        """Called on the committer's thread."""
+        if isinstance(outcome, VaneError):
+            self.emit(Failed(stage, manifest.partition, outcome))
+        else:
+            stats = self.stats[index, stage]
+            self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))

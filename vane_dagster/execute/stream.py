@@ -1,0 +1,335 @@
+"""One wave of a run: fragments streamed through its stages over the leased workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.errors import ComputeError, VaneError
+from vane_dagster.execute.backend import IO_POOL, Done, Lease, Worker
+from vane_dagster.execute.budget import Budget
+from vane_dagster.execute.events import Noticed, Printed, Progress, WorkerReady
+from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
+from vane_dagster.execute.lanes import Lane, Speed, slice_rows
+from vane_dagster.execute.requests import Requests
+from vane_dagster.execute.run_state import RunState
+from vane_dagster.execute.work import LoadReport, PoolSpec, Report
+from vane_dagster.plan.plan import Part
+
+_MOST_RESTARTS = 3
+_TICK_SECONDS = 0.5
+_FRAGMENTS_A_WORKER = 3
+
+
+class Cancelled(Exception):
+    """The run was asked to stop."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """Something that waits for a worker: loading a map's input, its slices, or whole work."""
+
+    run: FragmentRun
+    epoch: int
+    stage: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A call at work."""
+
+    worker: Worker
+    item: _Item | None = None
+    start: int = 0
+    rows: int = 0
+    began: float = 0.0
+
+
+class Stream:
+    """Streams all fragments that a wave has to compute."""
+
+    def __init__(
+        self,
+        state: RunState,
+        stages: tuple[str, ...],
+        lease: Lease,
+        pools: Mapping[str, PoolSpec],
+        requests: Requests,
+        budget_bytes: int,
+        cancelled: threading.Event,
+    ) -> None:
+        """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`."""
+        self._state, self._stages, self._lease = state, stages, lease
+        self._pools, self._requests, self._cancelled = pools, requests, cancelled
+        slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_POOL: 1}
+        self._lanes = {identity: Lane(count + 1) for identity, count in slots.items()}
+        self._flights: dict[int, _Flight] = {}
+        self._active: dict[int, FragmentRun] = {}
+        self._waiting = self._fragments()
+        self._next: FragmentRun | None = None
+        self._speeds = {stage: Speed() for stage in stages}
+        self._total = {s: state.plan_rows(s) for s in stages}
+        self._behind = dict.fromkeys(stages, 0)
+        self._began = self._told = time.perf_counter()
+        workers = lease.workers()
+        self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * len(workers)))
+        for worker in workers:
+            self._load(worker)
+
+    def run(self) -> None:
+        """Streams until every fragment is computed or given up.
+
+        Raises:
+            Cancelled: If the run was asked to stop.
+            ComputeError: If the lease ended under way.
+        """
+        self._next = next(self._waiting, None)
+        while self._active or self._next:
+            if self._cancelled.is_set():
+                raise Cancelled
+            self._admit()
+            self._hand_out()
+            for done in self._lease.wait(_TICK_SECONDS):
+                self._settle(done)
+            self._tell()
+        self._tell(last=True)
+
+    # Fragments
+
+    def _fragments(self) -> Iterator[FragmentRun]:
+        order = 0
+        for index, partition in enumerate(self._state.plan.partitions):
+            for i, fragment in enumerate(partition.fragments):
+                specs = [
+                    self._state.pipeline[stage].spec
+                    for stage in self._stages
+                    if not partition.stages[stage].done
+                    and i not in self._state.parts[index, stage]
+                    and (index, stage) not in self._state.failed
+                ]
+                if specs:
+                    order += 1
+                    yield FragmentRun(order, index, i, fragment, make_nodes(specs))
+
+    def _admit(self) -> None:
+        while self._next and self._budget.admits(self._next.fragment.bytes):
+            run = self._next
+            self._next = next(self._waiting, None)
+            self._budget.charge(run.order, run.fragment.bytes)
+            self._active[run.order] = run
+            self._start_ready(run)
+
+    def _start_ready(self, run: FragmentRun) -> None:
+        for stage, node in run.nodes.items():
+            if node.started or node.waits_for:
+                continue
+            node.started = True
+            if not isinstance(node.spec, MapBatchesSpec):
+                self._queue(run, stage, "whole")
+            elif node.spec.upstream[0] in run.nodes:
+                above = run.nodes[node.spec.upstream[0]]
+                self._give(run, stage, above.table, above.table_rows)
+            else:
+                self._queue(run, stage, "load")
+
+    def _give(self, run: FragmentRun, stage: str, table: Any, rows: int) -> None:
+        node = run.nodes[stage]
+        node.given, node.given_rows = table, rows
+        self._queue(run, stage, "slice" if rows else "gather")
+
+    def _queue(self, run: FragmentRun, stage: str, kind: str) -> None:
+        lane = self._pools[stage].identity if kind == "slice" else IO_POOL
+        self._lanes[lane].push(run.order, _Item(run, run.epoch, stage, kind))
+
+    # Handing out
+
+    def _hand_out(self) -> None:
+        for lane in self._lanes.values():
+            while (item := lane.peek()) is not None:
+                if not self._wanted(item):
+                    lane.pop()
+                elif (worker := lane.free_worker()) is not None:
+                    self._hand(lane, item, worker)
+                else:
+                    break
+
+    def _wanted(self, item: _Item) -> bool:
+        return item.epoch == item.run.epoch and item.stage in item.run.nodes
+
+    def _hand(self, lane: Lane, item: _Item, worker: Worker) -> None:
+        run, node = item.run, item.run.nodes[item.stage]
+        start = rows = 0
+        if item.kind == "slice":
+            start, left = node.handed, node.given_rows - node.handed
+            last = len(lane) == 1 and self._next is None
+            spec = node.spec
+            assert isinstance(spec, MapBatchesSpec)
+            rows = slice_rows(left, spec.batch_size, lane.size, self._speeds[item.stage], last)
+            node.handed += rows
+            node.flying += 1
+            work, tables = self._requests.slice(run, node, start, start + rows)
+            if node.handed == node.given_rows:
+                lane.pop()
+        else:
+            lane.pop()
+            make = {"load": self._requests.load, "gather": self._requests.gather}
+            work, tables = make.get(item.kind, self._requests.whole)(run, node)
+        stats = self._state.stats[run.partition, item.stage]
+        now = time.perf_counter()
+        stats.first = stats.first or now
+        lane.busy[worker] += 1
+        ticket = self._lease.run(worker, work, tables)
+        self._flights[ticket] = _Flight(worker, item, start, rows, now)
+
+    # What came back
+
+    def _settle(self, done: Done) -> None:
+        flight = self._flights.pop(done.ticket)
+        lane = self._lanes[flight.worker.pool]
+        if flight.item is not None and flight.worker in lane.busy:
+            lane.busy[flight.worker] -= 1
+        if done.report is None:
+            self._lost(done, flight, lane)
+        elif isinstance(done.report, LoadReport):
+            self._loaded(flight.worker, done.report, lane)
+        elif flight.item is not None:
+            self._answered(flight, flight.item, done.report, done.table)
+
+    def _answered(self, flight: _Flight, item: _Item, report: Report, table: Any) -> None:
+        if report.output:
+            self._state.emit(Printed(item.stage, report.output))
+        if report.cancelled:
+            raise ComputeError(
+                f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
+                "Start the run again; what is finished is kept"
+            )
+        if not self._wanted(item):
+            return
+        if report.fault:
+            self._fail(item.run.partition, item.stage, report.fault.error())
+            return
+        run, node = item.run, item.run.nodes[item.stage]
+        run.held += report.bytes_out
+        self._count(run, item, report)
+        if item.kind == "load":
+            self._give(run, item.stage, table, report.rows_out)
+        elif item.kind == "slice":
+            self._speeds[item.stage].learn(report.seconds, flight.rows)
+            node.pieces[flight.start] = (table, report.rows_out)
+            node.flying -= 1
+            if node.handed == node.given_rows and not node.flying:
+                node.given = None
+                self._queue(run, item.stage, "gather")
+        else:
+            self._written(run, node, report, table)
+
+    def _count(self, run: FragmentRun, item: _Item, report: Report) -> None:
+        stats = self._state.stats[run.partition, item.stage]
+        stats.last = time.perf_counter()
+        stats.work_seconds += report.seconds
+        stats.call_seconds += report.call_seconds
+        stats.batches += report.batches
+        if item.kind == "slice":
+            rows = run.fragment.stop - run.fragment.start
+            share = report.rows_in / max(1, run.nodes[item.stage].given_rows)
+            self._behind[item.stage] += int(rows * share)
+        if item.kind in ("whole", "slice"):
+            stats.rows_in += report.rows_in
+
+    def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
+        stage = node.spec.name
+        assert report.part is not None
+        node.done, node.pieces = True, {}
+        node.table = table if node.readers else None
+        node.table_rows = report.rows_out
+        stats = self._state.stats[run.partition, stage]
+        stats.computed += 1
+        stats.rows_out += report.rows_out
+        if stage not in self._pools:
+            self._behind[stage] += run.fragment.stop - run.fragment.start
+        part = Part(self._requests.folder(run, node.spec), report.part)
+        self._state.add_part(run.partition, stage, run.index, part)
+        for below in run.nodes.values():
+            below.waits_for.discard(stage)
+        self._start_ready(run)
+        for upstream in node.spec.upstream:
+            if upstream in run.nodes:
+                run.read(upstream)
+        self._end_if_finished(run)
+
+    def _end_if_finished(self, run: FragmentRun) -> None:
+        if run.finished and run.order in self._active:
+            del self._active[run.order]
+            self._budget.release(run.order, run.fragment.bytes, run.held)
+
+    # Failures
+
+    def _fail(self, partition: int, stage: str, error: VaneError) -> None:
+        given_up = self._state.fail(partition, stage, error)
+        for run in [r for r in self._active.values() if r.partition == partition]:
+            run.abandon(given_up)
+            self._end_if_finished(run)
+        while self._next and not self._still_wanted(self._next):
+            self._next = next(self._waiting, None)
+
+    def _still_wanted(self, run: FragmentRun) -> bool:
+        failed = self._state.failed
+        run.abandon({stage for stage in run.nodes if (run.partition, stage) in failed})
+        return bool(run.nodes)
+
+    def _lost(self, done: Done, flight: _Flight, lane: Lane) -> None:
+        """A worker or its data is gone: the worker is replaced, the fragment starts over."""
+        if done.worker_lost and lane.lose(flight.worker):
+            self._state.emit(Noticed(f"worker {flight.worker.name} was lost: {done.lost}"))
+            self._load(self._lease.replace(flight.worker))
+        item = flight.item
+        if item is None or not self._wanted(item):
+            return
+        run = item.run
+        if run.restarts >= _MOST_RESTARTS:
+            culprit = self._requests.culprit(run, item.stage)
+            error = ComputeError(
+                f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
+                f"{done.lost}. If a row kills the process, find it with a smaller batch_size; if "
+                "memory ran out, lower batch_size or concurrency, or reserve memory="
+            )
+            self._fail(run.partition, item.stage, error)
+            return
+        run.start_over()
+        self._start_ready(run)
+
+    def _load(self, worker: Worker) -> None:
+        self._lanes[worker.pool].loading.add(worker)
+        self._flights[self._lease.load(worker)] = _Flight(worker)
+
+    def _loaded(self, worker: Worker, report: LoadReport, lane: Lane) -> None:
+        stages = tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
+        if report.output:
+            self._state.emit(Printed(", ".join(stages), report.output))
+        if report.fault is None:
+            lane.ready(worker)
+            if stages:
+                label = self._pools[stages[0]].label
+                self._state.emit(WorkerReady(stages, label, worker.name, report))
+            return
+        error = report.fault.error()
+        self._lease.evict(worker.pool)
+        lane.lose(worker)
+        if not stages:
+            raise error
+        for stage in stages:
+            for index in range(len(self._state.plan.partitions)):
+                if self._state.plan.partitions[index].stages[stage].missing:
+                    self._fail(index, stage, error)
+
+    def _tell(self, last: bool = False) -> None:
+        now = time.perf_counter()
+        if last or now - self._told >= _TICK_SECONDS:
+            self._told = now
+            behind = {s: min(self._behind[s], self._total[s]) for s in self._stages}
+            self._state.emit(Progress(behind, dict(self._total), now - self._began))

@@ -1,0 +1,1 @@
+"""Pipelines as Dagster assets, and the resources that they run on."""

@@ -1,0 +1,189 @@
+"""The resources that a pipeline runs on: where the work is done, and where results are kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.store import Store
+from vane_dagster.errors import ComputeError
+from vane_dagster.execute.backend import Backend
+
+
+class FragmentStore(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Where parts and manifests are kept: a folder on local disk or any fsspec file system."""
+
+    root: str = Field(description="A path or fsspec URL, as 's3://lake/.vane'.")
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the fsspec file system."
+    )
+
+    def open(self) -> Store:
+        """The store below the root."""
+        url = self.root if "://" in self.root else os.path.abspath(os.path.expanduser(self.root))
+        return Store(Location(url, self.storage_options))
+
+
+class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Ray head on this machine's loopback address, started on first use.
+
+    It outlives the run, so that later runs of the same Python environment find their models warm.
+    ``vane-dagster cluster status`` shows it and ``vane-dagster cluster stop`` ends it.
+    """
+
+    num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
+    num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Custom resources of the node."
+    )
+    object_store_memory: int | None = Field(
+        default=None, description="Bytes for tables between stages. Default: Ray's."
+    )
+    name: str = Field(default="default", description="Tells several clusters apart.")
+
+    def connect(self) -> None:
+        """Connects this process, starting the head if there is none.
+
+        Raises:
+            ComputeError: If it cannot be started or reached.
+        """
+        from vane_dagster.execute.cluster import LocalHead
+        from vane_dagster.execute.cluster_connect import connect
+
+        head = LocalHead(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            resources=self.resources,
+            object_store_memory=self.object_store_memory,
+            name=self.name,
+        )
+        connect(head.ensure(), namespace="vane_dagster")
+
+
+class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Where the work of a pipeline is done. See `RayCompute` and `LocalCompute`."""
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """Connects to where the pools live.
+
+        Args:
+            told: Called with a line of text while a run has to wait.
+        """
+        raise NotImplementedError
+
+    def close(self, backend: Backend) -> None:
+        """Ends what must not outlive the run."""
+
+
+class RayCompute(Compute):
+    """Work on a Ray cluster, by warm actors that outlive the run.
+
+    The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
+    """
+
+    cluster: dg.ResourceDependency[Any] = None
+    address: str | None = Field(
+        default=None,
+        description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",
+    )
+    idle_timeout: float = Field(
+        default=600.0, gt=0, description="Seconds that a pool stays warm without a lease."
+    )
+    ray_init_options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of ray.init for an address."
+    )
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """See `Compute.backend`.
+
+        Raises:
+            ComputeError: If the cluster cannot be reached.
+        """
+        if self.cluster is not None and self.address is not None:
+            raise ComputeError("RayCompute: give either cluster or address, not both")
+        self._connect(told)
+        from vane_dagster.execute.ray_backend import RayBackend
+
+        return RayBackend(self.idle_timeout, told)
+
+    def _connect(self, told: Callable[[str], None]) -> None:
+        if self.address is not None:
+            connect_address(self.address, self.ray_init_options)
+        elif self.cluster is None or isinstance(self.cluster, LocalCluster):
+            (self.cluster or LocalCluster()).connect()
+        else:
+            _connect_resource(self.cluster, told)
+
+
+def connect_address(address: str, options: dict[str, Any]) -> None:
+    """Connects this process to a Ray cluster; nothing to do where it is connected to one already.
+
+    Raises:
+        ComputeError: If it cannot be reached.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address,
+            **{
+                "namespace": "vane_dagster",
+                "logging_level": logging.WARNING,
+                "log_to_driver": False,
+                **options,
+            },
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ComputeError(
+            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
+            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
+        ) from error
+
+
+def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
+    """Connects to the cluster of a `dagster_ray.RayResource`, which may have done so itself."""
+    from dagster_ray import RayResource
+
+    if not isinstance(cluster, RayResource):
+        raise ComputeError(
+            f"RayCompute: cluster is a {type(cluster).__name__}; expected a LocalCluster or a "
+            "dagster_ray.RayResource, or give address="
+        )
+    if cluster.lifecycle.cleanup == "always" and type(cluster).delete is not RayResource.delete:
+        told(
+            f"{type(cluster).__name__} deletes its cluster after each step (cleanup='always'), and "
+            "the warm models with it; set lifecycle=Lifecycle(cleanup='never') to keep them"
+        )
+    connect_address(cluster.ray_address, dict(cluster.ray_init_options))
+
+
+class LocalCompute(Compute):
+    """Work in subprocesses of the run, with no Ray at all: for debugging a function or a model.
+
+    Models stay warm within a run, not between runs.
+    """
+
+    num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
+    num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """See `Compute.backend`."""
+        from vane_dagster.execute.local_backend import LocalBackend
+
+        return LocalBackend(self.num_cpus, self.num_gpus, self.resources)
+
+    def close(self, backend: Backend) -> None:
+        """See `Compute.close`."""
+        from vane_dagster.execute.local_backend import LocalBackend
+
+        assert isinstance(backend, LocalBackend)
+        backend.close()

@@ -1,0 +1,128 @@
+"""A run: plan, execute on a thread, and hand its events to a listener on the caller's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import queue
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from vane_dagster.commit.store import Store
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.execute.backend import Backend
+from vane_dagster.execute.events import Event, Failed
+from vane_dagster.execute.executor import execute
+from vane_dagster.orchestrate.resources import Compute
+from vane_dagster.plan.plan import RunPlan
+from vane_dagster.plan.planner import plan_run
+
+_STOP_SECONDS = 30.0
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    selected: Collection[str],
+    partitions: Sequence[str | None],
+    compute: Compute,
+    store: Store,
+    run_id: str,
+    listen: Callable[[Event], None],
+    log: Callable[[str], None],
+    force: bool = False,
+) -> RunPlan:
+    """Brings stages of some partitions up to date.
+
+    Args:
+        pipeline: The pipeline.
+        selected: Names of the stages.
+        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        compute: Where the work is done.
+        store: Where results are kept.
+        run_id: Names the run in leases and manifests.
+        listen: Called with each event, on this thread.
+        log: Takes a line of text.
+        force: Computes everything again.
+
+    Returns:
+        The plan that was carried out; what came of it went to `listen`.
+
+    Raises:
+        VaneError: If nothing could be planned, or the cluster cannot do it.
+    """
+    plan = plan_run(pipeline, selected, partitions, store, force)
+    log(str(plan))
+    for key, error in plan.failed.items():
+        for stage in plan.selected:
+            listen(Failed(stage, key, error))
+    backends: list[Backend] = []
+
+    def connect() -> Backend:
+        backends.append(compute.backend(log))
+        return backends[0]
+
+    try:
+        _on_a_thread(
+            lambda emit, cancelled: execute(
+                plan, connect, store, run_id, emit, cancelled, versions()
+            ),
+            listen,
+        )
+    finally:
+        for backend in backends:
+            compute.close(backend)
+    return plan
+
+
+def _on_a_thread(
+    work: Callable[[Callable[[Event], None], threading.Event], None],
+    listen: Callable[[Event], None],
+) -> None:
+    """Runs `work` on a thread and hands its events over here, so that a slow listener stalls nothing.
+
+    An interruption of this thread cancels the work and waits for it.
+    """
+    events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work(events.put, cancelled)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            events.put(None)
+
+    thread = threading.Thread(target=body, name="vane-execute", daemon=True)
+    thread.start()
+    try:
+        while (event := _next(events)) is not None:
+            listen(event)
+    except BaseException:
+        cancelled.set()
+        thread.join(_STOP_SECONDS)
+        raise
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def _next(events: queue.SimpleQueue[Event | None]) -> Event | None:
+    while True:
+        try:
+            return events.get(timeout=0.5)  # so that a signal is seen while nothing happens
+        except queue.Empty:
+            continue
+
+
+def versions() -> Mapping[str, Any]:
+    """Versions that a manifest records."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in ("vane-dagster", "ray", "pyarrow", "duckdb"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"versions": found}

@@ -1,0 +1,101 @@
+"""What a stage is, as digests: its definition (the code version), and the identity of its pool."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.stage import (
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+    WriteSpec,
+)
+from vane_dagster.declare.udf import Udf
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.code import CodeIdentity, code_identity
+from vane_dagster.plan.digest import value_digest
+
+_FORMAT = 1
+"""Raised when the meaning of a stage's parameters changes, so that no old part is taken for new."""
+
+
+def digest(*values: object) -> str:
+    """Digest of texts and numbers; 40 hex digits."""
+    state = hashlib.blake2b(digest_size=20)
+    for value in values:
+        text = str(value).encode()
+        state.update(f"{len(text)}:".encode() + text)
+    return state.hexdigest()
+
+
+def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
+    """Digest of everything about a stage that changes its results; 40 hex digits.
+
+    Batch size, concurrency and resources do not.
+
+    Raises:
+        CodeIdentityError: If its code or an argument has no stable identity.
+    """
+    return digest(_FORMAT, spec.kind, pipeline.id, *_parameters(pipeline, spec))
+
+
+def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
+    if isinstance(spec, ProjectSpec):
+        return [*(text for pair in spec.columns for text in pair), "where", spec.where]
+    if isinstance(spec, MapBatchesSpec):
+        udf = spec.udf
+        return [
+            model_identity(pipeline, spec),
+            _value(pipeline, spec, "fn_args", udf.args),
+            _value(pipeline, spec, "fn_kwargs", udf.kwargs),
+            spec.schema.to_string(show_schema_metadata=False),
+            spec.columns,
+            spec.batch_format,
+            spec.cardinality,
+        ]
+    if isinstance(spec, JoinSpec):
+        return [spec.how]
+    assert isinstance(spec, WriteSpec)
+    return [spec.url, spec.compression]
+
+
+def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
+    """Identity of a stage's function or class.
+
+    Raises:
+        CodeIdentityError: If it cannot be found.
+    """
+    try:
+        return code_identity(spec.udf.target, version=spec.udf.version)
+    except CodeIdentityError as error:
+        raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
+
+
+def model_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
+    """Digest of what a worker constructs: the code and the constructor's arguments."""
+    udf: Udf = spec.udf
+    return digest(
+        udf_code(pipeline, spec).digest,
+        _value(pipeline, spec, "fn_constructor_args", udf.constructor_args),
+        _value(pipeline, spec, "fn_constructor_kwargs", udf.constructor_kwargs),
+    )
+
+
+def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
+    try:
+        return value_digest(value)
+    except CodeIdentityError as error:
+        raise CodeIdentityError(
+            f"stage '{pipeline.name}/{spec.name}', argument {name}: {error}"
+        ) from error
+
+
+def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
+    """Digest of a model definition: stages that have the same share warm workers; 16 hex digits."""
+    bundle = sorted(spec.resources.bundle().items())
+    in_flight = spec.max_concurrency if spec.udf.is_async else 1
+    return digest(model_identity(pipeline, spec), bundle, in_flight, sorted(spec.env_vars))[:16]

@@ -1,0 +1,141 @@
+"""Fragments: ranges of rows of one source file, the same from run to run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import FileRecord, FragmentRecord
+from vane_dagster.declare.schema import plain_type
+from vane_dagster.declare.source import ParquetSource
+from vane_dagster.errors import SourceError
+from vane_dagster.plan.source import file_identity
+
+_BATCHES_A_FRAGMENT = 64
+_DEFAULT_ROWS = 131_072
+_LEAST_ROWS = 1_024
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FragmentRule:
+    """How files are cut into fragments.
+
+    Attributes:
+        rows: Rows of a fragment, at most.
+        bytes: Uncompressed bytes of a fragment over all columns, at most, by the file's footer.
+    """
+
+    rows: int
+    bytes: int = _MOST_BYTES
+
+    def __str__(self) -> str:
+        return f"rows={self.rows},bytes={self.bytes}"
+
+
+def default_rule(batch_sizes: Sequence[int]) -> FragmentRule:
+    """Enough batches a fragment to keep workers busy, few enough to lose little: 64 or so."""
+    if not batch_sizes:
+        return FragmentRule(_DEFAULT_ROWS)
+    rows = _BATCHES_A_FRAGMENT * (1 << (min(batch_sizes) - 1).bit_length())
+    return FragmentRule(max(_LEAST_ROWS, min(rows, 1 << 20)))
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """What the footers of a partition's files tell.
+
+    Attributes:
+        schema: Schema of the rows.
+        fragments: The files cut up, in order of file and row.
+    """
+
+    schema: pa.Schema
+    fragments: tuple[FragmentRecord, ...]
+
+
+def read_footers(
+    files: Sequence[FileRecord], source: ParquetSource, rule: FragmentRule, culprit: str
+) -> SourceTable:
+    """Reads the files' footers and cuts the files into fragments.
+
+    Raises:
+        SourceError: If a file is not Parquet, or its columns differ from the first file's.
+    """
+
+    def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
+        location = Location(file.url, source.storage_options)
+        try:
+            with location.fs.open(location.path, "rb") as stream:
+                metadata = pq.read_metadata(stream)
+            return metadata.schema.to_arrow_schema(), metadata
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                f"{culprit}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
+                f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
+            ) from error
+
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        footers = list(threads.map(footer, files))
+    schema = _plain(footers[0][0])
+    fragments = []
+    for file, (own, metadata) in zip(files, footers):
+        _check_same_columns(schema, _plain(own), files[0].url, file.url, culprit)
+        fragments += list(cut(file, metadata, rule))
+    return SourceTable(schema, tuple(fragments))
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+
+
+def _check_same_columns(
+    first: pa.Schema, other: pa.Schema, first_url: str, url: str, culprit: str
+) -> None:
+    for field in first:
+        index = other.get_field_index(field.name)
+        found = other.field(index).type if index >= 0 else "no such column"
+        if found != field.type:
+            raise SourceError(
+                f"{culprit}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
+                f"{first_url!r}; all files of a partition need the same columns and types"
+            )
+
+
+def cut(file: FileRecord, footer: Any, rule: FragmentRule) -> Iterator[FragmentRecord]:
+    """Cuts a file into fragments along its row groups, and inside those that are too large."""
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    total = sum(group.num_rows for group in groups)
+    if not total:
+        return
+    row_bytes = max(1.0, sum(group.total_byte_size for group in groups) / total)
+    most = max(1, min(rule.rows, int(rule.bytes / row_bytes)))
+    identity = file_identity(file)
+    for start, stop in _ranges([group.num_rows for group in groups], most):
+        text = f"{identity}\n{start}\n{stop}"
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        yield FragmentRecord(file.url, start, stop, digest, int((stop - start) * row_bytes))
+
+
+def _ranges(groups: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Row ranges of at most `most` rows that end where row groups do, where they can."""
+    start = end = 0
+    for rows in groups:
+        if end > start and end + rows - start > most:
+            yield start, end
+            start = end
+        end += rows
+        if rows > most:
+            pieces = -(-(end - start) // most)
+            edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
+            yield from zip(edges, edges[1:])
+            start = end
+    if end > start:
+        yield start, end

@@ -1,0 +1,119 @@
+"""Plans: what a run has to compute, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName, PartInfo
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.errors import VaneError
+from vane_dagster.plan.fragment import FragmentRule
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that is in the store, and the folder that it is in."""
+
+    folder: Location
+    info: PartInfo
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What one stage of one partition needs.
+
+    Attributes:
+        digest: Digest of everything that the partition's rows are computed from.
+        generation: Raised by a forced run.
+        done: The manifest in force, where it has this digest: nothing is to be done.
+        keys: A fragment key for each fragment; empty where the whole partition is done.
+        parts: Parts that the store holds, by index of fragment.
+    """
+
+    digest: str
+    generation: int
+    done: ManifestName | None
+    keys: tuple[str, ...] = ()
+    parts: Mapping[int, Part] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Indexes of the fragments that have to be computed."""
+        return tuple(i for i in range(len(self.keys)) if i not in self.parts)
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """What one partition of a run needs.
+
+    Attributes:
+        key: The partition's key, None for an unpartitioned pipeline.
+        files: The source files, where a selected stage reads the source.
+        fragments: The fragments; empty where every selected stage is done.
+        stages: A plan for each selected stage, upstream first.
+        inputs: Manifests of stages that are read and not selected.
+        input_names: Their names.
+        schemas: Output schemas of the source, the inputs and the selected stages.
+    """
+
+    key: str | None
+    files: tuple[FileRecord, ...]
+    fragments: tuple[FragmentRecord, ...]
+    stages: Mapping[str, StagePlan]
+    inputs: Mapping[str, Manifest]
+    input_names: Mapping[str, ManifestName]
+    schemas: Mapping[str, pa.Schema]
+
+    @property
+    def label(self) -> str:
+        """The partition's name in messages."""
+        return "the unpartitioned data" if self.key is None else f"partition {self.key!r}"
+
+    @property
+    def source_rows(self) -> int:
+        """Rows of the fragments before any filter."""
+        return sum(fragment.stop - fragment.start for fragment in self.fragments)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run has to compute.
+
+    Attributes:
+        pipeline: The pipeline.
+        selected: The selected stages, upstream first.
+        partitions: The partitions that can be computed, in the order asked for.
+        failed: Partitions that cannot, and why.
+        definitions: Code version of each selected stage.
+        rule: How files are cut into fragments.
+    """
+
+    pipeline: Pipeline
+    selected: tuple[str, ...]
+    partitions: Sequence[PartitionPlan]
+    failed: Mapping[str | None, VaneError]
+    definitions: Mapping[str, str]
+    rule: FragmentRule
+
+    def missing(self, stage: str) -> int:
+        """Fragments of a stage that have to be computed, over all partitions."""
+        return sum(len(partition.stages[stage].missing) for partition in self.partitions)
+
+    def needed(self) -> tuple[str, ...]:
+        """The selected stages that have something to compute, upstream first."""
+        return tuple(stage for stage in self.selected if self.missing(stage))
+
+    def __str__(self) -> str:
+        lines = [f"pipeline {self.pipeline.name}: {len(self.partitions)} partitions, {self.rule}"]
+        for stage in self.selected:
+            plans = [partition.stages[stage] for partition in self.partitions]
+            done = sum(plan.done is not None for plan in plans)
+            lines.append(
+                f"  {stage}: {done} partitions done, {self.missing(stage)} fragments to compute, "
+                f"{sum(len(plan.parts) for plan in plans)} in the store"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""From a selection of stages and partitions, and what the store holds, to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.store import Store, read_part_info
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
+from vane_dagster.errors import PlanError, SourceError, VaneError, names
+from vane_dagster.plan.definition import digest, stage_definition
+from vane_dagster.plan.fragment import FragmentRule, default_rule, read_footers
+from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.plan.schemas import resolve_schemas
+from vane_dagster.plan.source import file_identity, list_files, reconcile
+
+_LISTERS = 16
+
+
+def plan_run(
+    pipeline: Pipeline,
+    selected: Collection[str],
+    partitions: Sequence[str | None],
+    store: Store,
+    force: bool = False,
+) -> RunPlan:
+    """Plans a run: what is done, found by listings alone, and what is left.
+
+    Args:
+        pipeline: The pipeline.
+        selected: Names of the stages to bring up to date.
+        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        store: Where parts and manifests are.
+        force: Computes everything selected again.
+
+    Raises:
+        DefinitionError: If a stage's code has no identity.
+        StoreError: If the store cannot be listed.
+    """
+    order = tuple(stage.name for stage in pipeline if stage.name in selected)
+    planner = _Planner(pipeline, order, store, force)
+    planner.look_up(partitions)
+    planned: list[PartitionPlan] = []
+    failed: dict[str | None, VaneError] = {}
+    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+        for key, outcome in zip(partitions, threads.map(planner.attempt, partitions)):
+            if isinstance(outcome, PartitionPlan):
+                planned.append(outcome)
+            else:
+                failed[key] = outcome
+    return RunPlan(pipeline, order, planned, failed, planner.definitions, planner.rule)
+
+
+def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
+    """The pipeline's own rule, else the one that its first run decided."""
+    if pipeline.fragment_rows is not None:
+        return FragmentRule(pipeline.fragment_rows)
+    maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
+    default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
+    kept = store.setting(
+        pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes}
+    )
+    return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
+
+
+class _Planner:
+    """Plans partitions of one run, each on its own."""
+
+    def __init__(
+        self, pipeline: Pipeline, selected: tuple[str, ...], store: Store, force: bool
+    ) -> None:
+        self.pipeline = pipeline
+        self.selected = selected
+        self.store = store
+        self.force = force
+        self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
+        self.rule = fragment_rule(pipeline, store)
+        upstream = dict.fromkeys(u for s in selected for u in pipeline[s].spec.upstream)
+        self.inputs = [u for u in upstream if u != SOURCE and u not in selected]
+        self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
+        self.latest: dict[str, dict[str | None, ManifestName]] = {}
+
+    def look_up(self, partitions: Iterable[str | None]) -> None:
+        """Lists the manifests in force."""
+        keys = list(partitions)
+        for stage in (*self.selected, *self.inputs):
+            self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
+
+    def attempt(self, key: str | None) -> PartitionPlan | VaneError:
+        """A partition's plan, or why there is none."""
+        try:
+            return self.plan(key)
+        except VaneError as error:
+            return error
+
+    def plan(self, key: str | None) -> PartitionPlan:
+        culprit = f"pipeline {self.pipeline.name!r}"
+        names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
+        self._require_inputs(key, names_in_force)
+        input_names = {s: n for s, n in names_in_force.items() if n is not None}
+        files: tuple[FileRecord, ...] = ()
+        if self.heads:
+            files = list_files(self.pipeline.source, key, culprit)
+        stages = self._digests(key, files, input_names)
+        if self.heads and any(stages[head].done is None for head in self.heads):
+            files = self._reconciled(key, files)
+            stages = self._digests(key, files, input_names)
+        if all(plan.done for plan in stages.values()):
+            return PartitionPlan(key, files, (), stages, {}, input_names, {})
+        return self._expand(key, files, stages, input_names)
+
+    def _require_inputs(self, key: str | None, found: Mapping[str, ManifestName | None]) -> None:
+        missing = [stage for stage, name in found.items() if name is None]
+        if missing:
+            where = "" if key is None else f" in partition {key!r}"
+            readers = [
+                s for s in self.selected if set(missing) & set(self.pipeline[s].spec.upstream)
+            ]
+            raise PlanError(
+                f"pipeline {self.pipeline.name!r}: {names(readers)} reads {names(missing)}, which "
+                f"is not selected and was never materialized{where}. Select it too"
+            )
+
+    def _digests(
+        self,
+        key: str | None,
+        files: Sequence[FileRecord],
+        inputs: Mapping[str, ManifestName],
+    ) -> dict[str, StagePlan]:
+        known = {SOURCE: digest(self.rule, *(file_identity(file) for file in files))}
+        known |= {stage: name.plan for stage, name in inputs.items()}
+        plans = {}
+        for stage in self.selected:
+            in_force = self.latest[stage].get(key)
+            generation = (in_force.generation if in_force else 0) + int(self.force)
+            upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
+            known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
+            same = in_force is not None and in_force.plan == known[stage]
+            plans[stage] = StagePlan(known[stage], generation, in_force if same else None)
+        return plans
+
+    def _reconciled(
+        self, key: str | None, files: tuple[FileRecord, ...]
+    ) -> tuple[FileRecord, ...]:
+        for head in self.heads:
+            if name := self.latest[head].get(key):
+                before = self.store.read(self.pipeline.name, head, key, name)
+                return reconcile(files, before.files, self.pipeline.source)
+        return files
+
+    def _expand(
+        self,
+        key: str | None,
+        files: tuple[FileRecord, ...],
+        stages: Mapping[str, StagePlan],
+        input_names: Mapping[str, ManifestName],
+    ) -> PartitionPlan:
+        culprit = f"pipeline {self.pipeline.name!r}"
+        store, name = self.store, self.pipeline.name
+        inputs = {s: store.read(name, s, key, n) for s, n in input_names.items()}
+        known = {s: manifest.schema for s, manifest in inputs.items()}
+        fragments = None
+        if self.heads:
+            table = read_footers(files, self.pipeline.source, self.rule, culprit)
+            known[SOURCE], fragments = table.schema, table.fragments
+        fragments = self._agreed(key, fragments, inputs)
+        if not fragments and not self.pipeline.source.allow_empty:
+            raise SourceError(
+                f"{culprit}: the source of {'the pipeline' if key is None else repr(key)} has files "
+                "and no rows. If that is right, declare it with vd.parquet(..., allow_empty=True)"
+            )
+        schemas = resolve_schemas(self.pipeline, self.selected, known)
+        keys = self._keys(fragments, stages, inputs)
+        expanded = {
+            stage: replace(
+                plan, keys=keys[stage], parts=self._parts(key, stage, plan, keys[stage])
+            )
+            for stage, plan in stages.items()
+        }
+        return PartitionPlan(key, files, fragments, expanded, inputs, input_names, schemas)
+
+    def _agreed(
+        self,
+        key: str | None,
+        fragments: tuple[FragmentRecord, ...] | None,
+        inputs: Mapping[str, Manifest],
+    ) -> tuple[FragmentRecord, ...]:
+        """The fragments that the source and every input have in common, which is all of them."""
+        for stage, manifest in inputs.items():
+            own = tuple(manifest.fragments)
+            if fragments is None:
+                fragments = own
+            elif [f.identity for f in fragments] != [f.identity for f in own]:
+                raise PlanError(
+                    f"pipeline {self.pipeline.name!r}: {stage!r} is not selected, and was "
+                    "materialized from other source files than there are now"
+                    f"{'' if key is None else f' in partition {key!r}'}. Select it too"
+                )
+        assert fragments is not None
+        return fragments
+
+    def _keys(
+        self,
+        fragments: Sequence[FragmentRecord],
+        stages: Mapping[str, StagePlan],
+        inputs: Mapping[str, Manifest],
+    ) -> dict[str, tuple[str, ...]]:
+        known = {SOURCE: tuple(fragment.identity for fragment in fragments)}
+        known |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
+        for stage in self.selected:
+            base = (self.definitions[stage], stages[stage].generation)
+            upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
+            known[stage] = tuple(digest(*base, *keys) for keys in zip(*upstream))
+        return known
+
+    def _parts(
+        self, key: str | None, stage: str, plan: StagePlan, keys: Sequence[str]
+    ) -> dict[int, Part]:
+        """Parts that the store holds for `keys`, those that a manifest names first."""
+        folder = self.store.parts(self.pipeline.name, stage, key)
+        folders = publish_folders(self.pipeline[stage].spec, key) or (folder,)
+        existing = self.store.existing_parts(*folders)
+        named = {}
+        if in_force := self.latest[stage].get(key):
+            manifest = self.store.read(self.pipeline.name, stage, key, in_force)
+            named = {part.name: part for part in manifest.parts}
+        found: dict[int, Part] = {}
+        unread = []
+        for index, fragment_key in enumerate(keys):
+            candidates = existing.get(fragment_key, {})
+            known = [file for file in candidates if file in named]
+            if known:
+                found[index] = Part(candidates[known[0]], named[known[0]])
+            elif candidates:
+                file = min(candidates)
+                unread.append((index, candidates[file], file))
+        with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+            infos = threads.map(lambda item: read_part_info(item[1], item[2]), unread)
+            found |= {index: Part(place, info) for (index, place, _), info in zip(unread, infos)}
+        return found

@@ -1,0 +1,1 @@
+"""What a run tells Dagster and its user: events, metadata, progress."""
