@@ -1,6 +1,7 @@
-"""A pipeline as one Dagster `multi_asset`."""
+"""A pipeline as one Dagster `multi_asset`.
 
-from __future__ import annotations
+Dagster reads the annotations of the step as they are, so they must not be postponed here.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +61,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 partitions,
                 compute,
                 opened,
-                context.run_id,
+                context.run.run_id,
                 listen=report.listen,
                 log=context.log.info,
                 force=config.force,

@@ -1,6 +1,7 @@
-"""The resources that a pipeline runs on: where the work is done, and where results are kept."""
+"""The resources that a pipeline runs on: where the work is done, and where results are kept.
 
-from __future__ import annotations
+Dagster reads the annotations of resources as they are, so they must not be postponed here.
+"""
 
 import logging
 import os

@@ -1,0 +1,130 @@
+"""What all tests share: one local Ray head for the session, and pipelines run through Dagster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home() -> Iterator[None]:
+    """A state folder of the session's own, so that no other head is found or stopped."""
+    folder = tempfile.mkdtemp(prefix="vt-", dir="/tmp")
+    before = os.environ.get("VANE_DAGSTER_HOME")
+    os.environ["VANE_DAGSTER_HOME"] = folder
+    os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
+    yield
+    if before is None:
+        del os.environ["VANE_DAGSTER_HOME"]
+    else:
+        os.environ["VANE_DAGSTER_HOME"] = before
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(_home: None) -> Iterator[vd.LocalCluster]:
+    """The session's Ray head: 2 CPUs, and 1 of a custom resource that only one worker can hold."""
+    from vane_dagster.execute.cluster import LocalHead
+
+    settings = {"name": "tests", "num_cpus": 2, "resources": {"accelerator": 1}}
+    yield vd.LocalCluster(**settings)
+    import ray
+
+    ray.shutdown()
+    LocalHead(**settings).stop()
+
+
+@pytest.fixture(params=["local", "ray"])
+def compute(request: pytest.FixtureRequest) -> Any:
+    """Both computes in turn: the same test has to pass on subprocesses and on Ray."""
+    if request.param == "local":
+        return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
+    return vd.RayCompute(cluster=request.getfixturevalue("cluster"))
+
+
+@pytest.fixture
+def local() -> vd.LocalCompute:
+    """Subprocesses alone, for what does not depend on where the work is done."""
+    return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
+
+
+Run = Callable[..., dg.ExecuteInProcessResult]
+
+
+@pytest.fixture
+def materialize(tmp_path: Path) -> Run:
+    """Materializes a pipeline through Dagster: ``materialize(pipeline, compute, partition=...)``."""
+
+    def run(
+        pipeline: vd.Pipeline,
+        compute: Any,
+        partition: str | None = None,
+        select: Sequence[str] | None = None,
+        raises: bool = True,
+        instance: dg.DagsterInstance | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> dg.ExecuteInProcessResult:
+        assets = pipeline.build_assets()
+        step = f"{pipeline.name}_pipeline"
+        return dg.materialize(
+            [assets],
+            selection=None if select is None else [pipeline[name].key for name in select],
+            partition_key=partition,
+            resources={"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+            raise_on_error=raises,
+            instance=instance,
+            run_config={"ops": {step: {"config": dict(config)}}} if config else None,
+        )
+
+    return run
+
+
+def write_source(folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any) -> Path:
+    """Writes a source file; ``row_group_size=`` and the like go to pyarrow."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
+    return folder / name
+
+
+def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
+    """The rows of a stage through its manifest in force, in fragment order."""
+    from vane_dagster.commit.location import Location
+    from vane_dagster.commit.store import Store
+
+    opened = Store(Location(str(store)))
+    name = opened.latest(pipeline, stage, [partition])[partition]
+    manifest = opened.read(pipeline, stage, partition, name)
+    folder = opened.parts(pipeline, stage, partition)
+    files = [folder.file(part.name) for part in manifest.parts]
+    return ds.dataset(files, schema=manifest.schema).to_table() if files else manifest.schema.empty_table()
+
+
+def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
+    """Metadata of the materialization of a stage, as plain values."""
+    found = [
+        event.materialization
+        for event in result.get_asset_materialization_events()
+        if event.materialization.asset_key.path[-1] == stage
+    ]
+    assert len(found) == 1, f"{len(found)} materializations of {stage}"
+    return {name: value.value for name, value in found[0].metadata.items()}
+
+
+def failure(result: dg.ExecuteInProcessResult) -> str:
+    """The description of the failed step's error."""
+    assert not result.success
+    data = next(event.step_failure_data for event in result.all_events if event.is_step_failure)
+    description = data.user_failure_data.description if data.user_failure_data else None
+    return description or str(data.error)
