@@ -1,0 +1,608 @@
+"""What changes the identity of a UDF, and what does not: on real files that are really edited."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.code import CodeIdentity, code_identity
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+class Project:
+    """A folder of a user's modules, imported anew after each edit."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.root / (name.replace("__in__", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def load(self, name: str, module: str = "defs"):
+        for known, loaded in list(sys.modules.items()):
+            places = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+            if any(str(place).startswith(str(self.root)) for place in places):
+                del sys.modules[known]
+        shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def identity(self, name: str = "udf", module: str = "defs", **options: str) -> CodeIdentity:
+        return code_identity(self.load(name, module), **options)
+
+    def digest(self, name: str = "udf", module: str = "defs") -> str:
+        return self.identity(name, module).digest
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    root = tmp_path / "project"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield Project(root)
+    for name in set(sys.modules) - before:
+        places = str(getattr(sys.modules[name], "__file__", "")), str(sys.modules[name])
+        if any(str(root) in place for place in places):
+            del sys.modules[name]
+
+
+DEFS = '''
+"""The definitions."""
+import functools
+import numpy as np
+import unrelated
+from typing import TYPE_CHECKING
+from helpers import normalise
+
+if TYPE_CHECKING:
+    import never_there
+
+LIMIT = 10
+WORDS = {}
+WORDS["a"] = 1
+OTHER = 5
+
+if LIMIT > 3:
+    MODE = "long"
+else:
+    MODE = "short"
+
+try:
+    import orjson_missing as fast
+except ImportError:
+    fast = None
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+    return inner
+
+def inner_helper(text):
+    # cut it
+    return text[:LIMIT]
+
+@logged
+def udf(batch, size=OTHER):
+    """Does it."""
+    features = inner_helper(batch)
+    return normalise(features), WORDS, MODE, fast
+
+class Base:
+    factor = 2
+
+class Model(Base):
+    """A model."""
+
+    def __init__(self):
+        import lazy_helper
+        self.run = lazy_helper.run
+
+    def __call__(self, batch):
+        return np.asarray(batch) * self.factor
+
+def other(batch):
+    return unrelated.work(batch) + unrelated.LATER
+
+features = other
+'''
+HELPERS = "def normalise(text):\n    return text.strip()\n\ndef unused():\n    return 1\n"
+
+
+@pytest.fixture
+def defs(project: Project) -> Project:
+    project.write(
+        defs=DEFS,
+        helpers=HELPERS,
+        lazy_helper="from deeper import run\n",
+        deeper="def run(x):\n    return x\n",
+        unrelated="LATER = 1\ndef work(batch):\n    return batch\n",
+    )
+    return project
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("udf", "defs.py", "    # cut it\n", "\n\n    # shorten it\n"),
+        ("udf", "defs.py", '"""Does it."""', '"""Does something."""'),
+        ("udf", "defs.py", '    """Does it."""\n', ""),
+        ("udf", "defs.py", '"""The definitions."""', '"""Others."""\n\n'),
+        ("udf", "defs.py", "text[:LIMIT]", "(text[ : LIMIT ])"),
+        ("udf", "defs.py", "+ unrelated.LATER", "- unrelated.LATER"),
+        ("udf", "defs.py", "features = other", "features = LIMIT"),
+        ("udf", "defs.py", "import never_there", "import never_there_either"),
+        ("udf", "defs.py", "factor = 2", "factor = 3"),
+        ("udf", "deeper.py", "return x", "return -x"),
+        ("udf", "unrelated.py", "LATER = 1", "LATER = 2"),
+        ("udf", "helpers.py", "def normalise", "# more\n\ndef normalise"),
+        (
+            "udf",
+            "defs.py",
+            "from helpers import normalise",
+            "from helpers import normalise, unused",
+        ),
+        ("Model", "defs.py", '"""A model."""', '"""The model."""'),
+        ("Model", "defs.py", "LIMIT = 10", "LIMIT = 11"),
+        ("Model", "helpers.py", "strip", "lstrip"),
+    ],
+)
+def test_edit_of_what_is_not_reached_keeps_the_identity(
+    defs: Project, name: str, file: str, old: str, new: str
+) -> None:
+    before = defs.digest(name)
+    defs.edit(file, old, new)
+    assert defs.digest(name) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("udf", "defs.py", "text[:LIMIT]", "text[LIMIT:]"),
+        ("udf", "defs.py", "LIMIT = 10", "LIMIT = 11"),
+        ("udf", "defs.py", "OTHER = 5", "OTHER = 6"),
+        ("udf", "defs.py", "size=OTHER", "size=7"),
+        ("udf", "defs.py", 'WORDS["a"] = 1', 'WORDS["a"] = 2'),
+        ("udf", "defs.py", 'WORDS["a"] = 1', 'WORDS["a"] = 1\nWORDS.update(b=1)'),
+        ("udf", "defs.py", "WORDS = {}", "WORDS = {}\nWORDS |= {'b': 1}"),
+        ("udf", "defs.py", 'MODE = "short"', 'MODE = "brief"'),
+        ("udf", "defs.py", "LIMIT > 3", "LIMIT > 4"),
+        ("udf", "defs.py", "fast = None", "fast = 1"),
+        ("udf", "defs.py", "return function(*args)", "return function(*args) or 1"),
+        ("udf", "defs.py", "@logged\n", ""),
+        ("udf", "helpers.py", "strip", "lstrip"),
+        ("udf", "helpers.py", "return 1", "return 2"),
+        ("Model", "defs.py", "factor = 2", "factor = 3"),
+        ("Model", "defs.py", "* self.factor", "+ self.factor"),
+        ("Model", "lazy_helper.py", "import run", "import run as run"),
+        ("Model", "deeper.py", "return x", "return -x"),
+        ("Model", "defs.py", "import numpy as np", "import numpy.ma as np"),
+    ],
+)
+def test_edit_of_what_is_reached_changes_the_identity(
+    defs: Project, name: str, file: str, old: str, new: str
+) -> None:
+    before = defs.digest(name)
+    defs.edit(file, old, new)
+    assert defs.digest(name) != before
+
+
+def test_modules_and_packages(defs: Project) -> None:
+    found = defs.identity("Model")
+    assert found.modules == ("deeper", "defs", "helpers", "lazy_helper", "unrelated")
+    assert found.packages == ("numpy",)
+    assert defs.identity("udf").packages == ("orjson_missing",)
+
+
+def test_base_class_in_another_module(project: Project) -> None:
+    project.write(
+        defs="from base import Base\nclass M(Base): pass\n", base="class Base:\n  x = 1\n"
+    )
+    before = project.digest("M")
+    project.edit("base.py", "x = 1", "x = 2")
+    assert project.digest("M") != before
+
+
+def test_registered_functions_are_reached_by_who_reads_the_registry(project: Project) -> None:
+    project.write(
+        defs="KNOWN = {}\n"
+        "def register(f):\n    KNOWN[f.__name__] = f\n    return f\n"
+        "@register\ndef clean(x):\n    return x\n"
+        "@register\ndef other(x):\n    return -x\n"
+        "def udf(b):\n    return KNOWN['clean'](b)\n"
+    )
+    reader, member = project.digest("udf"), project.digest("clean")
+    project.edit("defs.py", "return -x", "return +x")
+    assert project.digest("udf") != reader
+    assert project.digest("clean") == member
+
+
+def test_package_on_the_way_counts_by_its_own_text_only(project: Project) -> None:
+    project.write(
+        pkg__in____init__="from pkg.defs import udf\nLEVEL = 1\n",
+        pkg__in__defs="from pkg import tools\nfrom .sub.deep import f\n"
+        "def udf(b):\n    return f(tools.g(b))\ndef other(b):\n    return b\n",
+        pkg__in__tools="from .consts import C\ndef g(b):\n    return b + C\n",
+        pkg__in__consts="C = 1\n",
+        pkg__in__sub__in____init__="",
+        pkg__in__sub__in__deep="def f(b):\n    return b\n",
+    )
+    found = project.identity(module="pkg.defs")
+    assert found.modules == (
+        "pkg", "pkg.consts", "pkg.defs", "pkg.sub", "pkg.sub.deep", "pkg.tools",
+    )  # fmt: skip
+    project.edit("pkg/defs.py", "    return b\n", "    return -b\n")
+    assert project.digest(module="pkg.defs") == found.digest
+    seen = {found.digest}
+    for file, old, new in [
+        ("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2"),
+        ("pkg/consts.py", "C = 1", "C = 2"),
+        ("pkg/sub/__init__.py", "", "X = 1\n"),
+        ("pkg/sub/deep.py", "return b", "return -b"),
+    ]:
+        (project.root / file).write_text((project.root / file).read_text().replace(old, new) or new)
+        seen.add(project.digest(module="pkg.defs"))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pkg.part\n    return pkg.part.f(b)",
+        "import pkg\n    return pkg.part.f(b)",
+        "from pkg import part\n    return part.f(b)",
+        "import importlib\n    return importlib.import_module('pkg.part').f(b)",
+        "from pkg.part import *\n    return f(b)",
+    ],
+)
+def test_every_form_of_import_is_followed(project: Project, line: str) -> None:
+    star = "import *" in line
+    head, _, rest = line.partition("\n")
+    body = f"{head}\ndef udf(b):\n{rest}\n" if star else f"def udf(b):\n    {line}\n"
+    project.write(defs=body, pkg__in__part="def f(b):\n    return b\n")
+    before = project.identity()
+    assert "pkg.part" in before.modules
+    project.edit("pkg/part.py", "return b", "return -b")
+    assert project.digest() != before.digest
+
+
+def test_own_file_imported_back_counts_name_by_name(project: Project) -> None:
+    project.write(
+        defs="from back import f\nK = 1\ndef udf(b):\n    return f(b)\n"
+        "def other():\n    return 1\n",
+        back="def f(b):\n    from defs import K\n    return K\n",
+    )
+    before = project.digest()
+    project.edit("defs.py", "return 1", "return 2")
+    assert project.digest() == before
+    project.edit("defs.py", "K = 1", "K = 2")
+    assert project.digest() != before
+
+
+def test_closures_defaults_and_partials(project: Project) -> None:
+    project.write(
+        defs="import functools\nK = 2\n"
+        "def make(n):\n    def inner(b, m=n * 2):\n        return b * n + K\n    return inner\n"
+        "def plain(b, n):\n    return b\n"
+        "three, four = make(3), make(4)\n"
+        "pairs = [lambda b, i=i: b + i for i in range(2)]; one, two = pairs\n"
+        "up, down = (lambda b: b + 1), (lambda b: b - 1)\n"
+        "part = functools.partial(plain, n=1)\n"
+    )
+    names = ["three", "four", "one", "two", "up", "down", "part"]
+    digests = {name: project.digest(name) for name in names}
+    assert len(set(digests.values())) == 7
+    project.edit("defs.py", "import functools", "import functools\n\n# moved")
+    assert {name: project.digest(name) for name in digests} == digests
+    project.edit("defs.py", "K = 2", "K = 3")
+    assert project.digest("three") != digests["three"]
+    assert project.digest("part") == digests["part"]
+    plain = project.load("plain")
+    assert code_identity(functools.partial(plain, n=1)).digest == digests["part"]
+    assert code_identity(functools.partial(plain, n=2)).digest != digests["part"]
+
+
+def test_local_class_and_wrapped_function(project: Project) -> None:
+    text = (
+        "import functools\n"
+        "def make(n):\n    class Local:\n        def __call__(self, b):\n            return b * n\n"
+        "    return Local\n"
+        "def deco(f, k):\n    @functools.wraps(f)\n    def w(b):\n        return f(b) + k\n"
+        "    return w\n"
+        "def base(b):\n    return b\n"
+        "Two, Three = make(2), make(3)\nfirst, second = deco(base, 1), deco(base, 2)\n"
+        "cached = functools.lru_cache(maxsize=4)(base)\n"
+    )
+    project.write(defs=text)
+    names = ["Two", "Three", "first", "second", "cached"]
+    before = {name: project.digest(name) for name in names}
+    assert len(set(before.values())) == 5
+    project.edit("defs.py", "return b\n", "return -b\n")
+    assert [n for n in names if project.digest(n) != before[n]] == ["first", "second", "cached"]
+
+
+def test_local_dataclass_with_super(project: Project) -> None:
+    project.write(
+        defs="import dataclasses\nfrom typing import Optional\n"
+        "class Base:\n    def __call__(self, b):\n        return b\n"
+        "def make(n):\n    @dataclasses.dataclass\n    class Local(Base):\n"
+        "        size: Optional[int] = 1\n"
+        "        names: list = dataclasses.field(default_factory=list)\n"
+        "        def __call__(self, b):\n            return super().__call__(b) * n\n"
+        "    return Local\n"
+        "Two, Three = make(2), make(3)\n"
+    )
+    two = project.digest("Two")
+    assert project.digest("Three") != two
+    for old, new in [("= 1", "= 2"), ("* n", "+ n"), ("return b\n", "return -b\n")]:
+        project.edit("defs.py", old, new)
+        assert project.digest("Two") != two
+        project.edit("defs.py", new, old)
+    assert project.digest("Two") == two
+
+
+def test_unstable_closure_names_its_path(project: Project) -> None:
+    project.write(
+        defs="import threading\ndef make(lock):\n    def inner(b):\n        return lock\n"
+        "    return inner\nudf = make({'a': threading.Lock()})\n"
+    )
+    with pytest.raises(
+        CodeIdentityError, match=r"inner\.__closure__\['lock'\]\['a'\] is a"
+    ) as info:
+        project.identity()
+    assert "version=" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "import importlib\ndef udf(b):\n    return importlib.import_module(b)\n",
+            "line 3.*version=",
+        ),
+        ("def udf(b):\n    return __import__(b)\n", "line 2.*version="),
+        ("def udf(b):\n    from pkg import gone\n", r"line 2.*'pkg\.gone' cannot be found"),
+        ("def udf(b):\n    from . import gone\n", "line 2.*cannot be found"),
+        ("def udf(b):\n    import broken\n", "broken.py, line 2"),
+    ],
+)
+def test_what_cannot_be_resolved_asks_for_a_version(
+    project: Project, text: str, match: str
+) -> None:
+    project.write(defs=text, pkg__in__there="", broken="x = 1\nx = = 2\n")
+    with pytest.raises(CodeIdentityError, match=match):
+        project.identity()
+    assert project.identity(version="1").digest != project.identity(version="2").digest
+
+
+def test_guarded_missing_module_is_no_error(project: Project) -> None:
+    project.write(
+        defs="import contextlib\ndef udf(b):\n    try:\n        from pkg import gone\n"
+        "    except (ImportError, KeyError):\n        pass\n"
+        "    with contextlib.suppress(ImportError):\n        import pkg.gone\n",
+        pkg__in__there="",
+    )
+    assert project.identity().digest
+
+
+def test_version_stands_for_the_code(defs: Project) -> None:
+    before = defs.identity(version="1")
+    assert before.modules == defs.identity().modules
+    defs.edit("defs.py", "text[:LIMIT]", "text[LIMIT:]")
+    assert defs.identity(version="1") == before
+    assert defs.identity("Model", version="1").digest != before.digest
+
+
+def test_what_is_no_code_is_refused() -> None:
+    with pytest.raises(CodeIdentityError, match="int object: expected a function, a class"):
+        code_identity(3)  # type: ignore[arg-type]
+
+
+def test_installed_and_builtin_code_is_named_and_not_walked() -> None:
+    assert code_identity(len).packages == ()
+    found = code_identity(pytest.raises)
+    assert found.packages[0] in ("_pytest", "pytest")
+    assert found.modules == ()
+
+
+def test_nothing_of_the_user_is_run(project: Project) -> None:
+    mark = project.root / "ran"
+    project.write(
+        defs="def udf(b):\n    import side.effect\n    from side import other\n    return b\n",
+        side__in____init__=f"open({str(mark)!r}, 'w').close()\n",
+        side__in__effect=f"open({str(mark)!r}, 'w').close()\n",
+        side__in__other=f"open({str(mark)!r}, 'w').close()\n",
+    )
+    assert project.identity().modules == ("defs", "side", "side.effect", "side.other")
+    assert not mark.exists()
+    assert "side" not in sys.modules
+
+
+def test_lazily_loaded_module_stays_unloaded(project: Project) -> None:
+    mark = project.root / "ran"
+    project.write(
+        defs="def udf(b):\n    import later\n    return later.f(b)\n",
+        later=f"open({str(mark)!r}, 'w').close()\ndef f(b):\n    return b\n",
+    )
+    udf = project.load("udf")
+    spec = importlib.util.find_spec("later")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["later"] = module
+    spec.loader.exec_module(module)
+    try:
+        assert code_identity(udf).modules == ("defs", "later")
+        assert not mark.exists()
+    finally:
+        del sys.modules["later"]
+
+
+def test_importing_the_identity_loads_nothing_heavy() -> None:
+    code = (
+        "import vane_dagster.plan.code, vane_dagster.plan.shipping, vane_dagster.plan.digest\n"
+        "heavy = {'ray', 'torch', 'dagster', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    assert console(code, "0") == "[]\n"
+
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, {repository!r})
+{body}
+from vane_dagster.plan.code import code_identity
+if __name__ == "__main__":
+    found = {{name: code_identity(globals()[name]).digest for name in {names!r}}}
+    print(json.dumps(found))
+"""
+FIND = "from defs import Model, local, udf"
+
+
+def run_script(folder: Path, body: str, names: list[str], seed: str = "0", *flags: str):
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(repository=str(REPOSITORY), body=body, names=names))
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, *flags, str(script)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_same_in_other_processes_folders_and_hash_seeds(defs: Project, tmp_path: Path) -> None:
+    defs.edit("defs.py", "OTHER = 5", "OTHER = frozenset({'a', 'b', 'c', 'd'})")
+    defs.edit(
+        "defs.py",
+        "features = other",
+        "def make(n):\n    return lambda b: (n, b in {'x', 'y', 'z', 'w'})\n"
+        "local = make({'p', 'q', 'r', 's'})\nfeatures = other",
+    )
+    copy = tmp_path / "another" / "place"
+    shutil.copytree(defs.root, copy)
+    names = ["udf", "Model", "local"]
+    here = {name: defs.digest(name) for name in names}
+    assert run_script(defs.root, FIND, names, "1") == here
+    assert run_script(copy, FIND, names, "2") == here
+
+
+def test_script_functions_are_found_by_their_file(tmp_path: Path) -> None:
+    body = "K = 1\ndef helper(b):\n    return b + K\ndef udf(b):\n    return helper(b)\n"
+    first = run_script(tmp_path, body, ["udf"])
+    assert run_script(tmp_path, "# moved\n\n" + body, ["udf"]) == first
+    assert run_script(tmp_path, body.replace("K = 1", "K = 2"), ["udf"]) != first
+
+
+def console(code: str, seed: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{code}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CELLS = """
+import linecache
+def cell(number, text):
+    name = f"<ipython-input-{{number}}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    exec(compile(text, name, "exec"), globals())
+cell(1, {constants!r})
+cell(2, {functions!r})
+from vane_dagster.plan.code import code_identity
+print(code_identity(udf).digest, code_identity(Model).digest)
+"""
+
+
+def test_notebook_cells_count_by_their_source() -> None:
+    constants = "WORDS = {'a', 'b', 'c'}\n"
+    functions = (
+        "def helper(b):\n    return b\n"
+        "def udf(b):\n    return helper(b), WORDS\n"
+        "class Model:\n    def __call__(self, b):\n        return udf(b)\n"
+    )
+
+    def digests(seed: str, constants: str = constants, functions: str = functions) -> list[str]:
+        return console(CELLS.format(constants=constants, functions=functions), seed).split()
+
+    first = digests("1")
+    assert digests("2", functions="# a note\n\n" + functions) == first
+    for changed in (
+        digests("1", constants="WORDS = {'a', 'b'}\n"),
+        digests("1", functions=functions.replace("return b\n", "return -b\n")),
+    ):
+        assert changed[0] != first[0]
+        assert changed[1] != first[1]
+
+
+def test_code_without_any_source_counts_by_its_bytecode() -> None:
+    code = (
+        'exec(\'def udf(b):\\n    return b in {"x", "y", "z"}, K\\nclass M:\\n    f = udf\')\n'
+        "K = KVALUE\n"
+        "from vane_dagster.plan.code import code_identity\n"
+        "print(code_identity(udf).digest, code_identity(M).digest)\n"
+    )
+    first = console(code.replace("KVALUE", "1"), "1")
+    assert console(code.replace("KVALUE", "1"), "2") == first
+    assert set(console(code.replace("KVALUE", "2"), "1").split()).isdisjoint(first.split())
+
+
+def test_script_that_changed_since_it_was_loaded_counts_as_it_is_in_memory(tmp_path: Path) -> None:
+    body = (
+        "def udf(b):\n    return b\n"
+        "text = open(__file__).read()\n"
+        "open(__file__, 'w').write(text.replace('return ' + 'b', 'return ' + '-b'))\n"
+    )
+    stale = run_script(tmp_path, body, ["udf"])
+    fresh = run_script(tmp_path, body.replace("return b", "return -b"), ["udf"])
+    assert stale != fresh
+
+
+def test_twenty_stages_are_fast(project: Project) -> None:
+    stages = "".join(
+        f"class Stage{n}:\n    def __call__(self, b):\n        return helper{n}(b) + {n}\n"
+        f"def helper{n}(b):\n    return [clean(x) for x in b if x]\n"
+        for n in range(20)
+    )
+    project.write(
+        defs=f"from helpers import clean\n{stages}", helpers="def clean(x):\n    return x\n"
+    )
+    for file in project.root.glob("*.py"):
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    loaded = [project.load("Stage0").__module__] and sys.modules["defs"]
+    classes: list[Callable[..., object]] = [getattr(loaded, f"Stage{n}") for n in range(20)]
+    begin = time.process_time()
+    digests = {code_identity(item).digest for item in classes}
+    assert time.process_time() - begin < 0.25, "0.05 s on an idle machine"
+    assert len(digests) == 20

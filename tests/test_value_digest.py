@@ -1,0 +1,248 @@
+"""Digests of values: equal in every process, different where the value differs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import functools
+import os
+import re
+import subprocess
+import sys
+import threading
+import types
+import uuid
+import zoneinfo
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pydantic
+import pytest
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.digest import value_digest
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Bits(enum.Flag):
+    A = 1
+    B = 2
+
+
+@dataclasses.dataclass
+class Options:
+    size: int = 1
+    names: tuple[str, ...] = ()
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Settings(pydantic.BaseModel):
+    rate: float = 0.5
+    inner: dict[str, int] = {}
+
+
+class Text(str):
+    pass
+
+
+def function(x: int) -> int:
+    return x
+
+
+class Holder:
+    @classmethod
+    def make(cls) -> Holder:
+        return cls()
+
+
+UTC = dt.timezone.utc
+DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 10**5000, 1.0, -0.0, 0.0, float("nan"), float("inf"), 1j, "", "1",
+    "\ud800", b"1", bytearray(b"1"), ..., Path("a/b"), "a/b", Colour.RED, Colour.BLUE,
+    Bits.A | Bits.B, Bits.A, dt.date(2026, 1, 2), DAY, DAY.replace(tzinfo=UTC),
+    DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), DAY.replace(fold=1), dt.time(1),
+    dt.timedelta(1), decimal.Decimal("1.0"), decimal.Decimal("1.00"), uuid.UUID(int=1),
+    [1, 2], [2, 1], (1, 2), {1, 2}, frozenset({1, 2}), [[1], 2], [[1, 2]], [], (), {}, set(),
+    {"a": 1}, {"a": 2}, {"b": 1}, {1: "a"}, collections.OrderedDict(a=1),
+    collections.defaultdict(list, a=1), collections.Counter("a"), collections.deque([1, 2]),
+    types.MappingProxyType({"a": 1}), types.SimpleNamespace(a=1), range(3), range(0, 3, 2),
+    slice(3), slice(0, 3), re.compile("a"), re.compile("a", re.I), re.compile(b"a"),
+    Options(), Options(2), Options(names=("a",)), Pair(1, 2), Settings(), Settings(rate=0.6),
+    Settings(inner={"a": 1}), Text("1"), np.int64(1), np.float32(1), np.float64(1), np.str_("1"),
+    np.dtype("f4"), np.dtype(">f4"), np.dtype([("a", "i4")]), np.arange(3), np.arange(3.0),
+    np.arange(4).reshape(2, 2), np.arange(4), np.array(["a", None], dtype=object), np.add,
+    np.datetime64("2026-01-01"), pa.int64(), pa.list_(pa.float32(), 3), pa.field("a", pa.int64()),
+    pa.field("a", pa.int64(), nullable=False), pa.schema([("a", pa.int64())]),
+    pa.table({"a": [1, 2]}), pa.table({"a": [1, None]}), pa.table({"b": [1, 2]}),
+    pa.array([1, 2]), pa.array(["a"]), pa.array([[1], []]), pa.scalar(1), pa.scalar(1.0),
+    pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [1.0, 2]}), pd.DataFrame({"a": ["x", None]}),
+    pd.DataFrame({"a": [1, 2]}, index=[1, 2]), pd.Series([1, 2]), pd.Series([1, 2], name="a"),
+    pd.Index([1, 2], name="b"), pd.Timestamp("2026-01-01"), pd.Timestamp("2026-01-01", tz="UTC"),
+    pd.Timedelta("1D"), pd.NA, pd.NaT, pd.MultiIndex.from_tuples([(1, "a")]),
+    function, Options, Holder.make, functools.partial(function, 1),
+    functools.partial(function, x=1), int, len, "".join, "x".join, str.upper, dict.fromkeys,
+    re, np, np.mean, np.float32, functools.lru_cache(function),
+    functools.lru_cache(Holder.make.__func__),
+]  # fmt: skip
+
+
+def test_no_two_values_share_a_digest() -> None:
+    found: dict[str, Any] = {}
+    for value in VALUES:
+        digest = value_digest(value)
+        assert digest not in found, (value, found[digest])
+        found[digest] = value
+
+
+def test_digests_are_the_same_in_another_process_and_order() -> None:
+    here = [value_digest(value) for value in VALUES]
+    folder = Path(__file__).parent
+    code = (
+        f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n"
+        "import test_value_digest as t\n"
+        "for value in t.VALUES: print(t.value_digest(value))\n"
+        "print(t.value_digest({'a', 'b', 'c', 1, None}), t.value_digest({'b': 1, 'a': 2}))\n"
+    )
+    outputs = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.add(done.stdout)
+        assert done.stdout.split()[:-2] == here
+    assert len(outputs) == 1
+    assert value_digest({"a": 2, "b": 1}) == value_digest({"b": 1, "a": 2})
+
+
+def test_layout_in_memory_does_not_count() -> None:
+    whole = pa.table({"a": [1, None, 3], "b": ["x", "y", "z"], "c": [[1], None, []]})
+    pieces = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
+    assert value_digest(pieces) == value_digest(whole)
+    longer = pa.concat_tables([whole, whole])
+    assert value_digest(longer.slice(3)) == value_digest(whole)
+    matrix = np.arange(6).reshape(2, 3)
+    assert value_digest(np.asfortranarray(matrix)) == value_digest(matrix)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "kind"),
+    [
+        (object(), "kwargs", "builtins.object"),
+        ({"client": threading.Lock()}, "kwargs['client']", "_thread.lock"),
+        ({"a": [1, types.SimpleNamespace(session=object())]}, "kwargs['a'][1].session", "object"),
+        (Options(names=(threading.Lock(),)), "kwargs.names[0]", "lock"),  # type: ignore[arg-type]
+        (functools.partial(function, threading.Lock()), "kwargs.args[0]", "lock"),
+        (Holder().__init__, "kwargs.__self__", "Holder"),
+        ({("k", 1): {object()}}, "kwargs[('k', 1)]{...}", "object"),
+        ((x for x in "a"), "kwargs", "generator"),
+        (pydantic.SecretStr("hidden"), "kwargs", "SecretStr"),
+        (np.random.default_rng(0), "kwargs", "Generator"),
+        (np.array([object()]), "kwargs[0]", "object"),
+        (collections.defaultdict(threading.Lock, a=threading.Lock()), "kwargs['a']", "lock"),
+    ],
+)
+def test_what_has_no_identity_is_refused_by_its_path(value: Any, where: str, kind: str) -> None:
+    with pytest.raises(CodeIdentityError) as info:
+        value_digest(value, "kwargs")
+    message = str(info.value)
+    assert message.startswith(f"{where} is a ")
+    assert kind in message.removeprefix(where).split(",")[0]
+    assert "build the object inside the class" in message
+    assert "version=" in message
+    assert "hidden" not in message
+
+
+def test_cycle_is_refused() -> None:
+    value: list[Any] = []
+    value.append({"self": value})
+    with pytest.raises(CodeIdentityError, match=r"value\[0\]\['self'\] refers back to itself"):
+        value_digest(value)
+
+
+def test_weight_file_counts_with_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "weights.bin"
+    absent = value_digest(file)
+    file.write_bytes(b"one")
+    one, text = value_digest(file), value_digest([str(file)])
+    assert one != absent
+    file.write_bytes(b"two")
+    assert value_digest(file) != one
+    assert value_digest([str(file)]) != text
+    file.write_bytes(b"one")
+    os.utime(file, (1, 1))
+    assert value_digest(file) == value_digest(file) == one
+    assert value_digest({str(file): 1}) == value_digest({str(file): 1})
+
+
+def test_model_folder_counts_with_its_files_and_another_folder_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    plain = value_digest(str(folder))
+    (folder / "notes.txt").write_text("x")
+    assert value_digest(str(folder)) == plain
+    (folder / "config.json").write_text("{}")
+    model = value_digest(str(folder))
+    assert model != plain
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "when").write_text("now")
+    assert value_digest(str(folder)) == model
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    assert value_digest(str(folder)) != model
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs Linux's /proc")
+def test_unreadable_file_is_named() -> None:
+    with pytest.raises(CodeIdentityError, match=r"'/proc/self/mem' names a file .*cannot be read"):
+        value_digest("/proc/self/mem")
+
+
+def test_torch_values_when_torch_is_there() -> None:
+    pytest.importorskip("torch")
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "import torch\nfrom vane_dagster.plan.digest import value_digest as d\n"
+        "found = [d(v) for v in (torch.float16, torch.float32, torch.device('cpu'),"
+        " torch.arange(3), torch.arange(3.0), torch.tensor(1), torch.ones(2, 2).T)]\n"
+        "assert len(set(found)) == len(found)\n"
+        "assert d(torch.arange(6).reshape(2, 3).T.contiguous().T) == "
+        "d(torch.arange(6).reshape(2, 3))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_class_of_the_user_counts_with_its_code(tmp_path: Path) -> None:
+    digests = []
+    for factor in (1, 1, 2):
+        folder = tmp_path / f"copy{len(digests)}"
+        folder.mkdir()
+        (folder / "options_of_user.py").write_text(
+            "import dataclasses\n@dataclasses.dataclass\nclass Options:\n    size: int = 1\n"
+            f"    def scaled(self):\n        return self.size * {factor}\n"
+        )
+        code = (
+            f"import sys; sys.path[:0] = [{str(folder)!r}, {str(Path(__file__).parents[1])!r}]\n"
+            "from vane_dagster.plan.digest import value_digest as d\n"
+            "import options_of_user as o\nprint(d({'options': o.Options()}))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout)
+    assert digests[0] == digests[1] != digests[2]

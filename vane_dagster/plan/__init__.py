@@ -1,0 +1,1 @@
+"""What a run must compute: identities, fragments and keys."""

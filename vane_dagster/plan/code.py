@@ -1,0 +1,69 @@
+"""The identity of a UDF: what its code says, and that of everything of the user's that it reaches.
+
+Nothing is run or imported: files are read as they are on disk. In the file that holds the UDF only
+the names that it reaches count; of another module of the user's, the whole module counts. A
+package's ``__init__`` that only stands on the way to an imported module counts by its own
+text. Installed packages are listed, not hashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.hashing import combine
+from vane_dagster.plan.modules import Finder, closure
+from vane_dagster.plan.objects import ObjectEncoder, unwrapped
+from vane_dagster.plan.reach import Reach
+
+
+@dataclass(frozen=True)
+class CodeIdentity:
+    """What a UDF's code is.
+
+    Attributes:
+        digest: The same in every process, folder and machine for the same code.
+        modules: The user's own modules that a worker may import for it, its own one included.
+        packages: The top-level names of installed packages that the code reaches. A package that
+            is imported lazily and not installed here counts as one that the worker has.
+    """
+
+    digest: str
+    modules: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+def code_identity(obj: Callable[..., Any], *, version: str | None = None) -> CodeIdentity:
+    """Tells the identity of a function, a class or a partial of one.
+
+    Args:
+        obj: The UDF.
+        version: Stands for the code's content: with it only the name and the version are hashed.
+
+    Raises:
+        CodeIdentityError: Something that the UDF depends on has no stable identity, and no version
+            is given.
+    """
+    target = unwrapped(obj)
+    if not callable(obj) or not hasattr(target, "__qualname__"):
+        raise CodeIdentityError(
+            f"{type(obj).__qualname__} object: expected a function, a class or a partial of one. "
+            f"Pass the class itself, and its arguments separately."
+        )
+    finder = Finder()
+    module = finder.find(getattr(target, "__module__", None) or "__main__")
+    reach = Reach(finder, module)
+    encoder = ObjectEncoder(reach)
+    if version is None:
+        token = encoder.digest(obj, target.__qualname__)
+        digest = combine("code", token, reach.digest())
+    else:
+        with contextlib.suppress(CodeIdentityError):
+            encoder.digest(obj, target.__qualname__)
+        where = module.label if module is not None else ""
+        digest = combine("version", where, target.__qualname__, version)
+    seeds = reach.modules if module is None else reach.modules | {module.name}
+    return CodeIdentity(digest, closure(finder, seeds), tuple(sorted(reach.packages)))

@@ -1,0 +1,27 @@
+"""Digests of values that the user passes to a stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vane_dagster.plan.hashing import combine
+from vane_dagster.plan.modules import Finder
+from vane_dagster.plan.objects import ObjectEncoder
+from vane_dagster.plan.reach import Reach
+
+
+def value_digest(value: Any, path: str = "value") -> str:
+    """Hashes a value so that it is the same in every process.
+
+    Args:
+        value: A plain value, a container of them, an array or table, a dataclass or pydantic model,
+            a function or class. A text or path that names a local file or model folder counts
+            with the content.
+        path: How the user wrote it, for messages: ``fn_constructor_kwargs``.
+
+    Raises:
+        CodeIdentityError: The value, or something in it, has no stable identity.
+    """
+    reach = Reach(Finder(), None)
+    token = ObjectEncoder(reach).digest(value, path)
+    return combine("value", token, reach.digest())

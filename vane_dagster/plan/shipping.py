@@ -1,0 +1,182 @@
+"""The user's code on its way to a worker: a zip named by its content, and the pickled object.
+
+Only Python modules travel. Data files that lie beside them do not: pass their path, or their
+content, as an argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vane_dagster.errors import CodeIdentityError, ComputeError
+from vane_dagster.plan.modules import Finder, Module, module_attribute
+
+_MAIN = ("__main__", "__mp_main__")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class CodeBundle:
+    """What a worker needs to have an object of the user's.
+
+    Attributes:
+        digest: The sha256 of the archive.
+        archive: A zip of the user's own modules, each at the path that its name imports from.
+        payload: The pickled object; what stands in one of the modules is pickled by its name.
+    """
+
+    digest: str
+    archive: bytes
+    payload: bytes
+
+
+def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
+    """Packs an object of the user's with the modules that it may import.
+
+    Args:
+        modules: Dotted names, as `CodeIdentity.modules` lists them. A script (``__main__``) is left
+            out: what it defines is pickled by value.
+        obj: A function, a class, or anything that pickles.
+
+    Raises:
+        CodeIdentityError: A module's file is missing, or the object cannot be pickled.
+    """
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+    finder = Finder()
+    files: dict[str, bytes] = {}
+    for name in modules:
+        for prefix, module in finder.chain(name):
+            if prefix not in _MAIN and module is not None and module.kind == "own":
+                files.update(_file(module))
+    try:
+        payload = cloudpickle.dumps(obj)
+    except Exception as error:
+        raise CodeIdentityError(
+            f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
+            f"workers: {type(error).__name__}: {error}. Define it at the top level of a module, "
+            f"and build what cannot travel (connections, locks, models) inside it."
+        ) from error
+    archive = _zip(files)
+    return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
+
+
+def _file(module: Module) -> dict[str, bytes]:
+    if module.path is None:
+        return {}
+    base = module.name.replace(".", "/")
+    # An extension module keeps all of its suffix: `fast.cpython-311-x86_64-linux-gnu.so`.
+    suffix = "." + os.path.basename(module.path).partition(".")[2]
+    inner = f"/__init__{suffix}" if module.search is not None else suffix
+    try:
+        return {base + inner: Path(module.path).read_bytes()}
+    except OSError as error:
+        raise CodeIdentityError(
+            f"The module {module.name!r} cannot be read for the workers: {error}. Restore its file."
+        ) from error
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, _OLDEST_TIME)
+            info.create_system = 3
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, files[name])
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes, digest: str, root: Path) -> Path:
+    """Extracts an archive to ``root/<digest>``, whole or not at all; many processes may race.
+
+    Raises:
+        ComputeError: The archive is not what the digest says, or an entry would leave the folder.
+    """
+    actual = hashlib.sha256(archive).hexdigest()
+    if not _DIGEST.fullmatch(digest) or actual != digest:
+        raise ComputeError(
+            f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
+            f"on its way. Run again; if it stays so, check what carries data to the workers."
+        )
+    folder = root / digest
+    if folder.is_dir():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+    try:
+        _extract(archive, partial)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _extract(archive: bytes, folder: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        for info in opened.infolist():
+            parts = info.filename.split("/")
+            if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
+                raise ComputeError(
+                    f"The code's archive holds {info.filename!r}, which would lie outside of its "
+                    f"folder. Only archives that `pack` made are accepted."
+                )
+            target = folder.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(opened.read(info))
+
+
+def activate(folder: Path) -> None:
+    """Makes a folder that `unpack` returned the first place to import from.
+
+    Modules that were loaded from another folder below the same root, an older state of the code,
+    are forgotten, so that the next import reads the new one.
+    """
+    own, root = _inside(folder), _inside(folder.parent)
+    places = [place for place in sys.path if not _inside(place).startswith(root)]
+    sys.path[:] = [str(folder.resolve()), *places]
+    for name, module in list(sys.modules.items()):
+        files = [
+            module_attribute(module, "__file__"),
+            *(module_attribute(module, "__path__") or ()),
+        ]
+        used = [_inside(file) for file in files if isinstance(file, str)]
+        if any(file.startswith(root) and not file.startswith(own) for file in used):
+            _forget(name)
+    importlib.invalidate_caches()
+
+
+def _forget(name: str) -> None:
+    module = sys.modules.pop(name)
+    package, _, last = name.rpartition(".")
+    # A namespace package moves to the new folder, and would keep the old module as its attribute.
+    if vars(sys.modules.get(package, module)).get(last) is module:
+        delattr(sys.modules[package], last)
+
+
+def _inside(path: str | Path) -> str:
+    return os.path.join(os.path.realpath(path), "")
+
+
+def load(payload: bytes) -> Any:
+    """Unpickles what `pack` pickled; its folder must be active."""
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+    return cloudpickle.loads(payload)
