@@ -412,6 +412,21 @@ def test_guarded_missing_module_is_no_error(project: Project) -> None:
     assert project.identity().digest
 
 
+def test_imports_for_type_checkers_do_not_count(project: Project) -> None:
+    project.write(
+        defs="def udf(b):\n    import helpers\n    return helpers.f(b)\n",
+        helpers="import typing\nif typing.TYPE_CHECKING:\n    from pkg import gone\n"
+        "if not typing.TYPE_CHECKING:\n    K = 1\ndef f(b):\n    return b\n",
+        pkg__in__there="",
+    )
+    before = project.identity()
+    assert before.modules == ("defs", "helpers")
+    project.edit("helpers.py", "import gone", "import lost")
+    assert project.digest() == before.digest
+    project.edit("helpers.py", "K = 1", "K = 2")
+    assert project.digest() != before.digest
+
+
 def test_version_stands_for_the_code(defs: Project) -> None:
     before = defs.identity(version="1")
     assert before.modules == defs.identity().modules
