@@ -1,4 +1,4 @@
-"""One family of exceptions: each message names the culprit, expected against actual, and the fix."""
+"""One family of exceptions: a message names the culprit, expected against actual, and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits partitions on a thread of its own, so that storage never stalls the feeding of workers."""
+"""Commits partitions on a thread of its own, so that storage never stalls workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +32,6 @@ class Commit:
         unique: Name of the id, where ids have to be checked across the fragments; else None.
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
-        hash_file: Gives the content hash of a local source file.
         done: Called with what came of it.
     """
 
@@ -42,20 +42,33 @@ class Commit:
     unique: str | None
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
-    hash_file: Callable[[FileRecord], str] | None
     done: Callable[[Manifest, ManifestName | VaneError], None]
 
 
 class Committer:
-    """Puts manifests in force, in the order in which it is given them."""
+    """Puts manifests in force, in the order in which it is given them.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: Where manifests go.
+        hash_file: Gives the content hash of a local source file.
+    """
+
+    def __init__(self, store: Store, hash_file: Callable[[FileRecord], str]) -> None:
         self._store = store
+        self._hash_file = hash_file
+        self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
-        self._hashes: dict[tuple[str, str], str] = {}
+        self._hashes: dict[tuple[str, str], Future[str]] = {}
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
+
+    def hash_ahead(self, files: Sequence[FileRecord]) -> None:
+        """Begins to hash local source files, which a commit will want."""
+        for file in files:
+            known = (file.url, file.version)
+            if file.content is None and file.url.startswith("file:") and known not in self._hashes:
+                self._hashes[known] = self._hasher.submit(self._hash_file, file)
 
     def put(self, commit: Commit) -> None:
         """Queues a commit."""
@@ -65,6 +78,7 @@ class Committer:
         """Waits until all is committed."""
         self._queue.put(None)
         self._thread.join()
+        self._hasher.shutdown(cancel_futures=True)
 
     def _work(self) -> None:
         while (commit := self._queue.get()) is not None:
@@ -89,20 +103,13 @@ class Committer:
             if isinstance(outcome, VaneError):
                 raise StoreError(f"its upstream {stage!r} was not committed: {outcome}")
             upstream[stage] = str(outcome)
-        files = [self._hashed(file, commit.hash_file) for file in commit.manifest.files]
-        return replace(
-            commit.manifest, files=files, upstream=upstream, committed_at=time.time()
-        )
+        self.hash_ahead(commit.manifest.files)
+        files = [self._hashed(file) for file in commit.manifest.files]
+        return replace(commit.manifest, files=files, upstream=upstream, committed_at=time.time())
 
-    def _hashed(
-        self, file: FileRecord, hash_file: Callable[[FileRecord], str] | None
-    ) -> FileRecord:
-        if file.content is not None or hash_file is None or not file.url.startswith("file:"):
-            return file
-        known = (file.url, file.version)
-        if known not in self._hashes:
-            self._hashes[known] = hash_file(file)
-        return replace(file, content=self._hashes[known])
+    def _hashed(self, file: FileRecord) -> FileRecord:
+        future = self._hashes.get((file.url, file.version))
+        return file if future is None else replace(file, content=future.result())
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> ManifestName:
         if commit.unique:
@@ -125,7 +132,11 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
         SourceError: If one is, naming the files.
     """
     ranges = sorted(
-        ((part.id_min, part.id_max, index) for index, part in enumerate(manifest.parts) if part.rows),
+        (
+            (part.id_min, part.id_max, index)
+            for index, part in enumerate(manifest.parts)
+            if part.rows
+        ),
         key=lambda item: (item[0], item[1]),
     )
     overlapping: set[int] = set()

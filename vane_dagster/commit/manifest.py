@@ -144,8 +144,8 @@ class Manifest:
         return sum(part.rows for part in self.parts)
 
     @property
-    def bytes(self) -> int:
-        """Size of the partition in the store."""
+    def size(self) -> int:
+        """Bytes of the partition in the store."""
         return sum(part.bytes for part in self.parts)
 
     @property

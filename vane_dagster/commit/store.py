@@ -70,7 +70,9 @@ class Store:
                 found[wanted[folder]] = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
         return found
 
-    def read(self, pipeline: str, stage: str, partition: str | None, name: ManifestName) -> Manifest:
+    def read(
+        self, pipeline: str, stage: str, partition: str | None, name: ManifestName
+    ) -> Manifest:
         """Opens a manifest.
 
         Raises:
@@ -82,7 +84,7 @@ class Store:
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise StoreError(
                 f"manifest {location.file_url(str(name))!r} cannot be read: "
-                f"{type(error).__name__}: {error}. Delete it and materialize {pipeline}/{stage} again"
+                f"{type(error).__name__}: {error}. Delete it and run {pipeline}/{stage} again"
             ) from error
 
     def commit(self, manifest: Manifest) -> ManifestName:

@@ -1,1 +1,1 @@
-"""Pipelines as data: what a user declares, validated where it was written. No Ray, no torch, no I/O."""
+"""Pipelines as data, validated where the user wrote them. No Ray, no torch, no I/O."""

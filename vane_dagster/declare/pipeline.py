@@ -328,8 +328,8 @@ class Pipeline(_Rows):
         for stage in stages:
             if not isinstance(stage, Stage) or stage.pipeline is not self:
                 raise DefinitionError(
-                    f"{culprit}: {stage!r} is not a stage of pipeline {self.name!r}; only stages of "
-                    "one pipeline share its fragments and id"
+                    f"{culprit}: {stage!r} is not a stage of pipeline {self.name!r}; only stages "
+                    "of one pipeline share its fragments and id"
                 )
         upstream = tuple(dict.fromkeys(stage.name for stage in stages))
         if len(upstream) < 2 or len(upstream) != len(stages):
@@ -383,15 +383,15 @@ class Pipeline(_Rows):
             )
         if self.partitions_def is not None and not target.fields:
             raise DefinitionError(
-                f"{culprit}: {target.url!r} has no {{partition_key}}, so that every partition would "
-                "have the same files; put it in, or leave partitions_def out"
+                f"{culprit}: {target.url!r} has no {{partition_key}}, so that every partition "
+                "would have the same files; put it in, or leave partitions_def out"
             )
         dimensions = [f.partition(".")[2] for f in target.fields if "." in f]
         known = [d.name for d in getattr(self.partitions_def, "partitions_defs", ())]
         if unknown := [d for d in dimensions if d not in known]:
             raise DefinitionError(
-                f"{culprit}: {target.url!r} names the dimension {unknown[0]!r}; the partitions have "
-                f"{names(known)}"
+                f"{culprit}: {target.url!r} names the dimension {unknown[0]!r}; the partitions "
+                f"have {names(known)}"
             )
 
 

@@ -52,8 +52,8 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
         return sql_type(kind)
     except duckdb.Error as error:
         raise SchemaError(
-            f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use a "
-            "DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
+            f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use "
+            "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
             "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ..."
         ) from None
 

@@ -119,7 +119,9 @@ def _described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def as_columns(columns: Mapping[str, str] | Sequence[str], where: str) -> tuple[tuple[str, str], ...]:
+def as_columns(
+    columns: Mapping[str, str] | Sequence[str], where: str
+) -> tuple[tuple[str, str], ...]:
     """Columns of a project as (name, expression) pairs.
 
     Raises:

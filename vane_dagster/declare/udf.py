@@ -68,7 +68,7 @@ def make_udf(
                 f"{where}: {_name(target)} is a function, so fn_constructor_args and "
                 "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
             )
-    elif not callable(getattr(target, "__call__", None)) or "__call__" not in _members(target):
+    elif not callable(_members(target).get("__call__")):
         raise DefinitionError(
             f"{where}: class {_name(target)} has no __call__; define __call__(self, batch), which "
             "a worker calls for each batch"
@@ -109,8 +109,9 @@ def _refuse_other_than_function(where: str, target: Any) -> None:
     raise DefinitionError(f"{where}: {target!r} cannot be called; pass a function or a class")
 
 
-def _members(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ if base is not object for name in vars(base)}
+def _members(cls: type) -> dict[str, Any]:
+    bases = [base for base in reversed(cls.__mro__) if base is not object]
+    return {name: member for base in bases for name, member in vars(base).items()}
 
 
 def _style(function: Any) -> CallStyle:
@@ -126,7 +127,9 @@ def _style(function: Any) -> CallStyle:
 
 
 def _check_arguments(where: str, udf: Udf) -> None:
-    call = udf.target.__call__ if udf.stateful else udf.target
+    call: Any = udf.target
+    if inspect.isclass(udf.target):
+        call = _members(udf.target)["__call__"]
     given = (None, None) if udf.stateful else (None,)
     _bind(where, call, (*given, *udf.args), udf.kwargs, "(batch, *fn_args, **fn_kwargs)")
     if udf.stateful:

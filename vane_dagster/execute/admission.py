@@ -13,7 +13,7 @@ _SLACK = 1e-6
 
 
 def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:
-    """Whether bundles can be placed on nodes, the largest first, each on the first that has room."""
+    """Whether bundles can be placed on nodes, the largest first, each where there is room."""
     free = [dict(node) for node in nodes]
     for bundle in sorted(bundles, key=_size, reverse=True):
         if not bundle:
@@ -79,7 +79,9 @@ def pack_waves(
         if pool is not None:
             check_can_fit(capacity, pool)
         index = earliest
-        while pool is not None and index < len(waves) and not _joins(capacity, claimed[index], pool):
+        while (
+            pool is not None and index < len(waves) and not _joins(capacity, claimed[index], pool)
+        ):
             index += 1
         while index >= len(waves):
             waves.append([])

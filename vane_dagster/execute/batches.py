@@ -44,7 +44,7 @@ def _to_numpy(column: pa.ChunkedArray) -> Any:
 
 
 def from_result(result: Any, schema: pa.Schema, id: str, culprit: str) -> pa.Table:
-    """What a user's call returned as a table of `schema`; the id column is missing if it was left out.
+    """What a user's call returned, as a table of `schema`, without the id if it was left out.
 
     Args:
         result: A `pyarrow.Table` or RecordBatch, a dict of column to array, or a data frame.
@@ -104,8 +104,8 @@ def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
             array = array.cast(kind)
         except pa.ArrowException as error:
             raise UdfError(
-                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with values "
-                f"that do not fit: {error}"
+                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with "
+                f"values that do not fit: {error}"
             ) from error
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
@@ -131,11 +131,11 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
 
 def _matrix(values: Any, kind: pa.DataType) -> pa.Array:
     flat = pa.array(values.reshape(-1))
-    rows, width = values.shape
+    width = values.shape[1]
     if pa.types.is_fixed_size_list(kind) and kind.list_size != width:
         raise ValueError(f"vectors have {width} elements, not {kind.list_size}")
     if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
-        raise TypeError(f"an array of shape {values.shape} is a vector a row")
+        raise TypeError(f"an array of shape {values.shape} has a vector a row")
     return pa.FixedSizeListArray.from_arrays(flat, width)
 
 

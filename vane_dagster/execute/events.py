@@ -121,6 +121,4 @@ class Failed:
     because: str | None = None
 
 
-Event = Union[
-    WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed
-]
+Event = Union[WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed]

@@ -25,7 +25,7 @@ _BUDGET_SHARE = 0.4
 
 def execute(
     plan: RunPlan,
-    connect: Callable[[], Backend],
+    backend: Backend | None,
     store: Store,
     run_id: str,
     emit: Callable[[Event], None],
@@ -36,7 +36,7 @@ def execute(
 
     Args:
         plan: What is to be done.
-        connect: Gives the backend; not called where nothing has to be computed.
+        backend: Where the work is done; None only where nothing has to be computed.
         store: Where parts and manifests go.
         run_id: For leases and manifests.
         emit: Called with each event, also from another thread.
@@ -51,7 +51,8 @@ def execute(
     try:
         state.begin()
         if needed := plan.needed():
-            _compute(plan, connect(), store, state, needed, cancelled)
+            assert backend is not None, "there is something to compute, and nothing to do it"
+            _compute(plan, backend, store, state, needed, cancelled)
     finally:
         state.close()
 

@@ -126,9 +126,9 @@ class Keeper:
                 self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _adopt(self) -> None:
-        found = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)
-                 if a["namespace"] == NAMESPACE and not a["name"].startswith("keeper-")]  # fmt: skip
-        for worker in found:
+        named = ray.util.list_named_actors(all_namespaces=True)
+        own = [actor["name"] for actor in named if actor["namespace"] == NAMESPACE]
+        for worker in (name for name in own if not name.startswith("keeper-")):
             facts = await self._asked(worker)
             if facts.get("protocol") == self._protocol:
                 self._books.adopt(facts["claim"], worker, time.monotonic())

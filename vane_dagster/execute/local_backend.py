@@ -102,9 +102,7 @@ class LocalBackend:
         """See `Backend.lease`."""
         for pool in pools:
             check_can_fit(self.capacity(), pool)
-        claims = [
-            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots) for p in pools
-        ]
+        claims = [Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots) for p in pools]
         id = f"{run_id}-{secrets.token_hex(4)}"
         grant = self._books.ask(id, run_id, claims, [self._node], time.monotonic())
         assert grant is not None, "a backend of one run has one lease at a time"
@@ -112,7 +110,9 @@ class LocalBackend:
             self.processes.pop(name).end()
         for name, claim in grant.create:
             self.start(name, claim)
-        workers = [Worker(n, c.identity) for c in claims for n in self._books.pools[c.identity].workers]
+        workers = [
+            Worker(n, c.identity) for c in claims for n in self._books.pools[c.identity].workers
+        ]
         return LocalLease(self, id, pools, workers)
 
     def start(self, name: str, claim: Claim) -> None:

@@ -66,7 +66,7 @@ class Books:
         self.settled_at = now
 
     def adopt(self, claim: Claim, worker: str, now: float) -> None:
-        """Takes up a worker found after the keeper's own restart; no eviction for one lease time."""
+        """Takes up a worker found after a restart; nothing is evicted for one lease time."""
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers.append(worker)
         self.settled_at = now + LEASE_SECONDS

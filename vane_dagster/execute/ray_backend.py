@@ -51,7 +51,7 @@ def find_keeper(create: bool = True) -> Any:
         create: Whether to start one; without, None where there is none.
 
     Raises:
-        ComputeError: If it cannot be started, for example because vane_dagster is not installed there.
+        ComputeError: If it cannot be started, as where vane_dagster is not installed there.
     """
     import ray
 
@@ -188,7 +188,9 @@ class RayLease:
         pool = self._pools[worker.pool]
         env = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
         archive = self._archives.get(worker.pool, b"")
-        return self._called(worker, lambda a: (a.load.remote(pool.model, archive, pool.threads, env), None))
+        return self._called(
+            worker, lambda a: (a.load.remote(pool.model, archive, pool.threads, env), None)
+        )
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         """See `Lease.run`."""

@@ -37,12 +37,12 @@ class HostActor:
         self._used = time.time()
         return (None if table is None else compact(table)), report
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def describe(self) -> dict[str, Any]:
         """What `vane-dagster pools` shows of a worker, and what a restarted keeper needs."""
         loaded = self._loaded
@@ -68,7 +68,7 @@ class HostActor:
 
 
 def compact(table: pa.Table) -> pa.Table:
-    """The table with buffers of its own: a slice would be pickled with all that it is a slice of."""
+    """The table with buffers of its own; a slice is pickled with all that it is a slice of."""
     if table.get_total_buffer_size() <= 1.1 * table.nbytes + 4096:
         return table
     sink = pa.BufferOutputStream()

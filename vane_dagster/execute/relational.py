@@ -87,7 +87,7 @@ def _duckdb_path(rows: FileRows) -> str:
     if location.is_local:
         return location.path
     _register(location.fs)
-    return location.fs.unstrip_protocol(location.path)
+    return str(location.fs.unstrip_protocol(location.path))
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +104,7 @@ def _literal(text: str) -> str:
 
 
 def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Inputs side by side by id, in the order of the first; rows are found by index, not hashed out.
+    """Inputs side by side by id, in the order of the first.
 
     An inner join keeps the rows that every input has, a left join those of the first.
     """
@@ -126,7 +126,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
 
 
 def _positions(ids: pa.Array, other: pa.ChunkedArray) -> pa.Array | None:
-    """Where each id stands in `other`, null where it does not; None if all stand in the same order."""
+    """Where each id stands in `other`, null where it does not; None if both are the same."""
     other = other.combine_chunks()
     return None if other.equals(ids) else pc.index_in(ids, value_set=other)
 

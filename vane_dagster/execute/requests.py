@@ -149,9 +149,7 @@ class Requests:
         part = self._parts[run.partition, upstream][run.index]
         return PartRows(part.folder, part.info.name, columns), []
 
-    def _columns(
-        self, run: FragmentRun, spec: StageSpec, upstream: str
-    ) -> tuple[str, ...] | None:
+    def _columns(self, run: FragmentRun, spec: StageSpec, upstream: str) -> tuple[str, ...] | None:
         """The columns of an upstream that a stage needs; None for all."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
         id = self._pipeline.id

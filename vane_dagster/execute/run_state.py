@@ -1,8 +1,8 @@
-"""What a run knows of its partitions: parts, failures, counts, and when a partition can be committed."""
+"""What a run knows of its partitions: parts, failures, counts, and what can be committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.commit.committer import Commit, Committer
@@ -33,7 +33,8 @@ class RunState:
         self.emit = emit
         self._store = store
         self._info = info
-        self._committer = Committer(store)
+        source = self.pipeline.source
+        self._committer = Committer(store, lambda file: content_hash(file, source))
         self._queued: set[tuple[int, str]] = set()
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
@@ -56,9 +57,18 @@ class RunState:
             for i in partition.stages[stage].missing
         )
 
+    def fragments_left(self, stages: Sequence[str]) -> int:
+        """Fragments of which one of the stages has to be computed."""
+        return sum(
+            len({i for stage in stages for i in partition.stages[stage].missing})
+            for partition in self.plan.partitions
+        )
+
     def begin(self) -> None:
         """Reports what is done already, and commits what only wants a manifest."""
         for index, partition in enumerate(self.plan.partitions):
+            if partition.fragments:
+                self._committer.hash_ahead(partition.files)
             for stage, stage_plan in partition.stages.items():
                 if stage_plan.done:
                     self.emit(Unchanged(stage, partition.key, stage_plan.done))
@@ -96,16 +106,12 @@ class RunState:
             if stage_plan.done or (index, stage) in self._queued or (index, stage) in self.failed:
                 continue
             above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
-            ready = all(
-                partition.stages[u].done or (index, u) in self._queued for u in above
-            )
+            ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
             if ready and len(self.parts[index, stage]) == len(partition.fragments):
                 self._queued.add((index, stage))
                 self._committer.put(self._commit(index, partition, stage, above))
 
-    def _commit(
-        self, index: int, partition: PartitionPlan, stage: str, above: list[str]
-    ) -> Commit:
+    def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
@@ -127,7 +133,6 @@ class RunState:
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
-        source = self.pipeline.source
         return Commit(
             manifest=manifest,
             folder=self._store.parts(self.pipeline.name, stage, partition.key),
@@ -136,7 +141,6 @@ class RunState:
             unique=self.pipeline.id if SOURCE in spec.upstream else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
-            hash_file=lambda file: content_hash(file, source),
             done=lambda made, outcome: self._told(index, stage, made, outcome),
         )
 

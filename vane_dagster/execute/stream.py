@@ -23,6 +23,8 @@ from vane_dagster.plan.plan import Part
 _MOST_RESTARTS = 3
 _TICK_SECONDS = 0.5
 _FRAGMENTS_A_WORKER = 3
+_FRAGMENTS_TO_LEARN = 2
+_WHOLE_SECONDS = 1.0
 
 
 class Cancelled(Exception):
@@ -78,6 +80,7 @@ class Stream:
         self._began = self._told = time.perf_counter()
         workers = lease.workers()
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * len(workers)))
+        self._left = state.fragments_left(stages)
         for worker in workers:
             self._load(worker)
 
@@ -118,7 +121,10 @@ class Stream:
 
     def _admit(self) -> None:
         while self._next and self._budget.admits(self._next.fragment.bytes):
+            if len(self._active) >= _FRAGMENTS_TO_LEARN and self._is_learning():
+                break
             run = self._next
+            self._left -= 1
             self._next = next(self._waiting, None)
             self._budget.charge(run.order, run.fragment.bytes)
             self._active[run.order] = run
@@ -129,13 +135,35 @@ class Stream:
             if node.started or node.waits_for:
                 continue
             node.started = True
-            if not isinstance(node.spec, MapBatchesSpec):
+            if stage not in self._pools or self._goes_whole(run, stage):
                 self._queue(run, stage, "whole")
-            elif node.spec.upstream[0] in run.nodes:
-                above = run.nodes[node.spec.upstream[0]]
+            elif (above := run.nodes.get(node.spec.upstream[0])) is not None:
                 self._give(run, stage, above.table, above.table_rows)
             else:
                 self._queue(run, stage, "load")
+
+    def _is_learning(self) -> bool:
+        """Whether the speed of a stage that may take fragments whole is not known yet."""
+        return any(
+            self._speeds[stage].seconds is None and self._may_go_whole(pool)
+            for stage, pool in self._pools.items()
+        )
+
+    def _may_go_whole(self, pool: PoolSpec) -> bool:
+        return not pool.bundle.get("GPU") and pool.slots == 1
+
+    def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
+        """Whether one worker reads, computes and writes a fragment of a map by itself.
+
+        That spares two copies through shared memory. It would leave a GPU idle while the worker
+        reads and writes, and other workers idle where fragments are few or slow: those are sliced.
+        """
+        pool, speed = self._pools[stage], self._speeds[stage].seconds
+        if speed is None or not self._may_go_whole(pool):
+            return False
+        enough = self._left >= 2 * self._lanes[pool.identity].size
+        rows = run.fragment.stop - run.fragment.start
+        return enough and speed * rows <= _WHOLE_SECONDS
 
     def _give(self, run: FragmentRun, stage: str, table: Any, rows: int) -> None:
         node = run.nodes[stage]
@@ -143,7 +171,8 @@ class Stream:
         self._queue(run, stage, "slice" if rows else "gather")
 
     def _queue(self, run: FragmentRun, stage: str, kind: str) -> None:
-        lane = self._pools[stage].identity if kind == "slice" else IO_POOL
+        calls = stage in self._pools and kind in ("slice", "whole")
+        lane = self._pools[stage].identity if calls else IO_POOL
         self._lanes[lane].push(run.order, _Item(run, run.epoch, stage, kind))
 
     # Handing out
@@ -219,7 +248,6 @@ class Stream:
         if item.kind == "load":
             self._give(run, item.stage, table, report.rows_out)
         elif item.kind == "slice":
-            self._speeds[item.stage].learn(report.seconds, flight.rows)
             node.pieces[flight.start] = (table, report.rows_out)
             node.flying -= 1
             if node.handed == node.given_rows and not node.flying:
@@ -234,12 +262,16 @@ class Stream:
         stats.work_seconds += report.seconds
         stats.call_seconds += report.call_seconds
         stats.batches += report.batches
-        if item.kind == "slice":
-            rows = run.fragment.stop - run.fragment.start
-            share = report.rows_in / max(1, run.nodes[item.stage].given_rows)
-            self._behind[item.stage] += int(rows * share)
         if item.kind in ("whole", "slice"):
             stats.rows_in += report.rows_in
+            if item.stage in self._speeds and report.rows_in:
+                self._speeds[item.stage].learn(report.seconds, report.rows_in)
+        given = run.nodes[item.stage].given_rows
+        if item.kind == "whole" or (item.kind == "gather" and not given):
+            self._behind[item.stage] += run.fragment.stop - run.fragment.start
+        elif item.kind == "slice":
+            share = report.rows_in / given
+            self._behind[item.stage] += int(share * (run.fragment.stop - run.fragment.start))
 
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name
@@ -250,8 +282,6 @@ class Stream:
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
         stats.rows_out += report.rows_out
-        if stage not in self._pools:
-            self._behind[stage] += run.fragment.stop - run.fragment.start
         part = Part(self._requests.folder(run, node.spec), report.part)
         self._state.add_part(run.partition, stage, run.index, part)
         for below in run.nodes.values():

@@ -125,8 +125,7 @@ class Fault:
     def error(self) -> VaneError:
         """The exception to raise in the driver."""
         text = f"{self.message}\n\n{self.traceback}".rstrip()
-        cls = getattr(errors, self.kind)
-        assert issubclass(cls, VaneError)
+        cls: type[VaneError] = getattr(errors, self.kind)
         return cls(text)
 
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec
 from vane_dagster.errors import DefinitionError
-from vane_dagster.orchestrate.resources import Compute, FragmentStore
 from vane_dagster.orchestrate.reporting import RunReport
+from vane_dagster.orchestrate.resources import Compute, FragmentStore
 from vane_dagster.orchestrate.runner import run_pipeline
 from vane_dagster.plan.definition import stage_definition
 

@@ -88,7 +88,7 @@ class RayCompute(Compute):
     The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
     """
 
-    cluster: dg.ResourceDependency[Any] = None
+    cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
     address: str | None = Field(
         default=None,
         description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",

@@ -11,7 +11,6 @@ from typing import Any
 
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.execute.backend import Backend
 from vane_dagster.execute.events import Event, Failed
 from vane_dagster.execute.executor import execute
 from vane_dagster.orchestrate.resources import Compute
@@ -56,21 +55,16 @@ def run_pipeline(
     for key, error in plan.failed.items():
         for stage in plan.selected:
             listen(Failed(stage, key, error))
-    backends: list[Backend] = []
-
-    def connect() -> Backend:
-        backends.append(compute.backend(log))
-        return backends[0]
-
+    backend = compute.backend(log) if plan.needed() else None
     try:
         _on_a_thread(
             lambda emit, cancelled: execute(
-                plan, connect, store, run_id, emit, cancelled, versions()
+                plan, backend, store, run_id, emit, cancelled, versions()
             ),
             listen,
         )
     finally:
-        for backend in backends:
+        if backend is not None:
             compute.close(backend)
     return plan
 
@@ -79,7 +73,7 @@ def _on_a_thread(
     work: Callable[[Callable[[Event], None], threading.Event], None],
     listen: Callable[[Event], None],
 ) -> None:
-    """Runs `work` on a thread and hands its events over here, so that a slow listener stalls nothing.
+    """Runs `work` on a thread and hands its events over; a slow listener stalls nothing.
 
     An interruption of this thread cancels the work and waits for it.
     """

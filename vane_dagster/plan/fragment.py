@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ def _ranges(groups: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
         if rows > most:
             pieces = -(-(end - start) // most)
             edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
-            yield from zip(edges, edges[1:])
+            yield from itertools.pairwise(edges)
             start = end
     if end > start:
         yield start, end

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName, PartInfo
+from vane_dagster.commit.manifest import (
+    FileRecord,
+    FragmentRecord,
+    Manifest,
+    ManifestName,
+    PartInfo,
+)
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.errors import VaneError
 from vane_dagster.plan.fragment import FragmentRule

@@ -61,9 +61,7 @@ def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
         return FragmentRule(pipeline.fragment_rows)
     maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
-    kept = store.setting(
-        pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes}
-    )
+    kept = store.setting(pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes})
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
 
 
@@ -143,9 +141,7 @@ class _Planner:
             plans[stage] = StagePlan(known[stage], generation, in_force if same else None)
         return plans
 
-    def _reconciled(
-        self, key: str | None, files: tuple[FileRecord, ...]
-    ) -> tuple[FileRecord, ...]:
+    def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
         for head in self.heads:
             if name := self.latest[head].get(key):
                 before = self.store.read(self.pipeline.name, head, key, name)
@@ -170,15 +166,13 @@ class _Planner:
         fragments = self._agreed(key, fragments, inputs)
         if not fragments and not self.pipeline.source.allow_empty:
             raise SourceError(
-                f"{culprit}: the source of {'the pipeline' if key is None else repr(key)} has files "
-                "and no rows. If that is right, declare it with vd.parquet(..., allow_empty=True)"
+                f"{culprit}: the source of {'the pipeline' if key is None else repr(key)} has "
+                "files and no rows. If that is right, declare it with vd.parquet(..., allow_empty=True)"
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         keys = self._keys(fragments, stages, inputs)
         expanded = {
-            stage: replace(
-                plan, keys=keys[stage], parts=self._parts(key, stage, plan, keys[stage])
-            )
+            stage: replace(plan, keys=keys[stage], parts=self._parts(key, stage, plan, keys[stage]))
             for stage, plan in stages.items()
         }
         return PartitionPlan(key, files, fragments, expanded, inputs, input_names, schemas)

@@ -68,8 +68,8 @@ def _map_schema(spec: MapBatchesSpec, id: str, first: pa.Schema, culprit: str) -
     declared = spec.schema.field(id).type
     if declared != id_type:
         raise SchemaError(
-            f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as {id_type}; "
-            "ids keep their type. Leave it out of the schema, or cast it in a project above"
+            f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as {id_type}"
+            "; ids keep their type. Leave it out of the schema, or cast it in a project above"
         )
     return spec.schema
 

@@ -86,7 +86,7 @@ def file_identity(file: FileRecord) -> str:
 
 def content_hash(file: FileRecord, source: ParquetSource) -> str:
     """Digest of a file's bytes."""
-    state = hashlib.blake2b(digest_size=16)
+    state = hashlib.sha256()
     location = Location(file.url, source.storage_options)
     with location.fs.open(location.path, "rb") as stream:
         while piece := stream.read(8 << 20):
@@ -99,8 +99,8 @@ def reconcile(
 ) -> tuple[FileRecord, ...]:
     """Keeps the identity of files that were touched and not changed.
 
-    A local file whose size is as recorded and whose time is not is read once, and keeps the recorded
-    version where its content is the same.
+    A local file whose size is as recorded and whose time is not is read once, and keeps the
+    recorded version where its content is the same.
     """
     recorded = {file.url: file for file in known}
 

@@ -55,7 +55,7 @@ def stage_metadata(
         "dagster/column_schema": column_schema(manifest.schema),
         "dagster/uri": folder.url,
         "manifest": manifests.file_url(str(name)),
-        "bytes": manifest.bytes,
+        "bytes": manifest.size,
         "fragments": len(manifest.parts),
         "fragments_computed": stats.computed,
         "fragments_reused": len(manifest.parts) - stats.computed,
