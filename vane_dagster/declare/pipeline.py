@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vane_dagster.declare.arguments import (
+    list_of_names,
+    mapping,
+    one_of,
+    parse_concurrency,
+    positive,
+)
 from vane_dagster.declare.schema import SchemaLike, parse_schema
 from vane_dagster.declare.source import ParquetSource
-from vane_dagster.declare.sql import as_columns, quote, referenced_columns
+from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
 from vane_dagster.declare.stage import (
     SOURCE,
     AssetOptions,
@@ -22,9 +29,6 @@ from vane_dagster.declare.stage import (
     Resources,
     StageSpec,
     WriteSpec,
-    one_of,
-    parse_concurrency,
-    positive,
 )
 from vane_dagster.declare.udf import make_udf
 from vane_dagster.errors import DefinitionError, names
@@ -66,8 +70,15 @@ class _Rows:
         pairs = as_columns(columns, culprit)
         if where is not None:
             referenced_columns(where, f"{culprit}, where")
-        if self.pipeline.id not in dict(pairs):
-            pairs = ((self.pipeline.id, quote(self.pipeline.id)), *pairs)
+        id = self.pipeline.id
+        if not is_column(dict(pairs).get(id, quote(id)), id, culprit):
+            raise DefinitionError(
+                f"{culprit}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
+                "unchanged, so that each row leads back to the source. Leave it out, and give what "
+                "is computed another name"
+            )
+        if id not in dict(pairs):
+            pairs = ((id, quote(id)), *pairs)
         options = _asset_options(culprit, asset)
         return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where))
 
@@ -140,15 +151,15 @@ class _Rows:
             constructor_kwargs=fn_constructor_kwargs,
             version=version,
         )
-        needs = Resources(num_cpus, gpus, memory, accelerator_type, dict(resources or {}))
+        needs = Resources(
+            num_cpus, gpus, memory, accelerator_type, mapping(culprit, "resources", resources)
+        )
         needs.validate(culprit)
         if gpus and not udf.stateful:
             raise DefinitionError(
                 f"{culprit}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        if isinstance(columns, str):
-            raise DefinitionError(f"{culprit}: columns is {columns!r}; expected a list of names")
         workers = parse_concurrency(culprit, concurrency)
         spec = MapBatchesSpec(
             name=name,
@@ -156,14 +167,14 @@ class _Rows:
             asset=_asset_options(culprit, asset),
             udf=udf,
             schema=parse_schema(schema, culprit),
-            columns=None if columns is None else tuple(columns),
+            columns=list_of_names(culprit, "columns", columns),
             batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
             batch_size=positive(culprit, "batch_size", batch_size),
             cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
-            env_vars=tuple(env_vars),
+            env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
         )
         return self.pipeline._add(spec)
 
@@ -364,8 +375,11 @@ class Pipeline(_Rows):
             )
         if spec.name == SOURCE:
             raise DefinitionError(f"{culprit}: {SOURCE!r} is the name of the pipeline's source")
-        if spec.name in self._stages:
-            raise DefinitionError(f"{culprit}: there is a stage of that name already")
+        if spec.name.lower() in map(str.lower, self._stages):
+            raise DefinitionError(
+                f"{culprit}: there is a stage of that name already, or one that differs only in "
+                "case; give it another name"
+            )
         writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.kind == "write"]
         if writes:
             raise DefinitionError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Union
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from vane_dagster.declare.database import connect
 from vane_dagster.errors import SchemaError
 
 SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
@@ -35,7 +37,33 @@ def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
         )
     if not fields:
         raise SchemaError(f"{where}: schema has no columns; name each column that comes out")
-    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
+    check_distinct([field.name for field in fields], where)
+    parsed = pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
+    check_storable(parsed, where)
+    return parsed
+
+
+def check_distinct(names: Sequence[str], where: str) -> None:
+    """Raises SchemaError where two names are one to SQL, which does not tell "a" from "A"."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (known := first.setdefault(name.lower(), name)) != name or names.count(name) > 1:
+            raise SchemaError(
+                f"{where}: columns {known!r} and {name!r} are the same name to SQL, which ignores "
+                "case; rename one"
+            )
+
+
+def check_storable(schema: pa.Schema, where: str) -> None:
+    """Raises SchemaError for a type that Parquet cannot hold."""
+    for field in schema:
+        try:
+            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except pa.ArrowNotImplementedError:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold; "
+                "make it another type, for example with ::VARCHAR"
+            ) from None
 
 
 def _column_type(column: object, kind: object, where: str) -> pa.DataType:
@@ -65,7 +93,7 @@ def sql_type(kind: str) -> pa.DataType:
     Raises:
         duckdb.Error: If the string is not one type.
     """
-    with duckdb.connect() as connection:
+    with connect() as connection:
         table = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x").to_arrow_table()
     if table.column_names != ["x"]:
         raise duckdb.ParserException(f"{kind!r} is not a single type")
@@ -73,12 +101,17 @@ def sql_type(kind: str) -> pa.DataType:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with conventional child names and no encoding, so that equal types compare equal."""
+    """The type with conventional child names and one encoding, so that equal types compare equal.
+
+    The large and view forms become the plain one: pandas writes large strings, DuckDB reads plain.
+    """
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(plain_type(kind.value_type))
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(plain_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])

@@ -10,6 +10,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from vane_dagster.declare.database import connect
+from vane_dagster.declare.schema import check_distinct, check_storable, plain_type
 from vane_dagster.errors import DefinitionError, SchemaError
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
@@ -41,8 +43,29 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
     Raises:
         DefinitionError: If it does not parse, or would not be local to a row.
     """
-    with duckdb.connect() as connection:
-        statement = f"SELECT ({expression}) AS x FROM source"
+    columns = set()
+    for node in _expressions(_parsed(expression, where)):
+        if what := _beyond_its_row(node):
+            raise DefinitionError(
+                f"{where}: {expression!r} holds {what}; a project sees one row at a time, because "
+                "fragments are computed apart. Compute it upstream of the pipeline"
+            )
+        if node.get("class") == "COLUMN_REF":
+            first, *rest = node["column_names"]
+            columns |= {first, *rest[:1]} if first.lower() == "source" else {first}
+    return frozenset(columns)
+
+
+def is_column(expression: str, name: str, where: str) -> bool:
+    """Whether an expression is nothing but a column."""
+    tree = _parsed(expression, where)
+    path = [part.lower() for part in tree.get("column_names", ())]
+    return path in ([name.lower()], ["source", name.lower()])
+
+
+def _parsed(expression: str, where: str) -> dict[str, Any]:
+    statement = f"SELECT ({expression}) AS x FROM source"
+    with connect() as connection:
         found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
     assert found is not None
     tree = json.loads(found[0])
@@ -51,17 +74,26 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
     select_lists = [s["node"].get("select_list", []) for s in tree["statements"]]
     if len(select_lists) != 1 or len(select_lists[0]) != 1:
         raise DefinitionError(f"{where}: {expression!r} is not a single SQL expression")
-    columns = set()
-    for node in _expressions(select_lists[0][0]):
-        kind = node.get("class")
-        if kind in _NOT_ROW_LOCAL:
-            raise DefinitionError(
-                f"{where}: {expression!r} holds {_NOT_ROW_LOCAL[kind]}; a project sees one row at "
-                "a time, because fragments are computed apart. Compute it upstream of the pipeline"
-            )
-        if kind == "COLUMN_REF":
-            columns.add(node["column_names"][0])
-    return frozenset(columns)
+    return dict(select_lists[0][0])
+
+
+def _beyond_its_row(node: Mapping[str, Any]) -> str | None:
+    kind, function = node.get("class"), str(node.get("function_name", "")).lower()
+    if kind == "FUNCTION" and function in _aggregates():
+        return f"the aggregate {function}()"
+    if kind == "FUNCTION" and function in ("unnest", "unlist"):
+        return f"{function}(), which makes many rows of one"
+    if kind == "PARAMETER":
+        return "a parameter"
+    return _NOT_ROW_LOCAL.get(str(kind))
+
+
+@functools.lru_cache(maxsize=1)
+def _aggregates() -> frozenset[str]:
+    names = "SELECT function_name FROM duckdb_functions() WHERE function_type"
+    with connect() as connection:
+        found = connection.execute(f"{names} = 'aggregate' EXCEPT {names} <> 'aggregate'")
+        return frozenset(name for (name,) in found.fetchall())
 
 
 def _expressions(node: Any) -> Iterator[dict[str, Any]]:
@@ -74,49 +106,49 @@ def _expressions(node: Any) -> Iterator[dict[str, Any]]:
             yield from _expressions(value)
 
 
+@functools.lru_cache(maxsize=256)
 def bind(
-    columns: Sequence[tuple[str, str]], where: str | None, schema: pa.Schema, culprit: str
+    columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, culprit: str
 ) -> pa.Schema:
     """The output schema of a projection over `schema`, found without any rows.
 
     Raises:
         SchemaError: If a column is missing or an expression does not fit the types.
     """
-    source = schema.empty_table()
-    with duckdb.connect() as connection:
-        connection.register("source", source)
-        _bind(connection, [("x", f"({where})::BOOLEAN")] if where else [], culprit, schema)
-        return _bind(connection, columns, culprit, schema)
+    filters = [("where", f"({where})::BOOLEAN")] if where else []
+    wanted = set()
+    for name, expression in (*columns, *filters):
+        found = referenced_columns(expression, f"{culprit}, column {name!r}")
+        wanted |= {column.lower() for column in found}
+    needed = [field for field in schema if field.name.lower() in wanted]
+    fields = []
+    with connect() as connection:
+        connection.register("source", pa.schema(needed or schema).empty_table())
+        for name, expression in (*filters, *columns):
+            kind = _bound_type(connection, name, expression, culprit, schema)
+            fields.append(pa.field(name, plain_type(kind)))
+    bound = pa.schema(fields[len(filters) :])
+    check_storable(bound, culprit)
+    return bound
 
 
-def _bind(
+def _bound_type(
     connection: duckdb.DuckDBPyConnection,
-    columns: Sequence[tuple[str, str]],
+    name: str,
+    expression: str,
     culprit: str,
     schema: pa.Schema,
-) -> pa.Schema:
-    from vane_dagster.declare.schema import plain_type
-
-    fields = []
-    for name, expression in columns:
-        try:
-            found = connection.sql(select([("x", expression)], None, "source")).to_arrow_table()
-        except duckdb.Error as error:
-            raise SchemaError(
-                f"{culprit}: column {name!r} = {expression!r} does not fit its input: "
-                f"{str(error).strip().splitlines()[0]} The input has {_described(schema)}"
-            ) from None
-        if found.num_rows:
-            raise SchemaError(
-                f"{culprit}: column {name!r} = {expression!r} aggregates over rows; a project sees "
-                "one row at a time. Compute it upstream of the pipeline"
-            )
-        fields.append(pa.field(name, plain_type(found.schema.field(0).type)))
-    return pa.schema(fields)
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+) -> pa.DataType:
+    try:
+        found = connection.sql(select([("x", expression)], None, "source")).to_arrow_table()
+    except duckdb.Error as error:
+        described = ", ".join(f"{field.name} {field.type}" for field in schema)
+        label = "where" if name == "where" else f"column {name!r}"
+        raise SchemaError(
+            f"{culprit}: {label} = {expression!r} does not fit its input: "
+            f"{str(error).strip().splitlines()[0]} The input has {described}"
+        ) from None
+    return found.schema.field(0).type
 
 
 def as_columns(
@@ -141,4 +173,5 @@ def as_columns(
         if not isinstance(name, str) or not isinstance(expression, str) or not expression.strip():
             raise DefinitionError(f"{where}: column {name!r} = {expression!r} is not SQL text")
         referenced_columns(expression, f"{where}, column {name!r}")
+    check_distinct([name for name, _ in pairs], where)
     return tuple(pairs)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vane_dagster.declare.arguments import mapping, positional
 from vane_dagster.errors import DefinitionError
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
@@ -77,10 +78,10 @@ def make_udf(
         target=target,
         stateful=stateful,
         style=_style(target.__call__ if stateful else target),
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
-        constructor_args=tuple(constructor_args),
-        constructor_kwargs=dict(constructor_kwargs or {}),
+        args=positional(where, "fn_args", args),
+        kwargs=mapping(where, "fn_kwargs", kwargs),
+        constructor_args=positional(where, "fn_constructor_args", constructor_args),
+        constructor_kwargs=mapping(where, "fn_constructor_kwargs", constructor_kwargs),
         version=None if version is None else str(version),
     )
     _check_arguments(where, udf)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.writer import read_part
+from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote, select, select_list
 from vane_dagster.errors import SourceError
 from vane_dagster.execute.batches import repeated_or_null
@@ -23,10 +24,8 @@ _ROW = "file_row_number"
 
 @functools.lru_cache(maxsize=1)
 def connection() -> duckdb.DuckDBPyConnection:
-    """The worker's DuckDB: one thread, since workers are the parallelism, and results in order."""
-    opened = duckdb.connect()
-    opened.execute("SET threads=1; SET preserve_insertion_order=true; SET TimeZone='UTC'")
-    return opened
+    """The worker's DuckDB, opened once."""
+    return connect()
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
@@ -53,7 +52,7 @@ def project(op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work) -> 
 
 
 def _read_file(rows: FileRows, listed: str, where: str | None, work: Work) -> pa.Table:
-    table = f"read_parquet({_literal(_duckdb_path(rows))}, {_ROW}=true)"
+    table = f"read_parquet({_literal(_duckdb_path(rows))}, {_ROW}=true) AS source"
     query = f"SELECT {listed} FROM {table} WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
     if where:
         query += f" AND ({where})"

@@ -1,0 +1,78 @@
+"""Checks of single arguments: each returns the value in its one form, or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vane_dagster.errors import DefinitionError
+
+
+def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
+    """A number of workers, or (min, max), as a pair; None is left to the cluster.
+
+    Raises:
+        DefinitionError: If it is neither, or below one.
+    """
+    if value is None:
+        return None
+    pair = (value, value) if isinstance(value, int) else value
+    whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
+    if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
+        raise DefinitionError(
+            f"{where}: concurrency is {value!r}; expected a number of workers from 1 up, or "
+            "(min, max) with min <= max"
+        )
+    return (pair[0], pair[1])
+
+
+def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
+    """`value` if it is a whole number from 1 up, `default` if it is None.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected a whole number from 1 up")
+    return value
+
+
+def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
+    """`value` if it is one of `allowed`; raises DefinitionError otherwise."""
+    if value not in allowed:
+        listed = ", ".join(repr(a) for a in allowed)
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected one of {listed}")
+    return value
+
+
+def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A mapping with text keys as a dict, an empty one for None.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected a mapping of name to value")
+    return dict(value)
+
+
+def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
+    """A list or tuple as a tuple; raises DefinitionError for anything else."""
+    if not isinstance(value, (list, tuple)):
+        raise DefinitionError(
+            f"{where}: {name} is {value!r}; expected a list of arguments, as [{value!r}]"
+        )
+    return tuple(value)
+
+
+def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
+    """A list of texts as a tuple, None for None; raises DefinitionError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
+    return tuple(value)
