@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend, Capacity
 from vane_dagster.execute.events import Event, WaveStarted
+from vane_dagster.execute.lanes import DEFAULT_BATCH
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream
@@ -66,12 +66,12 @@ def _compute(
     cancelled: threading.Event,
 ) -> None:
     capacity = backend.capacity()
-    pools = stage_pools(plan.pipeline, needed, capacity)
+    pools = stage_pools(plan, needed, capacity)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
         own = {stage: pools[stage] for stage in stages if stage in pools}
-        claimed = _merged(own, capacity)
+        claimed = _merged(own, min(capacity.cpus, state.fragments_left(stages)))
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()))
@@ -83,9 +83,9 @@ def _compute(
             lease.release()
 
 
-def _merged(pools: Mapping[str, PoolSpec], capacity: Capacity) -> dict[str, PoolSpec]:
+def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     """A wave's pools by identity, the largest of each, and the one for reading and writing."""
-    claimed = {IO_POOL: PoolSpec(IO_POOL, "read and write", (1, capacity.cpus), threads=1)}
+    claimed = {IO_POOL: PoolSpec(IO_POOL, "read and write", (1, max(1, readers)), threads=1)}
     for pool in pools.values():
         known = claimed.get(pool.identity)
         if known is None or pool.workers > known.workers:
@@ -93,30 +93,27 @@ def _merged(pools: Mapping[str, PoolSpec], capacity: Capacity) -> dict[str, Pool
     return claimed
 
 
-def stage_pools(
-    pipeline: Pipeline, stages: tuple[str, ...], capacity: Capacity
-) -> dict[str, PoolSpec]:
+def stage_pools(plan: RunPlan, stages: tuple[str, ...], capacity: Capacity) -> dict[str, PoolSpec]:
     """The pool of each stage that runs user code.
 
     Raises:
         CodeIdentityError: If its code cannot be packed.
     """
-    specs = [pipeline[stage].spec for stage in stages]
+    specs = [plan.pipeline[stage].spec for stage in stages]
     return {
-        spec.name: _pool(pipeline, spec, capacity)
-        for spec in specs
-        if isinstance(spec, MapBatchesSpec)
+        spec.name: _pool(plan, spec, capacity) for spec in specs if isinstance(spec, MapBatchesSpec)
     }
 
 
-def _pool(pipeline: Pipeline, spec: MapBatchesSpec, capacity: Capacity) -> PoolSpec:
+def _pool(plan: RunPlan, spec: MapBatchesSpec, capacity: Capacity) -> PoolSpec:
     udf = spec.udf
     payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
-    bundle = pack(udf_code(pipeline, spec).modules, payload)
+    bundle = pack(udf_code(plan.pipeline, spec).modules, payload)
+    useful = min(capacity.cpus, plan.missing_batches(spec.name, spec.batch_size or DEFAULT_BATCH))
     return PoolSpec(
-        identity=pool_identity(pipeline, spec),
+        identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
-        workers=spec.concurrency or (1, capacity.cpus),
+        workers=spec.concurrency or (1, max(1, useful)),
         bundle=spec.resources.bundle(),
         slots=2 if udf.is_async else 1,
         model=ModelSpec(udf.name, udf.stateful, udf.style, bundle.digest, bundle.payload),

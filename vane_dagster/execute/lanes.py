@@ -13,7 +13,8 @@ from vane_dagster.execute.backend import Worker
 
 _SLICE_SECONDS = 0.05
 _DRIVER_SECONDS = 0.005
-_DEFAULT_BATCH = 4096
+DEFAULT_BATCH = 4096
+"""Rows that a stage without a batch size is handed at least, where there are as many."""
 _FIRST_BATCHES = 4
 
 
@@ -40,7 +41,7 @@ def slice_rows(left: int, batch: int | None, workers: int, speed: Speed, last: b
         speed: What is known of the stage.
         last: Whether nothing else waits, so that the workers should end together.
     """
-    unit = batch or _DEFAULT_BATCH
+    unit = batch or DEFAULT_BATCH
     if speed.seconds is None:
         wanted = min(_FIRST_BATCHES * unit, math.ceil(left / max(1, 2 * workers)))
     else:

@@ -109,6 +109,14 @@ class RunPlan:
         """Fragments of a stage that have to be computed, over all partitions."""
         return sum(len(partition.stages[stage].missing) for partition in self.partitions)
 
+    def missing_batches(self, stage: str, size: int) -> int:
+        """Batches of `size` rows that those fragments hold, at most."""
+        return sum(
+            -(-(partition.fragments[i].stop - partition.fragments[i].start) // size)
+            for partition in self.partitions
+            for i in partition.stages[stage].missing
+        )
+
     def needed(self) -> tuple[str, ...]:
         """The selected stages that have something to compute, upstream first."""
         return tuple(stage for stage in self.selected if self.missing(stage))
