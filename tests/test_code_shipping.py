@@ -186,6 +186,27 @@ def test_script_and_local_functions_travel_by_value(tmp_path: Path, folder: Path
     assert work(tmp_path / "code", *calls) == [9, 109]
 
 
+def test_cached_function_of_a_script_travels_by_value(tmp_path: Path, folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        f"import base64, functools, json, sys\nsys.path.insert(0, {REPOSITORY!r})\n"
+        "@functools.lru_cache(maxsize=8)\ndef load(n):\n    return [n]\n"
+        "@functools.lru_cache\ndef sum_to(n):\n    return n + sum_to(n - 1) if n else 0\n"
+        "def udf(b):\n"
+        "    assert load(b) is load(b) and load.cache_parameters()['maxsize'] == 8\n"
+        "    return sum_to(b)\n"
+        "from vane_dagster.plan.shipping import pack\n"
+        "packed = pack(['__main__'], udf)\n"
+        "print(json.dumps([packed.digest, base64.b64encode(packed.archive).decode(),\n"
+        "                  base64.b64encode(packed.payload).decode()]))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    digest, archive, payload = json.loads(done.stdout)
+    packed = CodeBundle(digest, base64.b64decode(archive), base64.b64decode(payload))
+    assert work(tmp_path / "code", (packed, 4, "udf(x)")) == [10]
+
+
 def test_module_that_imports_by_a_variable_ships_its_whole_package(folder: Path) -> None:
     (folder / "pkg/loader.py").write_text(
         "import importlib\ndef udf(b):\n    return importlib.import_module(f'pkg.{b}')\n"

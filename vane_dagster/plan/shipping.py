@@ -6,6 +6,7 @@ content, as an argument.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import io
@@ -15,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,6 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
     Raises:
         CodeIdentityError: A module's file is missing, or the object cannot be pickled.
     """
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
-
     finder = Finder()
     files: dict[str, bytes] = {}
     for name in modules:
@@ -63,7 +62,7 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
             if prefix not in _MAIN and module is not None and module.kind == "own":
                 files.update(_file(module))
     try:
-        payload = cloudpickle.dumps(obj)
+        payload = _pickled(obj)
     except Exception as error:
         raise CodeIdentityError(
             f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
@@ -72,6 +71,26 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
         ) from error
     archive = _zip(files)
     return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
+
+
+def _pickled(obj: Any) -> bytes:
+    """Pickles what a script defines by value, its functions under `lru_cache` included."""
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            # cloudpickle names these by their module, and a worker's `__main__` is another.
+            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in _MAIN:
+                return _cached, (part.__wrapped__, part.cache_parameters())
+            return super().reducer_override(part)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(obj)
+    return buffer.getvalue()
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _file(module: Module) -> dict[str, bytes]:
