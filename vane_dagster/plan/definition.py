@@ -95,7 +95,20 @@ def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> s
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Digest of a model definition: stages that have the same share warm workers; 16 hex digits."""
+    """Digest of a model definition: stages that have the same share warm workers; 16 hex digits.
+
+    A function's arguments count too: it may keep what it loaded from a file that one of them names,
+    and must not meet it again once the file has changed.
+    """
     bundle = sorted(spec.resources.bundle().items())
     in_flight = spec.max_concurrency if spec.udf.is_async else 1
-    return digest(model_identity(pipeline, spec), bundle, in_flight, sorted(spec.env_vars))[:16]
+    arguments = "" if spec.udf.stateful else _arguments(pipeline, spec)
+    model = model_identity(pipeline, spec)
+    return digest(model, arguments, bundle, in_flight, sorted(spec.env_vars))[:16]
+
+
+def _arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
+    return digest(
+        _value(pipeline, spec, "fn_args", spec.udf.args),
+        _value(pipeline, spec, "fn_kwargs", spec.udf.kwargs),
+    )
