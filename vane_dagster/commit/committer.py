@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
-
-import duckdb
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import promote, retire
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.database import connect
+from vane_dagster.declare.sql import quote
 from vane_dagster.errors import SourceError, StoreError, VaneError, names
 
 
@@ -28,7 +29,6 @@ class Commit:
         manifest: The record to put in force, without the content hashes of files and the upstream.
         folder: Where the parts are.
         publish: For a `write` stage: target and staging folder.
-        former: The manifest in force before.
         unique: Name of the id, where ids have to be checked across the fragments; else None.
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
@@ -38,11 +38,18 @@ class Commit:
     manifest: Manifest
     folder: Location
     publish: tuple[Location, Location] | None
-    former: ManifestName | None
     unique: str | None
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
     done: Callable[[Manifest, ManifestName | VaneError], None]
+
+
+class WithheldError(StoreError):
+    """A partition whose upstream could not be committed."""
+
+    def __init__(self, upstream: str, error: VaneError) -> None:
+        super().__init__(f"its upstream {upstream!r} was not committed: {error}")
+        self.upstream = upstream
 
 
 class Committer:
@@ -50,16 +57,16 @@ class Committer:
 
     Args:
         store: Where manifests go.
-        hash_file: Gives the content hash of a local source file.
+        hash_file: Gives the content hash of a local source file, None if it has changed.
     """
 
-    def __init__(self, store: Store, hash_file: Callable[[FileRecord], str]) -> None:
+    def __init__(self, store: Store, hash_file: Callable[[FileRecord], str | None]) -> None:
         self._store = store
         self._hash_file = hash_file
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
-        self._hashes: dict[tuple[str, str], Future[str]] = {}
+        self._hashes: dict[tuple[str, str], Future[str | None]] = {}
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
 
@@ -101,7 +108,7 @@ class Committer:
         for stage in commit.waits_for:
             outcome = self._outcomes[commit.manifest.partition, stage]
             if isinstance(outcome, VaneError):
-                raise StoreError(f"its upstream {stage!r} was not committed: {outcome}")
+                raise WithheldError(stage, outcome)
             upstream[stage] = str(outcome)
         self.hash_ahead(commit.manifest.files)
         files = [self._hashed(file) for file in commit.manifest.files]
@@ -114,14 +121,14 @@ class Committer:
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> ManifestName:
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
-        if commit.publish:
-            promote(*commit.publish, manifest.parts)
+        if not commit.publish:
+            return self._store.commit(manifest)
+        place = (manifest.pipeline, manifest.stage, manifest.partition)
+        self._store.announce(manifest)
+        promote(*commit.publish, manifest.parts)
         name = self._store.commit(manifest)
-        if commit.publish and commit.former:
-            former = self._store.read(
-                manifest.pipeline, manifest.stage, manifest.partition, commit.former
-            )
-            retire(commit.publish[0], former.parts, manifest.parts)
+        retire(commit.publish[0], self._store.published_before(*place), manifest.parts)
+        self._store.forget_announced(*place)
         return name
 
 
@@ -149,25 +156,37 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
             highest, holder = high, index
     if not overlapping:
         return
-    parts = [folder.file(manifest.parts[index].name) for index in sorted(overlapping)]
-    repeated = _repeated_ids(folder, parts, id)
+    fragments = {manifest.parts[i].name: manifest.fragments[i] for i in sorted(overlapping)}
+    repeated, parts = _repeated_ids(folder, list(fragments), id)
     if repeated:
-        files = {manifest.fragments[index].url for index in overlapping}
+        files = dict.fromkeys(fragments[name].url for name in parts)
         raise SourceError(
-            f"stage '{manifest.pipeline}/{manifest.stage}': ids {names(repeated)} of {id!r} are in "
-            f"more than one fragment of the partition, among {names(sorted(files))}; an id must be "
-            "unique inside a partition. Mend the source"
+            f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
+            f"{names(repeated)} of {id!r} are in more than one fragment, in {names(files)}; an id "
+            "must be unique inside a partition. Mend the source"
         )
 
 
-def _repeated_ids(folder: Location, paths: Sequence[str], id: str) -> list[Any]:
-    column = '"' + id.replace('"', '""') + '"'
-    with contextlib.closing(duckdb.connect()) as connection:
+def _label(partition: str | None) -> str:
+    return "" if partition is None else f", partition {partition!r}"
+
+
+def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
+    """Some ids that stand twice, and the parts that hold them."""
+    paths = [folder.file(part) for part in parts]
+    with contextlib.closing(connect()) as connection:
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
             paths = [folder.fs.unstrip_protocol(path) for path in paths]
+        rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"
         found = connection.execute(
-            f"SELECT {column} FROM read_parquet(?) GROUP BY 1 HAVING count(*) > 1 LIMIT 6",
-            [list(paths)],
+            f"SELECT id FROM {rows} GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6", [paths]
         )
-        return [row[0] for row in found.fetchall()]
+        repeated = [row[0] for row in found.fetchall()]
+        if not repeated:
+            return [], []
+        holders = connection.execute(
+            f"SELECT DISTINCT filename FROM {rows} WHERE id IN (SELECT unnest(?)) ORDER BY 1",
+            [paths, repeated],
+        )
+        return repeated, [PurePosixPath(row[0]).name for row in holders.fetchall()]

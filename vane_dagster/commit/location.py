@@ -52,7 +52,7 @@ class Location:
 
     def child(self, *parts: str) -> Location:
         """A folder below this one."""
-        return Location("/".join([self.url.rstrip("/"), *parts]), self.storage_options)
+        return Location(_joined(self.url, *parts), self.storage_options)
 
     def file(self, name: str) -> str:
         """Path of a file in the folder, on its file system."""
@@ -60,7 +60,7 @@ class Location:
 
     def file_url(self, name: str) -> str:
         """URL of a file in the folder."""
-        return f"{self.url.rstrip('/')}/{name}"
+        return _joined(self.url, name)
 
     def names(self) -> dict[str, int]:
         """Names and sizes in bytes of the files directly in the folder; none if it is missing."""
@@ -69,7 +69,7 @@ class Location:
             try:
                 entries = self.fs.ls(self.path, detail=True)
             except FileNotFoundError:
-                return {}
+                entries = []
             found = {
                 PurePosixPath(e["name"]).name: int(e["size"] or 0)
                 for e in entries
@@ -114,8 +114,13 @@ class Location:
             FileNotFoundError: If there is none.
             StoreError: If the file system refuses.
         """
-        with self._told("read"):
-            return bytes(self.fs.cat_file(self.file(name)))
+        try:
+            with self._told("read"):
+                return bytes(self.fs.cat_file(self.file(name)))
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise
 
     def delete(self, names: list[str]) -> None:
         """Deletes files of the folder; those already gone are passed over."""
@@ -139,13 +144,17 @@ class Location:
     def _told(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
+        except StoreError:
             raise
-        except (OSError, PermissionError) as error:
+        except Exception as error:  # drivers have exceptions of their own, of many kinds
             raise StoreError(
                 f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. Check that it "
                 "exists, that the credentials reach it and that there is room"
             ) from error
+
+
+def _joined(url: str, *parts: str) -> str:
+    return url + "/".join(parts) if url.endswith("/") else "/".join([url, *parts])
 
 
 def _write_local(path: str, data: Any) -> None:

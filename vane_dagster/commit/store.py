@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vane_dagster.commit.location import Location
@@ -15,6 +15,7 @@ from vane_dagster.errors import StoreError
 UNPARTITIONED = "~unpartitioned"
 _PLAIN_KEY = re.compile(r"[a-z0-9_=][a-z0-9_=.\-]{0,99}")
 _LISTED_ONE_BY_ONE = 8
+_ANNOUNCED = "publishing-"
 
 
 def partition_folder(key: str | None) -> str:
@@ -78,13 +79,15 @@ class Store:
         Raises:
             StoreError: If it cannot be read as one.
         """
-        location = self.manifests(pipeline, stage, partition)
+        return self._opened(self.manifests(pipeline, stage, partition), str(name))
+
+    def _opened(self, location: Location, name: str) -> Manifest:
         try:
-            return Manifest.loads(location.read(str(name)))
+            return Manifest.loads(location.read(name))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise StoreError(
-                f"manifest {location.file_url(str(name))!r} cannot be read: "
-                f"{type(error).__name__}: {error}. Delete it and run {pipeline}/{stage} again"
+                f"manifest {location.file_url(name)!r} cannot be read: {type(error).__name__}: "
+                f"{error}. Delete it and materialize the stage again"
             ) from error
 
     def commit(self, manifest: Manifest) -> ManifestName:
@@ -100,6 +103,24 @@ class Store:
         )
         location.write(str(name), manifest.dumps())
         return name
+
+    def announce(self, manifest: Manifest) -> None:
+        """Records what is about to be published, so that it is found if this run is killed."""
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        location.write(f"{_ANNOUNCED}{manifest.content}.json", manifest.dumps())
+
+    def published_before(
+        self, pipeline: str, stage: str, partition: str | None
+    ) -> Iterator[set[str]]:
+        """Names of the parts of each former or announced manifest, the newest first."""
+        location = self.manifests(pipeline, stage, partition)
+        for name in sorted(location.names(), reverse=True):
+            yield {part.name for part in self._opened(location, name).parts}
+
+    def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
+        """Removes what `announce` wrote."""
+        location = self.manifests(pipeline, stage, partition)
+        location.delete([name for name in location.names() if name.startswith(_ANNOUNCED)])
 
     def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
         """The part files in the folders, by fragment key: name and folder of each.
@@ -121,6 +142,11 @@ class Store:
         except FileNotFoundError:
             folder.write(f"{name}.json", json.dumps(dict(default)).encode())
             return dict(default)
+        except ValueError as error:
+            raise StoreError(
+                f"{folder.file_url(name)}.json is not JSON: {error}. Mend it, or delete it to have "
+                "it decided again"
+            ) from error
 
 
 def read_part_info(folder: Location, name: str) -> PartInfo:

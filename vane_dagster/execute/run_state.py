@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.commit.committer import Commit, Committer
+from vane_dagster.commit.committer import Commit, Committer, WithheldError
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.publish import publish_folders
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.stage import SOURCE, WriteSpec
+from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
@@ -137,23 +137,19 @@ class RunState:
             manifest=manifest,
             folder=self._store.parts(self.pipeline.name, stage, partition.key),
             publish=publish_folders(spec, partition.key),
-            former=self.former(stage, partition.key) if isinstance(spec, WriteSpec) else None,
             unique=self.pipeline.id if SOURCE in spec.upstream else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
             done=lambda made, outcome: self._told(index, stage, made, outcome),
         )
 
-    def former(self, stage: str, key: str | None) -> ManifestName | None:
-        """The manifest in force of a stage in a partition."""
-        return self._store.latest(self.pipeline.name, stage, [key]).get(key)
-
     def _told(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
     ) -> None:
         """Called on the committer's thread."""
         if isinstance(outcome, VaneError):
-            self.emit(Failed(stage, manifest.partition, outcome))
+            because = outcome.upstream if isinstance(outcome, WithheldError) else None
+            self.emit(Failed(stage, manifest.partition, outcome, because))
         else:
             stats = self.stats[index, stage]
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))

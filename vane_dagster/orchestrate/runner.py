@@ -53,8 +53,10 @@ def run_pipeline(
     plan = plan_run(pipeline, selected, partitions, store, force)
     log(str(plan))
     for key, error in plan.failed.items():
-        for stage in plan.selected:
-            listen(Failed(stage, key, error))
+        first, *others = plan.selected
+        listen(Failed(first, key, error))
+        for stage in others:
+            listen(Failed(stage, key, error, because=first))
     backend = compute.backend(log) if plan.needed() else None
     try:
         _on_a_thread(

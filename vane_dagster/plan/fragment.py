@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord
-from vane_dagster.declare.schema import plain_type
+from vane_dagster.declare.schema import check_distinct, plain_type
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.errors import SourceError
 from vane_dagster.plan.source import file_identity
@@ -23,6 +23,9 @@ _BATCHES_A_FRAGMENT = 64
 _DEFAULT_ROWS = 131_072
 _LEAST_ROWS = 1_024
 _MOST_BYTES = 64 << 20
+
+ROW_NUMBER = "file_row_number"
+"""What DuckDB calls a row's place in its file."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,39 @@ def read_footers(
 
     with ThreadPoolExecutor(max_workers=16) as threads:
         footers = list(threads.map(footer, files))
-    schema = _plain(footers[0][0])
+    schema = _as_read(footers[0][0])
+    check_distinct(schema.names, f"{culprit}, {files[0].url!r}")
+    if ROW_NUMBER in schema.names:
+        raise SourceError(
+            f"{culprit}: {files[0].url!r} has a column {ROW_NUMBER!r}, which is what the reader "
+            "calls a row's place in its file; rename it"
+        )
     fragments = []
     for file, (own, metadata) in zip(files, footers):
-        _check_same_columns(schema, _plain(own), files[0].url, file.url, culprit)
+        _check_same_columns(schema, _as_read(own), files[0].url, file.url, culprit)
         fragments += list(cut(file, metadata, rule))
     return SourceTable(schema, tuple(fragments))
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+def _as_read(schema: pa.Schema) -> pa.Schema:
+    """The schema as DuckDB reads the file, which has fewer types than Arrow."""
+    return pa.schema([pa.field(f.name, _read_type(plain_type(f.type))) for f in schema])
+
+
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_decimal256(kind):
+        return pa.float64()
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_time32(kind):
+        return pa.time64("us")
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
+    return kind
 
 
 def _check_same_columns(

@@ -142,11 +142,12 @@ class _Planner:
         return plans
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
-        for head in self.heads:
-            if name := self.latest[head].get(key):
-                before = self.store.read(self.pipeline.name, head, key, name)
-                return reconcile(files, before.files, self.pipeline.source)
-        return files
+        """The files, those touched and not changed as the manifests in force recorded them."""
+        before: list[FileRecord] = []
+        for stage in (*self.inputs, *self.heads):
+            if name := self.latest[stage].get(key):
+                before += self.store.read(self.pipeline.name, stage, key, name).files
+        return reconcile(files, before, self.pipeline.source)
 
     def _expand(
         self,
@@ -166,15 +167,17 @@ class _Planner:
         fragments = self._agreed(key, fragments, inputs)
         if not fragments and not self.pipeline.source.allow_empty:
             raise SourceError(
-                f"{culprit}: the source of {'the pipeline' if key is None else repr(key)} has "
-                "files and no rows. If that is right, declare it with vd.parquet(..., allow_empty=True)"
+                f"{culprit}: the files of {'its source' if key is None else f'partition {key!r}'} "
+                "hold no rows. If that is in order, declare the source with "
+                "vd.parquet(..., allow_empty=True)"
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         keys = self._keys(fragments, stages, inputs)
-        expanded = {
-            stage: replace(plan, keys=keys[stage], parts=self._parts(key, stage, plan, keys[stage]))
-            for stage, plan in stages.items()
-        }
+        expanded = {}
+        for stage, plan in stages.items():
+            parts = self._parts(key, stage, keys[stage])
+            done = plan.done if len(parts) == len(fragments) else None  # some were deleted
+            expanded[stage] = replace(plan, keys=keys[stage], parts=parts, done=done)
         return PartitionPlan(key, files, fragments, expanded, inputs, input_names, schemas)
 
     def _agreed(
@@ -189,10 +192,12 @@ class _Planner:
             if fragments is None:
                 fragments = own
             elif [f.identity for f in fragments] != [f.identity for f in own]:
+                where = "" if key is None else f" in partition {key!r}"
+                than = "there are now" if self.heads else f"{next(iter(inputs))!r} was"
                 raise PlanError(
                     f"pipeline {self.pipeline.name!r}: {stage!r} is not selected, and was "
-                    "materialized from other source files than there are now"
-                    f"{'' if key is None else f' in partition {key!r}'}. Select it too"
+                    "materialized from other source files, or with another fragment_rows, than "
+                    f"{than}{where}. Select it too"
                 )
         assert fragments is not None
         return fragments
@@ -211,9 +216,7 @@ class _Planner:
             known[stage] = tuple(digest(*base, *keys) for keys in zip(*upstream))
         return known
 
-    def _parts(
-        self, key: str | None, stage: str, plan: StagePlan, keys: Sequence[str]
-    ) -> dict[int, Part]:
+    def _parts(self, key: str | None, stage: str, keys: Sequence[str]) -> dict[int, Part]:
         """Parts that the store holds for `keys`, those that a manifest names first."""
         folder = self.store.parts(self.pipeline.name, stage, key)
         folders = publish_folders(self.pipeline[stage].spec, key) or (folder,)

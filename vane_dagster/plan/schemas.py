@@ -69,7 +69,7 @@ def _map_schema(spec: MapBatchesSpec, id: str, first: pa.Schema, culprit: str) -
     if declared != id_type:
         raise SchemaError(
             f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as {id_type}"
-            "; ids keep their type. Leave it out of the schema, or cast it in a project above"
+            "; ids keep their type. Leave it out of the schema, or cast it in the source"
         )
     return spec.schema
 
@@ -83,7 +83,7 @@ def _join_schema(id: str, inputs: Mapping[str, pa.Schema], culprit: str) -> pa.S
                 if fields[id].type != field.type:
                     raise SchemaError(
                         f"{culprit}: the id {id!r} is {fields[id].type} in {owner[id]!r} and "
-                        f"{field.type} in {stage!r}; cast one in a project above"
+                        f"{field.type} in {stage!r}; materialize both again from the same source"
                     )
             elif field.name in fields:
                 raise SchemaError(

@@ -84,14 +84,19 @@ def file_identity(file: FileRecord) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def content_hash(file: FileRecord, source: ParquetSource) -> str:
-    """Digest of a file's bytes."""
+def content_hash(file: FileRecord, source: ParquetSource) -> str | None:
+    """Digest of a local file's bytes; None if it is not the recorded version any more."""
     state = hashlib.sha256()
     location = Location(file.url, source.storage_options)
-    with location.fs.open(location.path, "rb") as stream:
-        while piece := stream.read(8 << 20):
-            state.update(piece)
-    return state.hexdigest()
+    try:
+        with open(location.path, "rb") as stream:
+            while piece := stream.read(8 << 20):
+                state.update(piece)
+            after = os.stat(location.path)
+    except FileNotFoundError:
+        return None
+    same = (after.st_size, str(after.st_mtime_ns)) == (file.size, file.version)
+    return state.hexdigest() if same else None
 
 
 def reconcile(
