@@ -22,6 +22,7 @@ class Caller:
         self._target = target
         self._style = model.style
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Semaphore | None = None
         if model.style in ("async", "async_generator"):
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -63,6 +64,12 @@ class Caller:
     def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[pa.Table]:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run.together(batches), self._loop).result()
+
+    def room(self, size: int) -> asyncio.Semaphore:
+        """What bounds the batches in flight in this worker, over all its slices."""
+        if self._room is None:
+            self._room = asyncio.Semaphore(size)
+        return self._room
 
     def answers(self, given: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """What a synchronous call gives: one result, or several."""
@@ -112,7 +119,7 @@ class _Batches:
 
     async def together(self, batches: list[pa.Table]) -> list[pa.Table]:
         """Up to `max_concurrency` batches in flight; the first error cancels the others."""
-        room = asyncio.Semaphore(self.op.max_concurrency)
+        room = self.caller.room(self.op.max_concurrency)
         tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
         try:
             outputs = await asyncio.gather(*tasks)

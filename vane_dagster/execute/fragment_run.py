@@ -75,6 +75,7 @@ class FragmentRun:
         """Forgets everything but written parts."""
         self.epoch += 1
         self.restarts += 1
+        self.held = 0
         unfinished = {name: node for name, node in self.nodes.items() if not node.done}
         self.nodes = make_nodes([node.spec for node in unfinished.values()])
 

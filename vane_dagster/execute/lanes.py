@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.backend import Worker
 
 _SLICE_SECONDS = 0.05
@@ -31,17 +32,22 @@ class Speed:
             self.seconds = measured if self.seconds is None else (self.seconds + measured) / 2
 
 
-def slice_rows(left: int, batch: int | None, workers: int, speed: Speed, last: bool) -> int:
-    """Rows of the next slice of a table: whole batches worth some 50 ms, fewer towards the end.
+def unit_rows(spec: MapBatchesSpec) -> int:
+    """Least rows of a slice: a batch, or as many batches as an async worker has in flight."""
+    batches = spec.max_concurrency if spec.udf.is_async else 1
+    return (spec.batch_size or DEFAULT_BATCH) * batches
+
+
+def slice_rows(left: int, unit: int, workers: int, speed: Speed, last: bool) -> int:
+    """Rows of the next slice of a table: whole units worth some 50 ms, fewer towards the end.
 
     Args:
         left: Rows of the table that are not handed out.
-        batch: The stage's batch size.
+        unit: Rows of which a slice has a multiple, but for the last of a table.
         workers: Workers of the pool.
         speed: What is known of the stage.
         last: Whether nothing else waits, so that the workers should end together.
     """
-    unit = batch or DEFAULT_BATCH
     if speed.seconds is None:
         wanted = min(_FIRST_BATCHES * unit, math.ceil(left / max(1, 2 * workers)))
     else:

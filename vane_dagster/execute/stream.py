@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.execute.backend import IO_POOL, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
-from vane_dagster.execute.events import Noticed, Printed, Progress, WorkerReady
+from vane_dagster.execute.crew import Crew
+from vane_dagster.execute.events import Printed, Progress
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
-from vane_dagster.execute.lanes import Lane, Speed, slice_rows
+from vane_dagster.execute.lanes import Lane, Speed, slice_rows, unit_rows
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import LoadReport, PoolSpec, Report
@@ -46,10 +47,8 @@ class _Flight:
     """A call at work."""
 
     worker: Worker
-    item: _Item | None = None
-    start: int = 0
-    rows: int = 0
-    began: float = 0.0
+    item: _Item
+    start: int
 
 
 class Stream:
@@ -68,21 +67,17 @@ class Stream:
         """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`."""
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._requests, self._cancelled = pools, requests, cancelled
-        slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_POOL: 1}
-        self._lanes = {identity: Lane(count + 1) for identity, count in slots.items()}
         self._flights: dict[int, _Flight] = {}
         self._active: dict[int, FragmentRun] = {}
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
         self._speeds = {stage: Speed() for stage in stages}
+        self._crew = Crew(lease, pools, state.emit, self._give_up)
         self._total = {s: state.plan_rows(s) for s in stages}
         self._behind = dict.fromkeys(stages, 0)
         self._began = self._told = time.perf_counter()
-        workers = lease.workers()
-        self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * len(workers)))
+        self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
         self._left = state.fragments_left(stages)
-        for worker in workers:
-            self._load(worker)
 
     def run(self) -> None:
         """Streams until every fragment is computed or given up.
@@ -161,7 +156,7 @@ class Stream:
         pool, speed = self._pools[stage], self._speeds[stage].seconds
         if speed is None or not self._may_go_whole(pool):
             return False
-        enough = self._left >= 2 * self._lanes[pool.identity].size
+        enough = self._left >= 2 * self._crew.lane(stage, True).size
         rows = run.fragment.stop - run.fragment.start
         return enough and speed * rows <= _WHOLE_SECONDS
 
@@ -172,13 +167,12 @@ class Stream:
 
     def _queue(self, run: FragmentRun, stage: str, kind: str) -> None:
         calls = stage in self._pools and kind in ("slice", "whole")
-        lane = self._pools[stage].identity if calls else IO_POOL
-        self._lanes[lane].push(run.order, _Item(run, run.epoch, stage, kind))
+        self._crew.lane(stage, calls).push(run.order, _Item(run, run.epoch, stage, kind))
 
     # Handing out
 
     def _hand_out(self) -> None:
-        for lane in self._lanes.values():
+        for lane in self._crew.lanes.values():
             while (item := lane.peek()) is not None:
                 if not self._wanted(item):
                     lane.pop()
@@ -198,7 +192,8 @@ class Stream:
             last = len(lane) == 1 and self._next is None
             spec = node.spec
             assert isinstance(spec, MapBatchesSpec)
-            rows = slice_rows(left, spec.batch_size, lane.size, self._speeds[item.stage], last)
+            speed = self._speeds[item.stage]
+            rows = slice_rows(left, unit_rows(spec), lane.size, speed, last)
             node.handed += rows
             node.flying += 1
             work, tables = self._requests.slice(run, node, start, start + rows)
@@ -213,25 +208,34 @@ class Stream:
         stats.first = stats.first or now
         lane.busy[worker] += 1
         ticket = self._lease.run(worker, work, tables)
-        self._flights[ticket] = _Flight(worker, item, start, rows, now)
+        self._flights[ticket] = _Flight(worker, item, start)
 
     # What came back
 
     def _settle(self, done: Done) -> None:
+        if (starting := self._crew.starting.pop(done.ticket, None)) is not None:
+            if isinstance(done.report, LoadReport):
+                self._printed(self._crew.stages(starting), done.report.output)
+                self._crew.started(starting, done.report)
+            else:
+                self._crew.lost(starting, done.lost, starting=True)
+            return
         flight = self._flights.pop(done.ticket)
-        lane = self._lanes[flight.worker.pool]
-        if flight.item is not None and flight.worker in lane.busy:
+        lane = self._crew.lanes[flight.worker.pool]
+        if flight.worker in lane.busy:
             lane.busy[flight.worker] -= 1
-        if done.report is None:
-            self._lost(done, flight, lane)
-        elif isinstance(done.report, LoadReport):
-            self._loaded(flight.worker, done.report, lane)
-        elif flight.item is not None:
-            self._answered(flight, flight.item, done.report, done.table)
+        if isinstance(done.report, Report):
+            self._answered(flight, done.report, done.table)
+        else:
+            self._lost(done, flight)
 
-    def _answered(self, flight: _Flight, item: _Item, report: Report, table: Any) -> None:
-        if report.output:
-            self._state.emit(Printed(item.stage, report.output))
+    def _printed(self, stages: Sequence[str], text: str) -> None:
+        if text:
+            self._state.emit(Printed(", ".join(stages) or IO_POOL, text))
+
+    def _answered(self, flight: _Flight, report: Report, table: Any) -> None:
+        item = flight.item
+        self._printed([item.stage], report.output)
         if report.cancelled:
             raise ComputeError(
                 f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
@@ -312,50 +316,32 @@ class Stream:
         run.abandon({stage for stage in run.nodes if (run.partition, stage) in failed})
         return bool(run.nodes)
 
-    def _lost(self, done: Done, flight: _Flight, lane: Lane) -> None:
+    def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
+        """Fails stages whose pool cannot start in every partition that needs them."""
+        for stage in stages:
+            for index, partition in enumerate(self._state.plan.partitions):
+                if partition.stages[stage].missing:
+                    self._fail(index, stage, error)
+
+    def _lost(self, done: Done, flight: _Flight) -> None:
         """A worker or its data is gone: the worker is replaced, the fragment starts over."""
-        if done.worker_lost and lane.lose(flight.worker):
-            self._state.emit(Noticed(f"worker {flight.worker.name} was lost: {done.lost}"))
-            self._load(self._lease.replace(flight.worker))
+        if done.worker_lost:
+            self._crew.lost(flight.worker, done.lost, starting=False)
         item = flight.item
-        if item is None or not self._wanted(item):
+        if not self._wanted(item):
             return
         run = item.run
-        if run.restarts >= _MOST_RESTARTS:
-            culprit = self._requests.culprit(run, item.stage)
-            error = ComputeError(
-                f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
-                f"{done.lost}. If a row kills the process, find it with a smaller batch_size; if "
-                "memory ran out, lower batch_size or concurrency, or reserve memory="
-            )
-            self._fail(run.partition, item.stage, error)
+        if run.restarts < _MOST_RESTARTS:
+            run.start_over()
+            self._start_ready(run)
             return
-        run.start_over()
-        self._start_ready(run)
-
-    def _load(self, worker: Worker) -> None:
-        self._lanes[worker.pool].loading.add(worker)
-        self._flights[self._lease.load(worker)] = _Flight(worker)
-
-    def _loaded(self, worker: Worker, report: LoadReport, lane: Lane) -> None:
-        stages = tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
-        if report.output:
-            self._state.emit(Printed(", ".join(stages), report.output))
-        if report.fault is None:
-            lane.ready(worker)
-            if stages:
-                label = self._pools[stages[0]].label
-                self._state.emit(WorkerReady(stages, label, worker.name, report))
-            return
-        error = report.fault.error()
-        self._lease.evict(worker.pool)
-        lane.lose(worker)
-        if not stages:
-            raise error
-        for stage in stages:
-            for index in range(len(self._state.plan.partitions)):
-                if self._state.plan.partitions[index].stages[stage].missing:
-                    self._fail(index, stage, error)
+        culprit = self._requests.culprit(run, item.stage)
+        error = ComputeError(
+            f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
+            f"{done.lost}. If a row kills the process, find it with a smaller batch_size; if "
+            "memory ran out, lower batch_size or concurrency, or reserve memory="
+        )
+        self._fail(run.partition, item.stage, error)
 
     def _tell(self, last: bool = False) -> None:
         now = time.perf_counter()
@@ -363,3 +349,4 @@ class Stream:
             self._told = now
             behind = {s: min(self._behind[s], self._total[s]) for s in self._stages}
             self._state.emit(Progress(behind, dict(self._total), now - self._began))
+        self._crew.tell_who_waits()

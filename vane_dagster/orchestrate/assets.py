@@ -11,7 +11,7 @@ from pydantic import Field
 
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.orchestrate.reporting import RunReport
 from vane_dagster.orchestrate.resources import Compute, FragmentStore
 from vane_dagster.orchestrate.runner import run_pipeline
@@ -66,6 +66,8 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 log=context.log.info,
                 force=config.force,
             )
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error
         finally:
             report.close()
         yield from report.results()

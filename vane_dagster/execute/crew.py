@@ -1,0 +1,111 @@
+"""The workers of a wave's lanes: started, replaced when lost, given up when they can't start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from vane_dagster.errors import ModelLoadError, VaneError
+from vane_dagster.execute.backend import IO_POOL, Lease, Worker
+from vane_dagster.execute.events import Event, Noticed, WorkerReady
+from vane_dagster.execute.lanes import Lane
+from vane_dagster.execute.work import LoadReport, PoolSpec
+
+_MOST_FAILED_STARTS = 3
+_PATIENCE_SECONDS = 30.0
+
+
+class Crew:
+    """The workers that a lease gave, in a lane for each pool.
+
+    Args:
+        lease: The lease.
+        pools: The pool of each stage that has one.
+        emit: Takes events.
+        give_up: Called with the stages whose pool cannot start, and why.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        pools: Mapping[str, PoolSpec],
+        emit: Callable[[Event], None],
+        give_up: Callable[[Sequence[str], VaneError], None],
+    ) -> None:
+        self._lease, self._pools, self._emit, self._give_up = lease, pools, emit, give_up
+        slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_POOL: 1}
+        self.lanes = {identity: Lane(count + 1) for identity, count in slots.items()}
+        self._failed_starts = dict.fromkeys(self.lanes, 0)
+        self._patient_since = time.perf_counter()
+        self.starting: dict[int, Worker] = {}
+        for worker in lease.workers():
+            self._start(worker)
+
+    @property
+    def size(self) -> int:
+        """Workers of all lanes, ready or not."""
+        return sum(lane.size for lane in self.lanes.values())
+
+    def lane(self, stage: str, calls_model: bool) -> Lane:
+        """The lane for a stage's work: its own pool's, or the one for reading and writing."""
+        return self.lanes[self._pools[stage].identity if calls_model else IO_POOL]
+
+    def _start(self, worker: Worker) -> None:
+        self.lanes[worker.pool].loading.add(worker)
+        self.starting[self._lease.load(worker)] = worker
+
+    def started(self, worker: Worker, report: LoadReport) -> None:
+        """A worker says that it is ready, or why it will never be."""
+        if report.fault is not None:
+            self._give_up_pool(worker, report.fault.error())
+            return
+        self._failed_starts[worker.pool] = 0
+        self.lanes[worker.pool].ready(worker)
+        if stages := self.stages(worker):
+            label = self._pools[stages[0]].label
+            self._emit(WorkerReady(stages, label, worker.name, report))
+
+    def lost(self, worker: Worker, reason: str, starting: bool) -> None:
+        """A worker is gone: another takes its place, unless they die one after the other."""
+        if not self.lanes[worker.pool].lose(worker):
+            return
+        self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
+        self._failed_starts[worker.pool] += starting
+        if self._failed_starts[worker.pool] <= _MOST_FAILED_STARTS:
+            self._start(self._lease.replace(worker))
+            return
+        error = ModelLoadError(
+            f"worker {worker.name} died while its model was constructed, "
+            f"{_MOST_FAILED_STARTS + 1} times in a row; the last time: {reason}. It may have run "
+            "out of memory, or crashed in native code"
+        )
+        self._give_up_pool(worker, error)
+
+    def _give_up_pool(self, worker: Worker, error: VaneError) -> None:
+        self._lease.evict(worker.pool)
+        self.lanes[worker.pool].lose(worker)
+        stages = self.stages(worker)
+        if not stages:
+            raise error
+        self._give_up(stages, error)
+
+    def stages(self, worker: Worker) -> tuple[str, ...]:
+        """The stages that a worker serves."""
+        return tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
+
+    def tell_who_waits(self) -> None:
+        """Every half minute, says which pools have no worker yet."""
+        if time.perf_counter() - self._patient_since < _PATIENCE_SECONDS:
+            return
+        self._patient_since = time.perf_counter()
+        for pool in {pool.identity: pool for pool in self._pools.values()}.values():
+            lane = self.lanes[pool.identity]
+            if lane.loading and not lane.busy:
+                wants = ", ".join(f"{amount:g} {name}" for name, amount in pool.bundle.items())
+                self._emit(
+                    Noticed(
+                        f"{pool.label}: none of its {len(lane.loading)} workers"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: the model is being "
+                        "constructed, or others hold what it needs"
+                    )
+                )
