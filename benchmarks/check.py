@@ -1,0 +1,97 @@
+"""Whether two sets of Parquet files hold the same rows, whatever their order and their cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a step's output amounts to.
+
+    Args:
+        rows: Number of rows.
+        ids: Number of distinct ids.
+        id_sum: Sum of the ids.
+        sums: For each float column, the sum of values weighted by a number that depends on the
+            row's id, so that a value in the wrong row shows.
+        scales: The same sums of absolute values: what a difference is measured against.
+    """
+
+    rows: int
+    ids: int
+    id_sum: int
+    sums: Mapping[str, float]
+    scales: Mapping[str, float]
+
+    def differences(self, other: Fingerprint, tolerance: float) -> list[str]:
+        """Says where `other` differs from what this one expects."""
+        found = [
+            f"{name}: expected {expected}, got {actual}"
+            for name, expected, actual in (
+                ("rows", self.rows, other.rows),
+                ("distinct ids", self.ids, other.ids),
+                ("sum of ids", self.id_sum, other.id_sum),
+                ("columns", sorted(self.sums), sorted(other.sums)),
+            )
+            if expected != actual
+        ]
+        for name in sorted(set(self.sums) & set(other.sums)):
+            expected_sum, actual_sum = self.sums[name], other.sums[name]
+            # Not `>`: that would let NaN through.
+            if not abs(expected_sum - actual_sum) <= tolerance * self.scales[name]:
+                found.append(f"checksum of {name}: expected {expected_sum}, got {actual_sum}")
+        return found
+
+
+def tolerance(work: Workload) -> float:
+    """Relative: a model's floats depend on how rows are batched, plain arithmetic does not."""
+    return 1e-5 if work.key == "a" else 1e-12
+
+
+def fingerprint(paths: Sequence[Path]) -> Fingerprint:
+    """Reads files one by one and sums them up."""
+    rows = 0
+    all_ids: list[np.ndarray] = []
+    sums: dict[str, list[float]] = {}
+    scales: dict[str, list[float]] = {}
+    for path in paths:
+        table = pq.read_table(path)
+        ids = table["id"].to_numpy()
+        rows += table.num_rows
+        all_ids.append(ids)
+        weights = (ids * 2_654_435_761 % 1_000_003) / 1_000_003
+        for name in table.column_names:
+            if name == "id":
+                continue
+            terms = _values(table[name], table.num_rows) * weights
+            sums.setdefault(name, []).append(math.fsum(terms))
+            scales.setdefault(name, []).append(math.fsum(np.abs(terms)))
+    ids = np.concatenate(all_ids) if all_ids else np.empty(0, dtype=np.int64)
+    return Fingerprint(
+        rows,
+        len(np.unique(ids)),
+        int(ids.sum()),
+        {name: math.fsum(parts) for name, parts in sums.items()},
+        {name: math.fsum(parts) for name, parts in scales.items()},
+    )
+
+
+def _values(column: pa.ChunkedArray, rows: int) -> np.ndarray:
+    """Gives one float a row; a vector counts by a projection that no permutation leaves alone."""
+    if not pa.types.is_nested(column.type):
+        plain: np.ndarray = column.to_numpy().astype(np.float64)
+        return plain
+    flat = pc.list_flatten(column).to_numpy().astype(np.float64).reshape(rows, -1)
+    projected: np.ndarray = flat @ np.cos(np.arange(flat.shape[1]))
+    return projected

@@ -1,0 +1,72 @@
+"""Ray Data, tuned: what was tried for each setting stands in the README beside this folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import ray
+import ray.data
+
+from benchmarks.job import Job, Result, Step
+from benchmarks.workloads import Workload, workload
+
+# As many blocks as keep both actors busy to the end, and no more: each costs tasks of its own.
+BLOCKS = {"a": 2, "b": 20, "c": 16}
+# Two actors of one CPU each on two CPUs leave none for reading and writing: the run hangs.
+LOGICAL_CPUS = 4
+ACTOR_CPUS = 0.5
+
+
+@contextmanager
+def serve(job: Job) -> Iterator[dict[str, str]]:
+    """Holds a local cluster that outlives the processes of the steps."""
+    context = ray.init(
+        num_cpus=LOGICAL_CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _temp_dir=job.temp,
+        _node_ip_address="127.0.0.1",
+    )
+    try:
+        yield {"address": context.address_info["address"]}
+    finally:
+        ray.shutdown()
+
+
+def run(job: Job) -> Result:
+    """Connects, then reads, maps and writes step after step."""
+    work = workload(job.workload, job.quick)
+    seconds = []
+    start = time.perf_counter()
+    ray.init(
+        address=job.service["address"],
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+    )
+    settings = ray.data.DataContext.get_current()
+    settings.use_datasource_v2 = False
+    settings.enable_progress_bars = False
+    for step in job.steps:
+        _step(work, job, step)
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    ray.shutdown()
+    return Result(seconds, {"ray": ray.__version__, "pyarrow": pa.__version__})
+
+
+def _step(work: Workload, job: Job, step: Step) -> None:
+    rows = ray.data.read_parquet(step.source, override_num_blocks=BLOCKS[work.key])
+    mapped = rows.map_batches(
+        work.udf,
+        batch_size=None if work.key == "c" else work.batch_size,
+        batch_format="pyarrow",
+        num_cpus=ACTOR_CPUS,
+        compute=ray.data.ActorPoolStrategy(size=work.workers),
+        fn_constructor_kwargs=work.udf_kwargs(job.marks),
+    )
+    mapped.write_parquet(step.out)

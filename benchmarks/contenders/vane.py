@@ -1,0 +1,108 @@
+"""vane_dagster: one stage, materialized through Dagster, on a LocalCluster of this job's own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import ray
+
+import vane_dagster as vd
+from benchmarks.job import Job, Result, Step
+from benchmarks.workloads import Workload, workload
+
+NAME = "benchmark"
+
+
+@contextmanager
+def serve(job: Job) -> Iterator[dict[str, str]]:
+    """Holds a local cluster that outlives the processes of the steps."""
+    from vane_dagster.execute.cluster import LocalHead
+
+    _own_home(job)
+    head = LocalHead(name=NAME)
+    try:
+        head.ensure()
+        yield {}
+    finally:
+        head.stop()
+
+
+def run(job: Job) -> Result:
+    """Materializes one partition a step."""
+    _own_home(job)
+    work = workload(job.workload, job.quick)
+    pipeline = _pipeline(work, job)
+    seconds, calls = [], []
+    with dg.DagsterInstance.local_temp(job.temp) as instance:
+        for step in job.steps:
+            start = time.perf_counter()
+            seconds.append(_step(pipeline, step, instance))
+            calls.append(time.perf_counter() - start)
+    versions = {
+        "vane_dagster": vd.__version__,
+        "dagster": dg.__version__,
+        "ray": ray.__version__,
+        "pyarrow": pa.__version__,
+    }
+    return Result(
+        seconds,
+        versions,
+        # Parts lie in the store; only this stage's are the output.
+        [f"{NAME}/mapped/parts/{step.name}/*.parquet" for step in job.steps],
+        {f"materialize_call_{number}": call for number, call in enumerate(calls)},
+    )
+
+
+def _own_home(job: Job) -> None:
+    """Keeps this job's cluster apart from any other of this environment."""
+    os.environ["VANE_DAGSTER_HOME"] = job.temp
+    os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
+
+
+def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
+    source = Path(job.steps[0].source).parent
+    keys = [f"p{index}" for index in range(work.partitions)]
+    pipeline = vd.Pipeline(
+        NAME,
+        source=vd.parquet(f"{source}/{{partition_key}}/*.parquet"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    floats = {name: "FLOAT" for name in work.keeps if name != "id"}
+    added = "FLOAT[384]" if work.key == "a" else "FLOAT"
+    pipeline.map_batches(
+        "mapped",
+        work.udf,
+        schema={"id": "BIGINT", **floats, work.adds: added},
+        batch_size=work.batch_size,
+        concurrency=work.workers,
+        fn_constructor_kwargs=work.udf_kwargs(job.marks),
+    )
+    return pipeline
+
+
+def _step(pipeline: vd.Pipeline, step: Step, instance: dg.DagsterInstance) -> float:
+    """Materializes a partition into a store of its own, so that every pass computes anew.
+
+    Returns:
+        Seconds of Dagster's step, from its start event to its end event.
+    """
+    result = dg.materialize(
+        [pipeline.build_assets()],
+        partition_key=step.name,
+        instance=instance,
+        resources={
+            "compute": vd.RayCompute(cluster=vd.LocalCluster(name=NAME)),
+            "store": vd.FragmentStore(root=step.out),
+        },
+    )
+    (stats,) = instance.get_run_step_stats(result.run_id)
+    assert stats.start_time is not None
+    assert stats.end_time is not None
+    return stats.end_time - stats.start_time

@@ -1,0 +1,296 @@
+"""Starts every contender in processes of its own, one after the other, and checks what they wrote.
+
+Repeats are interleaved (A B C D, A B C D), so that a noisy machine hits all contenders equally.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.check import Fingerprint, fingerprint, tolerance
+from benchmarks.job import Job, Result, Step
+from benchmarks.report import LABELS, Measurement
+from benchmarks.workloads import MiniLM, Workload, generate
+from vane_dagster.errors import VaneError
+
+ROOT = Path(__file__).resolve().parent.parent
+PROCESS_SECONDS = 600
+# Linux refuses longer socket paths; Ray puts about 65 characters below the folder it is given.
+SOCKET_PATH, RAY_TAIL = 107, 65
+
+
+class BenchmarkError(VaneError):
+    """A contender cannot be measured, or what it wrote is wrong."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How a contender's processes are started.
+
+    Args:
+        key: Key of `LABELS`.
+        module: Its module below `benchmarks.contenders`.
+        package: What must be importable.
+        python: The interpreter that runs it.
+        serves: Whether it needs a cluster that outlives its processes.
+        living: Whether one process runs all steps even where each step has a process of its own.
+    """
+
+    key: str
+    module: str
+    package: str
+    python: str = sys.executable
+    serves: bool = False
+    living: bool = False
+
+
+CONTENDERS = (
+    Contender("bare", "bare", "pyarrow", living=True),
+    Contender("raydata", "raydata", "ray", serves=True),
+    Contender("daft", "daft_", "daft"),
+    Contender("vane", "vane", "vane_dagster", serves=True),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One workload on one machine: its input, and what its output must be.
+
+    Args:
+        work: The workload.
+        quick: Whether it has the sizes of the smoke test.
+        folder: A short folder of its own.
+        partitions: The folders of input.
+        expected: For each of them, what must come out.
+    """
+
+    work: Workload
+    quick: bool
+    folder: Path
+    partitions: Sequence[Path]
+    expected: Mapping[str, Fingerprint] = field(repr=False)
+
+
+def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
+    """Writes the input and works out what must come out of it."""
+    partitions = generate(work, folder / "in")
+    marks = folder / "reference"
+    marks.mkdir()
+    udf = MiniLM(str(marks)) if work.key == "a" else None
+    expected = {part.name: _reference(work, part, udf, folder) for part in partitions}
+    return Bench(work, quick, folder, partitions, expected)
+
+
+def _reference(work: Workload, partition: Path, udf: MiniLM | None, folder: Path) -> Fingerprint:
+    """Computes a partition's output in the plainest way: not by the UDFs, where that can be."""
+    written = []
+    for path in sorted(partition.glob("*.parquet")):
+        source = pq.read_table(path)
+        if udf is not None:
+            added = pa.chunked_array([udf.compute(source["text"].combine_chunks())])
+        elif work.key == "b":
+            added = pa.chunked_array([source["x"].to_numpy() * np.float32(2)])
+        else:
+            added = pa.chunked_array([source["f0"].to_numpy() + source["f1"].to_numpy()])
+        written.append(folder / "reference" / f"{partition.name}-{path.name}")
+        pq.write_table(source.select(work.keeps).append_column(work.adds, added), written[-1])
+    found = fingerprint(written)
+    for path in written:
+        path.unlink()
+    return found
+
+
+def measure(bench: Bench, contender: Contender, repeat: int) -> Measurement:
+    """Runs a contender once and verifies everything that it wrote."""
+    folder = bench.folder / "w"
+    try:
+        return _measure(bench, contender, repeat, folder)
+    except BenchmarkError as error:
+        return Measurement(contender.key, repeat, error=str(error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(bench: Bench, contender: Contender, repeat: int, folder: Path) -> Measurement:
+    if shutil.which(contender.python) is None:
+        raise BenchmarkError(
+            f"{LABELS[contender.key]}: the interpreter {contender.python!r} does not exist or "
+            "cannot be run; pass one that has the contender installed"
+        )
+    if contender.python == sys.executable and not importlib.util.find_spec(contender.package):
+        raise BenchmarkError(
+            f"{LABELS[contender.key]}: package {contender.package!r} is not installed; "
+            f"install it, or pass --skip {contender.key}"
+        )
+    job = _job(bench, contender, folder)
+    environment = _environment(contender)
+    with contextlib.ExitStack() as stack:
+        if contender.serves:
+            service = stack.enter_context(_serving(contender, job, environment, folder))
+            job = replace(job, service=service)
+        alone = bench.work.process_per_step and not contender.living
+        groups = [[step] for step in job.steps] if alone else [job.steps]
+        start = time.perf_counter()
+        results = [
+            _run(contender, replace(job, steps=tuple(steps)), environment, folder)
+            for steps in groups
+        ]
+        total = time.perf_counter() - start
+    outputs = [glob for result in results for glob in result.outputs]
+    verify(bench, contender, job.steps, outputs)
+    return Measurement(
+        contender.key,
+        repeat,
+        total,
+        [seconds for result in results for seconds in result.seconds],
+        len(list(Path(job.marks).iterdir())),
+        results[0].versions,
+        [result.notes for result in results if result.notes],
+    )
+
+
+def _job(bench: Bench, contender: Contender, folder: Path) -> Job:
+    marks, temp = folder / "m", folder / "t"
+    if contender.serves and len(str(temp)) > SOCKET_PATH - RAY_TAIL:
+        raise BenchmarkError(
+            f"{LABELS[contender.key]}: the temporary folder {str(temp)!r} is too long for Ray's "
+            f"sockets; expected at most {SOCKET_PATH - RAY_TAIL} characters: pass a shorter --temp"
+        )
+    steps = []
+    for number in range(bench.work.passes):
+        for partition in bench.partitions:
+            out = folder / "o" / str(number) / partition.name
+            out.mkdir(parents=True)
+            steps.append(Step(partition.name, str(partition), str(out)))
+    marks.mkdir()
+    temp.mkdir()
+    return Job(contender.module, bench.work.key, bench.quick, tuple(steps), str(marks), str(temp))
+
+
+def _environment(contender: Contender) -> dict[str, str]:
+    """Gives the processes' environment: no hub, no telemetry, no cluster but their own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    closed = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {
+        **inherited,
+        # vane_dagster closes its cluster by itself.
+        **(closed if contender.key == "raydata" else {}),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DAFT_PROGRESS_BAR": "0",
+        "DAFT_ANALYTICS_ENABLED": "0",
+        "DO_NOT_TRACK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
+@contextlib.contextmanager
+def _serving(
+    contender: Contender, job: Job, environment: Mapping[str, str], folder: Path
+) -> Iterator[dict[str, str]]:
+    """Holds a contender's cluster for as long as its processes need it."""
+    with (folder / "serve.log").open("w+") as log:
+        process, answer = _start(contender, "serve", job, environment, folder, log)
+        try:
+            deadline = time.monotonic() + PROCESS_SECONDS
+            while not answer.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise BenchmarkError(_failure(contender, "its cluster did not start", log))
+                time.sleep(0.05)
+            yield json.loads(answer.read_text())
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            _finish(process, 60)
+
+
+def _run(contender: Contender, job: Job, environment: Mapping[str, str], folder: Path) -> Result:
+    with (folder / "run.log").open("w+") as log:
+        process, answer = _start(contender, "run", job, environment, folder, log)
+        code = _finish(process, PROCESS_SECONDS)
+        if code != 0 or not answer.exists():
+            raise BenchmarkError(_failure(contender, f"its process ended with code {code}", log))
+    return Result(**json.loads(answer.read_text()))
+
+
+def _start(
+    contender: Contender,
+    role: str,
+    job: Job,
+    environment: Mapping[str, str],
+    folder: Path,
+    log: IO[str],
+) -> tuple[subprocess.Popen[bytes], Path]:
+    job_path, answer = folder / f"{role}.json", folder / f"{role}.answer"
+    answer.unlink(missing_ok=True)
+    job.dump(job_path)
+    command = [contender.python, "-m", "benchmarks.worker", role, str(job_path), str(answer)]
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.PIPE if role == "serve" else subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return process, answer
+
+
+def _finish(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Waits for a process; kills its group where it takes too long or this one is interrupted."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _failure(contender: Contender, what: str, log: IO[str]) -> str:
+    log.seek(0)
+    lines = [line.strip() for line in log.read().splitlines() if line.strip()]
+    return f"{LABELS[contender.key]}: {what}; last line: {lines[-1] if lines else 'none'}"
+
+
+def verify(
+    bench: Bench, contender: Contender, steps: Sequence[Step], outputs: Sequence[str]
+) -> None:
+    """Compares every step's output with what must come out.
+
+    Raises:
+        BenchmarkError: Rows, ids, columns or checksums differ.
+    """
+    for number, step in enumerate(steps):
+        out = Path(step.out)
+        paths = sorted(out.glob(outputs[number]) if outputs else out.rglob("*.parquet"))
+        expected = bench.expected[step.name]
+        found = expected.differences(fingerprint(paths), tolerance(bench.work))
+        if found:
+            raise BenchmarkError(
+                f"{LABELS[contender.key]}: wrong output in step {number} ({step.name}): "
+                + "; ".join(found)
+            )

@@ -1,0 +1,170 @@
+"""From measured seconds to tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.workloads import Workload
+
+LABELS = {
+    "bare": "bare loop",
+    "raydata": "Ray Data",
+    "daft": "Daft",
+    "vane": "vane_dagster",
+}
+FOOTNOTES = {
+    "a": (
+        "Each partition in a process of its own, except for the bare loop: two living processes "
+        "that are fed partition after partition. A step is timed inside its process, from after "
+        "the framework's import to its last file, so that connecting, and loading where a "
+        "contender loads again, count. rows/s: all partitions but the first. total: from the "
+        "start of the first process to the end of the last, all imports and loads; a cluster that "
+        "outlives the runs is started before."
+    ),
+    "b": (
+        "Seconds of the second pass in the same process; the first, with every start and load, "
+        "does not count. Efficiency: the ideal {ideal:.2f} s (sleep / workers) over that."
+    ),
+    "c": (
+        "Passes counted: {warm} (their median), after a first one in the same process that does "
+        "not count, from reading the first file to having written the last. Values repeat, so that "
+        "Parquet's encoder is fast and hides little."
+    ),
+}
+GENERAL = (
+    "Every pass reads Parquet and writes Parquet, and every output was compared with an "
+    "independent calculation. Numbers are medians of {repeats} interleaved repeats, in brackets "
+    "the lowest and the highest; a ratio is the median of the repeats' own ratios."
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contender in one workload in one repeat.
+
+    Args:
+        contender: Key of `LABELS`.
+        repeat: Number of the repeat.
+        total: Wall seconds of all its processes.
+        seconds: Seconds of each step.
+        loads: How often the UDF was constructed.
+        versions: Package versions in its processes.
+        notes: Other numbers, by name.
+        error: What went wrong, if anything did.
+    """
+
+    contender: str
+    repeat: int
+    total: float = 0.0
+    seconds: Sequence[float] = ()
+    loads: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[Mapping[str, float]] = ()
+    error: str = ""
+
+    def rate(self, work: Workload) -> float:
+        """Rows a second of the steps that count: all but the first."""
+        counted = self.seconds[1:]
+        if work.process_per_step:
+            return work.step_rows * len(counted) / sum(counted)
+        return work.step_rows / median(counted)
+
+
+def table(work: Workload, measurements: Sequence[Measurement]) -> str:
+    """Gives a workload's Markdown table with its footnote."""
+    head = ["contender", "rows/s", "ratio to bare"] + {
+        "a": ["total s", "model loads"],
+        "b": ["seconds", "efficiency"],
+        "c": ["seconds"],
+    }[work.key]
+    lines = [f"### ({work.key}) {work.title}", "", _row(head), _row(["---"] * len(head))]
+    contenders = list(dict.fromkeys(measured.contender for measured in measurements))
+    for contender in contenders:
+        own = [measured for measured in measurements if measured.contender == contender]
+        error = next((measured.error for measured in own if measured.error), "")
+        cells = [f"failed: {error}"] if error else _cells(work, own, measurements)
+        lines.append(_row([LABELS[contender], *cells, *[""] * (len(head) - 1 - len(cells))]))
+    note = FOOTNOTES[work.key].format(ideal=work.ideal_seconds, warm=work.passes - 1)
+    return "\n".join([*lines, "", note])
+
+
+def _cells(
+    work: Workload, own: Sequence[Measurement], everyone: Sequence[Measurement]
+) -> list[str]:
+    rates = [measured.rate(work) for measured in own]
+    bare = {
+        measured.repeat: measured.rate(work)
+        for measured in everyone
+        if measured.contender == "bare" and not measured.error
+    }
+    ratios = [
+        rate / bare[measured.repeat]
+        for rate, measured in zip(rates, own, strict=True)
+        if measured.repeat in bare
+    ]
+    cells = [_spread(rates, ",.0f"), f"{median(ratios):.2f}" if ratios else "-"]
+    seconds = [work.step_rows / rate for rate in rates]
+    if work.key == "a":
+        loads = sorted({measured.loads for measured in own})
+        totals = [measured.total for measured in own]
+        return [*cells, _spread(totals, ".1f"), "-".join(str(load) for load in loads)]
+    cells.append(_spread(seconds, ".2f"))
+    if work.key == "b":
+        cells.append(f"{work.ideal_seconds / median(seconds):.3f}")
+    return cells
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    middle = format(median(values), form)
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({format(min(values), form)}-{format(max(values), form)})"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def machine() -> dict[str, str]:
+    """Describes where this runs, without its name or its paths."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (AttributeError, ValueError, OSError):
+        memory = float("nan")
+    return {
+        "cores": str(os.cpu_count()),
+        "memory": f"{memory:.0f} GiB",
+        "cpu": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+def machine_line(found: Mapping[str, str], measurements: Sequence[Measurement]) -> str:
+    """Gives the machine and the versions in one line."""
+    versions = {
+        measured.contender: ", ".join(
+            f"{name} {value}" for name, value in measured.versions.items()
+        )
+        for measured in measurements
+        if measured.versions
+    }
+    packages = "; ".join(f"{LABELS[key]}: {value}" for key, value in versions.items())
+    return (
+        f"{found['cores']} cores ({found['cpu']}), {found['memory']}, {found['system']}, "
+        f"Python {found['python']}. {packages}."
+    )

@@ -1,0 +1,39 @@
+"""The process of one contender: `python -m benchmarks.worker run|serve job.json answer.json`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import Job
+
+
+def answer(path: Path, values: dict[str, Any]) -> None:
+    """Writes a complete answer, or none: the harness polls for the file."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(values))
+    partial.rename(path)
+
+
+def main() -> None:
+    """Runs a job's steps, or serves its cluster until standard input closes."""
+    role, job_path, answer_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    job = Job.load(job_path)
+    contender = importlib.import_module(f"benchmarks.contenders.{job.contender}")
+    if role == "run":
+        answer(answer_path, asdict(contender.run(job)))
+        if getattr(contender, "EXIT_AT_ONCE", False):
+            os._exit(0)
+        return
+    with contender.serve(job) as service:
+        answer(answer_path, dict(service))
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
