@@ -17,6 +17,9 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Backend
 
 
+_log = logging.getLogger(__name__)
+
+
 class FragmentStore(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Where parts and manifests are kept: a folder on local disk or any fsspec file system."""
 
@@ -48,8 +51,11 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     name: str = Field(default="default", description="Tells several clusters apart.")
 
-    def connect(self) -> None:
-        """Connects this process, starting the head if there is none.
+    def connect(self, start: bool = True) -> None:
+        """Connects this process.
+
+        Args:
+            start: Whether to start the head if there is none; without, nothing is done then.
 
         Raises:
             ComputeError: If it cannot be started or reached.
@@ -57,14 +63,16 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
         from vane_dagster.execute.cluster import LocalHead
         from vane_dagster.execute.cluster_connect import connect
 
-        head = LocalHead(
+        local = LocalHead(
             num_cpus=self.num_cpus,
             num_gpus=self.num_gpus,
             resources=self.resources,
             object_store_memory=self.object_store_memory,
             name=self.name,
         )
-        connect(head.ensure(), namespace="vane_dagster")
+        head = local.ensure() if start else local.find()
+        if head is not None:
+            connect(head, namespace="vane_dagster")
 
 
 class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -100,24 +108,34 @@ class RayCompute(Compute):
         default_factory=dict, description="Further arguments of ray.init for an address."
     )
 
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Connects before the step begins, so that its time is that of its work.
+
+        A local head that does not run is started only once there is something to compute.
+
+        Raises:
+            ComputeError: If the cluster cannot be reached, or two were given.
+        """
+        if self.cluster is not None and self.address is not None:
+            raise ComputeError("RayCompute: give either cluster or address, not both")
+        self._connect(context.log.warning if context.log else _log.warning, start=False)
+
     def backend(self, told: Callable[[str], None]) -> Backend:
         """See `Compute.backend`.
 
         Raises:
             ComputeError: If the cluster cannot be reached.
         """
-        if self.cluster is not None and self.address is not None:
-            raise ComputeError("RayCompute: give either cluster or address, not both")
-        self._connect(told)
+        self._connect(told, start=True)
         from vane_dagster.execute.ray_backend import RayBackend
 
         return RayBackend(self.idle_timeout, told)
 
-    def _connect(self, told: Callable[[str], None]) -> None:
+    def _connect(self, told: Callable[[str], None], start: bool) -> None:
         if self.address is not None:
             connect_address(self.address, self.ray_init_options)
         elif self.cluster is None or isinstance(self.cluster, LocalCluster):
-            (self.cluster or LocalCluster()).connect()
+            (self.cluster or LocalCluster()).connect(start)
         else:
             _connect_resource(self.cluster, told)
 
