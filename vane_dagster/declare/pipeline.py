@@ -15,7 +15,7 @@ from vane_dagster.declare.arguments import (
     positive,
 )
 from vane_dagster.declare.schema import SchemaLike, parse_schema
-from vane_dagster.declare.source import ParquetSource
+from vane_dagster.declare.source import ParquetSource, check_url
 from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
 from vane_dagster.declare.stage import (
     SOURCE,
@@ -205,8 +205,8 @@ class _Rows:
             raise DefinitionError(
                 f"{culprit}: would publish the source as it is; add a project, and write that"
             )
-        target = ParquetSource(url)
-        self.pipeline._check_placeholders(culprit, target)
+        check_url(culprit, url)
+        self.pipeline._check_placeholders(culprit, ParquetSource(url))
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         spec = WriteSpec(
             name=name,
@@ -293,6 +293,7 @@ class Pipeline(_Rows):
             )
         if not isinstance(id, str) or not id:
             raise DefinitionError(f"{culprit}: id is {id!r}; expected the name of the id column")
+        check_url(culprit, source.url)
         self.name = name
         self.source = source
         self.id = id

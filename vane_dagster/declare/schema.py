@@ -58,7 +58,7 @@ def check_storable(schema: pa.Schema, where: str) -> None:
     """Raises SchemaError for a type that Parquet cannot hold."""
     for field in schema:
         try:
-            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+            pq.write_table(pa.Table.from_batches([], pa.schema([field])), pa.BufferOutputStream())
         except pa.ArrowNotImplementedError:
             raise SchemaError(
                 f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold; "

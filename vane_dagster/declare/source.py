@@ -65,16 +65,20 @@ def parquet(
     Raises:
         DefinitionError: If the URL is empty or has an unknown placeholder.
     """
+    check_url("vd.parquet", url)
+    return ParquetSource(url, _asset_path(asset), allow_empty, dict(storage_options or {}))
+
+
+def check_url(where: str, url: str) -> None:
+    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
     if not isinstance(url, str) or not url.strip():
-        raise DefinitionError(f"vd.parquet: url is {url!r}; expected a path or a URL")
-    source = ParquetSource(url, _asset_path(asset), allow_empty, dict(storage_options or {}))
-    for name in source.fields:
+        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+    for name in _FIELD.findall(url):
         if name.partition(".")[0] != "partition_key":
             raise DefinitionError(
-                f"vd.parquet({url!r}): unknown placeholder {{{name}}}; expected {{partition_key}}, "
-                "or {partition_key.<dimension>} for a multi-partition"
+                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
+                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
             )
-    return source
 
 
 def _asset_path(asset: Any) -> str | None:

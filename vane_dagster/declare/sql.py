@@ -123,7 +123,7 @@ def bind(
     needed = [field for field in schema if field.name.lower() in wanted]
     fields = []
     with connect() as connection:
-        connection.register("source", pa.schema(needed or schema).empty_table())
+        connection.register("source", pa.Table.from_batches([], pa.schema(needed or schema)))
         for name, expression in (*filters, *columns):
             kind = _bound_type(connection, name, expression, culprit, schema)
             fields.append(pa.field(name, plain_type(kind)))
