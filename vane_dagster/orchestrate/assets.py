@@ -3,7 +3,7 @@
 Dagster reads the annotations of the step as they are, so they must not be postponed here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -52,7 +52,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     ) -> Iterator[Any]:
         opened = store.open()
         selected = {key.path[-1] for key in context.selected_asset_keys}
-        partitions = list(context.partition_keys) if context.has_partition_key else [None]
+        partitions = _partitions(context, pipeline)
         report = RunReport(context, pipeline, opened, partitions)
         try:
             run_pipeline(
@@ -73,6 +73,18 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         yield from report.results()
 
     return materialize
+
+
+def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
+    """The partitions of a run, of which a range has no `partition_key`."""
+    if pipeline.partitions_def is None:
+        return [None]
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise PlanError(
+            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose one "
+            "or a range in Dagster's UI, or give materialize(partition_key=...)"
+        )
+    return list(context.partition_keys)
 
 
 def asset_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:

@@ -16,7 +16,6 @@ from vane_dagster.commit.store import Store
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Backend
 
-
 _log = logging.getLogger(__name__)
 
 
