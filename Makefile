@@ -1,0 +1,69 @@
+# Needs Python (3.10 to 3.13), pip and make; everything else is installed into VENV.
+#   make demo PYTHON=python3.12 VENV=/tmp/venv PARTITIONS=json,re
+
+PYTHON ?= python3
+VENV ?= .venv
+DATA ?= $(CURDIR)/data
+PORT ?= 3000
+PARTITIONS ?= datetime,json,pathlib,shutil
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+export VANE_DEMO_DATA := $(abspath $(DATA))
+export DAGSTER_DISABLE_TELEMETRY := 1
+
+.PHONY: help demo ui install test lint type clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     materialize some partitions of the demo, and answer a question from them"
+	@echo "make ui       open the demo in Dagster's UI"
+	@echo "make test     run the tests"
+	@echo "make lint     ruff, rules and format"
+	@echo "make type     mypy, strict"
+	@echo "make install  install all that the tests need into $(VENV)"
+	@echo "make clean    remove the environment, the demo's data and the caches"
+
+demo: $(VENV)/.demo
+	@$(BIN)/vane-dagster demo --partitions $(PARTITIONS)
+
+ui: $(VENV)/.demo
+	@mkdir -p $(VANE_DEMO_DATA)/dagster
+	@touch $(VANE_DEMO_DATA)/dagster/dagster.yaml
+	@echo "Dagster's UI: http://127.0.0.1:$(PORT)/asset-groups (Ctrl-C ends it)"
+	@DAGSTER_HOME=$(VANE_DEMO_DATA)/dagster PATH="$(abspath $(BIN)):$$PATH" \
+	    $(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)
+
+install: $(VENV)/.test
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(VENV)/.test
+	$(BIN)/mypy
+
+clean:
+	@if [ -x $(BIN)/vane-dagster ]; then $(BIN)/vane-dagster cluster stop || true; fi
+	rm -rf $(VENV) $(VANE_DEMO_DATA) build dist
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: what is installed is installed again only when pyproject.toml changes.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "Installing the demo into $(VENV); the first time takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "Installing the tests' needs into $(VENV); the first time takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $(VENV)/.demo $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \
+	    else "Python %d.%d is not supported; expected 3.10 to 3.13: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -m venv $(VENV)

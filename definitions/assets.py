@@ -1,0 +1,115 @@
+"""The demo's assets: an ordinary one that extracts, and a pipeline that embeds and publishes.
+
+Dagster reads the annotations of assets as they are, so they must not be postponed here.
+"""
+
+import hashlib
+import os
+import secrets
+import warnings
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vane_dagster as vd
+from definitions.embedder import DIMENSIONS, SentenceEmbedder
+from definitions.settings import PARTITIONS, data_folder
+from definitions.stdlib import extract
+
+# Dagster says so at each import of an asset that has one.
+warnings.filterwarnings("ignore", message="Parameter `backfill_policy`", category=dg.BetaWarning)
+
+GROUP = "stdlib_search"
+DATA = data_folder()
+packages = dg.StaticPartitionsDefinition(list(PARTITIONS))
+
+
+@dg.asset(
+    partitions_def=packages,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    group_name=GROUP,
+    kinds={"python", "parquet"},
+    description="Docstrings of one top-level package of the standard library, a row a name.",
+)
+def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """Extracts the docstrings of each partition's package into a Parquet file."""
+    contents = hashlib.sha256()
+    for package in context.partition_keys:
+        table = extract(package)
+        target = DATA / "stdlib" / package / "docs.parquet"
+        contents.update(_write(table, target))
+        context.add_asset_metadata(
+            {"dagster/partition_row_count": table.num_rows, "dagster/uri": str(target)},
+            partition_key=package,
+        )
+    return dg.MaterializeResult(data_version=dg.DataVersion(contents.hexdigest()))
+
+
+def _write(table: pa.Table, target: Path) -> bytes:
+    """Puts a file in place whole or not at all, and returns what it holds."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    written: bytes = sink.getvalue().to_pybytes()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{secrets.token_hex(8)}")
+    unfinished.write_bytes(written)
+    os.replace(unfinished, target)
+    return written
+
+
+docs = vd.Pipeline(
+    "docs",
+    source=vd.parquet(f"{DATA}/stdlib/{{partition_key}}/*.parquet", asset=stdlib_docs),
+    id="qualname",
+    partitions_def=packages,
+    group_name=GROUP,
+)
+
+clean = docs.project(
+    "clean",
+    {
+        "qualname": "qualname",
+        "kind": "kind",
+        "signature": "signature",
+        "summary": "split_part(trim(doc), chr(10), 1)",
+        "text": "qualname || ': ' || trim(doc)",
+    },
+    where="length(trim(doc)) >= 20 and doc not like 'Alias for field number%'",
+    description="Names that say something of themselves, with the text that the model reads.",
+    kinds={"duckdb"},
+)
+
+embedding = clean.map_batches(
+    "embedding",
+    SentenceEmbedder,
+    schema={"embedding": f"FLOAT[{DIMENSIONS}]"},
+    columns=["text"],
+    batch_size=32,
+    description="A vector of length 1 for each text, by all-MiniLM-L6-v2.",
+    kinds={"pytorch"},
+)
+
+enriched = docs.join(
+    "enriched",
+    clean,
+    embedding,
+    description="The texts and their vectors side by side, joined by qualified name.",
+)
+
+enriched.write(
+    "published",
+    f"{DATA}/published/{{partition_key}}",
+    description="A plain folder of Parquet, which `vane-dagster search` reads.",
+    kinds={"parquet"},
+)
+
+defs = dg.Definitions(
+    assets=[stdlib_docs, docs.build_assets()],
+    resources={
+        "compute": vd.RayCompute(cluster=vd.LocalCluster()),
+        "store": vd.FragmentStore(root=str(DATA / "store")),
+    },
+    executor=dg.in_process_executor,  # the work is on the cluster: a process a step gains nothing
+)

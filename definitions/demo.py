@@ -1,0 +1,161 @@
+"""`vane-dagster demo`: materializes partitions through Dagster and says what was done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from definitions.settings import PARTITIONS, data_folder, project_folder
+from vane_dagster.errors import DefinitionError, UdfError, names
+
+MODEL_STAGE = "embedding"
+LAST_STAGE = "published"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run did to one partition; parts are counted over all stages."""
+
+    partition: str
+    seconds: float
+    rows: int
+    computed: int
+    reused: int
+    loads: int
+    load_seconds: float
+    warm: int
+    rows_per_second: float | None
+
+    @staticmethod
+    def parse(line: str) -> Outcome | None:
+        """Reads a line of `definitions.run`; None where the run failed."""
+        found = json.loads(line)
+        if not found["success"]:
+            return None
+        stages: Mapping[str, Mapping[str, Any]] = found["stages"]
+        model = stages[MODEL_STAGE]
+        return Outcome(
+            partition=found["partition"],
+            seconds=found["seconds"],
+            rows=stages[LAST_STAGE]["dagster/partition_row_count"],
+            computed=sum(stage["fragments_computed"] for stage in stages.values()),
+            reused=sum(stage["fragments_reused"] for stage in stages.values()),
+            loads=model.get("model_loads", 0),
+            load_seconds=model.get("model_load_seconds", 0.0),
+            warm=model.get("warm_hits", 0),
+            rows_per_second=model.get("rows_per_second"),
+        )
+
+    def __str__(self) -> str:
+        said = f"  {self.partition:<12}{self.rows:>5} rows in {self.seconds:5.1f} s: "
+        if not self.computed:
+            return said + f"up to date, {self.reused} parts reused"
+        model = "the model was warm"
+        if self.loads:
+            model = f"the model was loaded in {self.load_seconds:.1f} s"
+        parts = f"{self.computed} parts computed, {self.reused} reused"
+        speed = "" if self.rows_per_second is None else f", {self.rows_per_second:.0f} rows/s"
+        return f"{said}{model}{speed}, {parts}"
+
+
+def run_demo(partitions: Sequence[str]) -> None:
+    """Materializes partitions and prints, in plain words, what that took.
+
+    A partition that is published already is looked at again in one process with the others of its
+    kind. A new one runs in a process of its own, as Dagster launches runs, so that it meets the
+    model warm only because the pool outlives processes.
+
+    Raises:
+        DefinitionError: If a partition is unknown.
+        UdfError: If a run fails; the message names its log.
+    """
+    _check(partitions)
+    started = time.perf_counter()
+    folder = data_folder()
+    old = [p for p in partitions if any((folder / "published" / p).glob("*.parquet"))]
+    processes = [*([old] if old else []), *([p] for p in partitions if p not in old)]
+    _say(
+        f"Semantic search over the documentation of Python {sys.version_info.major}."
+        f"{sys.version_info.minor}: packages {', '.join(partitions)}."
+    )
+    _say(f"Data, runs and logs are in {folder}. Each new partition is a Dagster run in a process")
+    _say("of its own; the first of all starts a local Ray head and loads the model.\n")
+    outcomes = []
+    for process in processes:
+        for outcome in _materialize(process, folder):
+            _say(str(outcome))
+            outcomes.append(outcome)
+    _summarize(outcomes, len(processes), time.perf_counter() - started)
+
+
+def _check(partitions: Sequence[str]) -> None:
+    unknown = [p for p in partitions if p not in PARTITIONS]
+    if unknown or not partitions:
+        raise DefinitionError(
+            f"the demo has no partition {names(unknown)}; expected some of {', '.join(PARTITIONS)}"
+        )
+
+
+def _materialize(partitions: Sequence[str], folder: Path) -> Iterator[Outcome]:
+    """Runs partitions in one process and yields what came of each, as it comes."""
+    home = folder / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "dagster.yaml").touch()  # without one Dagster warns
+    log = folder / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{partitions[0]}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "VANE_DEMO_DATA": str(folder),
+    }
+    with (
+        log.open("w", encoding="utf-8") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "definitions.run", *partitions],
+            cwd=project_folder(),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            outcome = Outcome.parse(line)
+            if outcome is not None:
+                yield outcome
+    if process.returncode:
+        tail = "".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[-15:])
+        raise UdfError(
+            f"a run of {', '.join(partitions)} failed; correct the cause and run the demo again, "
+            f"which keeps what is done. All of its log is in {log}, the end is:\n{tail}"
+        )
+
+
+def _summarize(outcomes: Sequence[Outcome], processes: int, seconds: float) -> None:
+    rows = sum(outcome.rows for outcome in outcomes)
+    computed = sum(outcome.computed for outcome in outcomes)
+    reused = sum(outcome.reused for outcome in outcomes)
+    whole = f"{len(outcomes)} partitions, {rows} rows"
+    if not computed:
+        _say(f"\nNothing needed computing: all {reused} parts of {whole} were there.")
+        _say(f"That took {seconds:.1f} s.")
+        return
+    loads = sum(outcome.loads for outcome in outcomes)
+    warm = sum(outcome.warm for outcome in outcomes)
+    _say(
+        f"\n{whole} in {processes} processes and {seconds:.1f} s: {loads} model loads, "
+        f"{warm} times a worker was warm, {computed} parts computed, {reused} reused."
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,64 @@
+"""Answers a question from the published vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from definitions.embedder import DIMENSIONS, SentenceEmbedder
+from definitions.settings import data_folder
+from vane_dagster.errors import SourceError
+
+# Vectors have length 1, so that their inner product is the cosine of the angle between them.
+_NEAREST = f"""
+    select
+        array_inner_product(embedding::FLOAT[{DIMENSIONS}], $query::FLOAT[{DIMENSIONS}]) as score,
+        qualname,
+        summary
+    from read_parquet($files)
+    order by score desc, qualname
+    limit $top
+"""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A name that fits a question; `score` is the cosine, at most 1."""
+
+    score: float
+    qualname: str
+    summary: str
+
+
+def published_files(partitions: Sequence[str] | None = None) -> list[Path]:
+    """The published files, of all partitions or of some.
+
+    Raises:
+        SourceError: If there are none.
+    """
+    folder = data_folder() / "published"
+    files = sorted(folder.glob("*/*.parquet"))
+    if partitions is not None:
+        files = [file for file in files if file.parent.name in partitions]
+    if not files:
+        raise SourceError(
+            f"{folder} holds no vectors, so there is nothing to search. Run `vane-dagster demo` "
+            "first, or set VANE_DEMO_DATA to the data folder of an earlier one"
+        )
+    return files
+
+
+def search(question: str, top: int) -> list[Hit]:
+    """The `top` names nearest to a question, best first.
+
+    Raises:
+        SourceError: If nothing is published yet.
+    """
+    import duckdb
+
+    files = [str(file) for file in published_files()]
+    query = SentenceEmbedder().encode([question])[0].tolist()
+    with duckdb.connect() as connection:
+        found = connection.execute(_NEAREST, {"query": query, "files": files, "top": top})
+        return [Hit(*row) for row in found.fetchall()]

@@ -1,0 +1,49 @@
+"""What the demo covers, and where its data lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PARTITIONS = (
+    "argparse",
+    "asyncio",
+    "calendar",
+    "collections",
+    "contextlib",
+    "csv",
+    "datetime",
+    "decimal",
+    "email",
+    "functools",
+    "hashlib",
+    "http",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "os",
+    "pathlib",
+    "random",
+    "re",
+    "shutil",
+    "sqlite3",
+    "statistics",
+    "string",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+    "zipfile",
+)
+
+
+def project_folder() -> Path:
+    """The checkout that holds this package."""
+    return Path(__file__).resolve().parent.parent
+
+
+def data_folder() -> Path:
+    """Where the demo keeps everything: ``$VANE_DEMO_DATA``, else ``data`` in the checkout."""
+    return Path(os.environ.get("VANE_DEMO_DATA") or project_folder() / "data").absolute()

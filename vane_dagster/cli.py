@@ -1,0 +1,45 @@
+"""``vane-dagster``: the demo, and what runs on the cluster. Each command is imported on use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from vane_dagster import __version__
+from vane_dagster.errors import VaneError
+
+_COMMANDS = {
+    "demo": "vane_dagster.cli_demo:demo",
+    "search": "vane_dagster.cli_demo:search",
+    "cluster": "vane_dagster.cli_cluster:cluster",
+    "pools": "vane_dagster.cli_pools:pools",
+}
+
+
+class _Commands(click.Group):
+    """Commands by the place of their code; errors that say what to do are shown without a trace."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VaneError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vane-dagster")
+def main() -> None:
+    """Offline batch inference as Dagster assets, on Ray, with models that stay loaded."""
