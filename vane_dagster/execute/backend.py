@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
-from vane_dagster.execute.work import LoadReport, PoolSpec, Report, Work
+from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""
@@ -61,6 +62,15 @@ class Done:
     worker_lost: bool = False
 
 
+class Cancelled(Exception):
+    """The run was asked to stop."""
+
+
+def load_failed(fault: Fault) -> LoadReport:
+    """The answer to a load of which no answer came."""
+    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
+
+
 class Lease(Protocol):
     """A time-limited claim on pools, kept alive until it is released."""
 
@@ -94,9 +104,12 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What the cluster has."""
 
-    def lease(self, run_id: str, pools: Sequence[PoolSpec]) -> Lease:
+    def lease(
+        self, run_id: str, pools: Sequence[PoolSpec], cancelled: threading.Event | None = None
+    ) -> Lease:
         """Claims all pools in one call, waiting until they fit.
 
         Raises:
+            Cancelled: If the event was set meanwhile.
             ComputeError: If they can never fit.
         """

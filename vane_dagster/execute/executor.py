@@ -74,7 +74,7 @@ def _compute(
         claimed = _merged(own, min(capacity.cpus, state.fragments_left(stages)))
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
-        lease = backend.lease(state.run_id, list(claimed.values()))
+        lease = backend.lease(state.run_id, list(claimed.values()), cancelled)
         try:
             requests = Requests(plan, store, state.parts, lease.id)
             budget = int(capacity.object_bytes * _BUDGET_SHARE)

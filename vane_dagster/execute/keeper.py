@@ -3,135 +3,150 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vane_dagster.execute.pools import Books, Claim, Grant, Pool
+from vane_dagster.execute.keeper_client import NAMESPACE, actor_names, is_keeper, protocol
+from vane_dagster.execute.pools import LEASE_SECONDS, Books, Claim, LeaseRecord, Pool, Start
 from vane_dagster.execute.ray_worker import HostActor
 
-NAMESPACE = "vane_dagster"
-_SWEEP_SECONDS = 2.0
+_SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
+_PLACED_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
     """Keeps pools. All methods run in one event loop, so that lease and eviction can't race."""
 
-    def __init__(self, protocol: str) -> None:
-        self._protocol = protocol
-        self._books = Books(time.monotonic())
-        self._sweeper: asyncio.Task[None] | None = None
-        self._ready: asyncio.Lock | None = None
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        self._books = Books(self._tag)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock: asyncio.Lock | None = None
+        self._began = False
+        # So that a restarted keeper takes up its pools though nobody may ever call it again.
+        ray.get_runtime_context().current_actor.hello.remote()
 
-    async def acquire(self, id: str, run_id: str, claims: Sequence[Claim]) -> dict[str, Any]:
+    async def hello(self) -> str:
+        """The protocol of the code that runs here, to be compared with the driver's."""
+        await self._started()
+        return protocol()
+
+    async def acquire(self, request: LeaseRecord) -> dict[str, Any]:
         """Grants a lease, or says that it has to wait: to be asked again every second or so.
 
         Returns:
-            ``{"granted": bool, "workers": {identity: names}, "ahead": leases in the way}``.
+            ``{"workers": {identity: names} or None, "ahead": runs in the way}``.
         """
         await self._started()
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        grant = self._books.ask(id, run_id, claims, nodes, time.monotonic())
+        self._books.lose_idle(set(actor_names()))
+        grant = self._books.ask(request, _nodes(), time.monotonic())
         if grant is None:
-            holders = {
-                lease.run_id
-                for lease in (*self._books.leases.values(), *self._books.queue)
-                if lease.id != id
-            }
-            return {"granted": False, "workers": {}, "ahead": sorted(holders)}
-        self._carry_out(grant)
-        workers = {c.identity: list(self._books.pools[c.identity].workers) for c in claims}
-        return {"granted": True, "workers": workers, "ahead": []}
+            return {"workers": None, "ahead": self._books.ahead(request.id)}
+        self._kill(grant.kill)
+        for start in grant.start:
+            self._create(start)
+        return {"workers": {i: list(names) for i, names in grant.workers.items()}, "ahead": []}
 
-    async def heartbeat(self, id: str, run_id: str, claims: Sequence[Claim]) -> None:
+    async def heartbeat(self, beat: LeaseRecord) -> None:
         """Keeps a lease alive."""
         await self._started()
-        self._books.heartbeat(id, run_id, claims, time.monotonic())
+        self._books.heartbeat(beat, time.monotonic())
 
     async def release(self, id: str) -> None:
         """Ends a lease; what is still queued under it is not done."""
         await self._started()
         self._end_lease(id)
 
-    async def replace(self, worker: str) -> str:
-        """Ends a worker and starts another in its slot.
-
-        Returns:
-            The new worker's name, or the same if it had been replaced before.
-        """
+    async def replace(self, worker: str, claim: Claim) -> str:
+        """Ends a worker and starts another in its place; gives the new one's name."""
         await self._started()
         self._kill([worker])
-        replaced = self._books.replace(worker)
-        if replaced is None:
-            return ""
-        self._create(*replaced)
-        return replaced[0]
+        heir, start = self._books.replace(worker, claim, _nodes())
+        if start is not None:
+            self._create(start)
+        return heir
 
-    async def evict(self, identity: str | None = None, leased: bool = False) -> list[str]:
-        """Ends pools that nobody leases, or, if `leased`, the named one in any case.
+    async def give_up(self, identity: str, id: str) -> None:
+        """Ends a pool whose model a lease's run could not construct, unless others lease it."""
+        await self._started()
+        if {lease.id for lease in self._books.holders(identity)} <= {id}:
+            self._drop(identity)
+
+    async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
+        """Ends the named pool, or all; those that are leased only by force.
 
         Returns:
             Identities of the pools that were ended.
         """
         await self._started()
-        gone = self._books.evictable(identity)
-        if leased and identity in self._books.pools and identity not in gone:
-            gone.append(str(identity))
+        asked = [i for i in self._books.pools if identity in (None, i)]
+        gone = [i for i in asked if force or not self._books.holders(i)]
         for found in gone:
             self._drop(found)
         return gone
 
     async def pools(self) -> list[dict[str, Any]]:
-        """The pools with their workers and leases."""
+        """The pools with their workers and leases, in plain values."""
         await self._started()
-        return [
-            await self._described(identity, pool)
-            for identity, pool in list(self._books.pools.items())
-        ]
+        found = [self._described(identity, pool) for identity, pool in self._books.pools.items()]
+        return list(await asyncio.gather(*found))
 
     async def _described(self, identity: str, pool: Pool) -> dict[str, Any]:
         holders = self._books.holders(identity)
-        answers = await asyncio.gather(*(self._asked(worker) for worker in list(pool.workers)))
         return {
             "identity": identity,
             "label": pool.claim.label,
             "bundle": dict(pool.claim.bundle),
             "leases": [lease.run_id for lease in holders],
-            "idle_seconds": 0.0 if holders else time.monotonic() - pool.idle_since,
-            "workers": answers,
+            "idle_seconds": 0.0 if holders else round(time.monotonic() - pool.idle_since, 1),
+            "workers": await asyncio.gather(*(self._asked(worker) for worker in pool.workers)),
         }
 
     async def _asked(self, worker: str) -> dict[str, Any]:
         try:
             actor = ray.get_actor(worker, namespace=NAMESPACE)
-            facts = await asyncio.wait_for(actor.describe.remote(), _ANSWER_SECONDS)
-            return {"name": worker, "state": "ready", **facts}
-        except asyncio.TimeoutError:
-            return {"name": worker, "state": "starting"}
+            facts = await _within(actor.describe.remote(), _ANSWER_SECONDS)
         except (ray.exceptions.RayError, ValueError):
-            return {"name": worker, "state": "dead"}
+            facts = {"state": "dead"}
+        return {"name": worker, **(facts or {"state": "starting"})}
+
+    # After a restart
 
     async def _started(self) -> None:
         """Once: takes up the workers that a former keeper left, and begins to sweep."""
-        if self._ready is None:
-            self._ready = asyncio.Lock()
-        async with self._ready:
-            if self._sweeper is None:
-                await self._adopt()
-                self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if self._began:
+                return
+            left = [n for n in actor_names() if n.endswith(self._tag) and not is_keeper(n)]
+            if left:
+                self._books.settled_at = time.monotonic() + LEASE_SECONDS
+            await asyncio.gather(*(self._adopt(worker) for worker in left))
+            self._in_background(self._sweep())
+            self._began = True
 
-    async def _adopt(self) -> None:
-        named = ray.util.list_named_actors(all_namespaces=True)
-        own = [actor["name"] for actor in named if actor["namespace"] == NAMESPACE]
-        for worker in (name for name in own if not name.startswith("keeper-")):
-            facts = await self._asked(worker)
-            if facts.get("protocol") == self._protocol:
-                self._books.adopt(facts["claim"], worker, time.monotonic())
+    async def _adopt(self, worker: str) -> None:
+        try:
+            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            facts = await _within(actor.whereabouts.remote(), LEASE_SECONDS)
+        except (ray.exceptions.RayError, ValueError):  # it died
+            return
+        if facts is None:
+            self._kill([worker])
+        else:
+            self._books.adopt(facts[0], worker, facts[1], time.monotonic())
+
+    # What goes on by itself
 
     async def _sweep(self) -> None:
         while True:
@@ -144,26 +159,44 @@ class Keeper:
             except Exception:  # the keeper outlives a fault of one sweep
                 _log.exception("a sweep failed")
 
+    async def _watch(self, start: Start, placed: Awaitable[tuple[Claim, str]]) -> None:
+        """Sees to it that a new worker gets a place, where others hold what it reserves.
+
+        The books may be wrong about that: actors of other programs and of keepers of other
+        versions are not in them, nor how Ray has laid shares on GPUs.
+        """
+        waiting = asyncio.ensure_future(placed)
+        try:
+            while not (await asyncio.wait([waiting], timeout=_PLACED_SECONDS))[0]:
+                for identity in self._books.in_the_way(start.claim, time.monotonic())[:1]:
+                    self._drop(identity)
+                for name in (n for n in actor_names() if is_keeper(n) and n != self._name):
+                    ray.get_actor(name, namespace=NAMESPACE).evict.remote()
+            self._books.settle(start.worker, waiting.result()[1])
+        except (ray.exceptions.RayError, ValueError):  # it was ended, or another keeper was
+            _log.info("worker %s did not start", start.worker)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    # Workers
+
     def _end_lease(self, id: str) -> None:
         lease = self._books.leases.get(id)
         self._books.release(id, time.monotonic())
-        for claim in lease.claims if lease else ():
-            pool = self._books.pools.get(claim.identity)
-            for worker in pool.workers if pool else ():
-                try:
-                    ray.get_actor(worker, namespace=NAMESPACE).revoke.remote(id)
-                except ValueError:  # it died; a later run replaces it
-                    continue
+        for worker in lease.workers if lease else ():
+            try:
+                ray.get_actor(worker, namespace=NAMESPACE).revoke.remote(id)
+            except ValueError:  # it died; a later run replaces it
+                continue
 
     def _drop(self, identity: str) -> None:
-        workers = list(self._books.pools[identity].workers)
-        self._kill(workers)
-        self._books.forget(workers)
-
-    def _carry_out(self, grant: Grant) -> None:
-        self._kill(grant.kill)
-        for worker, claim in grant.create:
-            self._create(worker, claim)
+        if (pool := self._books.pools.get(identity)) is not None:
+            workers = list(pool.workers)
+            self._kill(workers)
+            self._books.forget(workers)
 
     def _kill(self, workers: Sequence[str]) -> None:
         for worker in workers:
@@ -172,18 +205,44 @@ class Keeper:
             except ValueError:  # it is dead already
                 continue
 
-    def _create(self, worker: str, claim: Claim) -> None:
-        bundle = dict(claim.bundle)
-        ray.remote(concurrency_groups={"control": 2})(HostActor).options(
-            name=worker,
+    def _create(self, start: Start) -> None:
+        bundle, threads = dict(start.claim.bundle), _threads(start)
+        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
+        node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
+        host = ray.remote(concurrency_groups={"control": 2})(HostActor)
+        actor = host.options(
+            name=start.worker,
             namespace=NAMESPACE,
             lifetime="detached",
             num_cpus=bundle.pop("CPU", 0),
             num_gpus=bundle.pop("GPU", 0),
             memory=int(bundle.pop("memory", 0)) or None,
             resources=bundle,
-            max_concurrency=claim.slots,
+            max_concurrency=start.claim.slots,
             max_restarts=0,
-            scheduling_strategy="DEFAULT" if claim.bundle else "SPREAD",
-            runtime_env={"env_vars": {"VANE_PROTOCOL": self._protocol}},
-        ).remote(claim, self._protocol)
+            scheduling_strategy=node or "DEFAULT",
+            runtime_env={"env_vars": share},
+        ).remote(start.claim, threads)
+        self._in_background(self._watch(start, actor.whereabouts.remote()))
+
+
+def _nodes() -> dict[str, dict[str, float]]:
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def _threads(start: Start) -> int:
+    """The CPUs that a worker reserves, or its share of its node."""
+    if start.claim.threads:
+        return start.claim.threads
+    if reserved := int(start.claim.bundle.get("CPU", 0)):
+        return reserved
+    cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.node in ("", id)]
+    return max(1, min(cpus, default=1) // start.claim.workers[1])
+
+
+async def _within(answer: Awaitable[Any], seconds: float) -> Any:
+    """What a worker answers, None if it takes too long."""
+    try:
+        return await asyncio.wait_for(answer, seconds)
+    except asyncio.TimeoutError:
+        return None

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import pyarrow as pa
-
+from vane_dagster.errors import ComputeError, names
 from vane_dagster.execute.admission import check_can_fit
 from vane_dagster.execute.backend import Capacity, Done, Worker
 from vane_dagster.execute.local_worker import serve
-from vane_dagster.execute.pools import Books, Claim
+from vane_dagster.execute.pools import Books, Claim, LeaseRecord, Start
 from vane_dagster.execute.work import PoolSpec, Work
 
 _SHARED_MEMORY = "/dev/shm"
+_LEAST_BYTES = 2**30
 
 
 class LocalTable:
@@ -43,27 +46,29 @@ def _unlink(path: str) -> None:
 class _Process:
     """A worker process and the driver's end of its socket."""
 
-    def __init__(self, folder: str, claim: Claim, gpus: Sequence[int]) -> None:
+    def __init__(self, folder: str, claim: Claim, threads: int, gpus: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-        if not gpus and not claim.bundle.get("GPU"):
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         command = [sys.executable, "-m", serve.__module__, str(theirs.fileno()), folder]
         self.process = subprocess.Popen(
             [*command, str(claim.slots)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+            start_new_session=True,
         )
         theirs.close()
         self.connection = Connection(ours.detach())
         self.claim = claim
+        self.threads = threads
         self.gpus = tuple(gpus)
         self.tickets: set[int] = set()
 
     def end(self) -> None:
+        """Kills it, with what the user's code has started."""
         self.connection.close()
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -82,68 +87,79 @@ class LocalBackend:
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
     ) -> None:
-        devices = visible_gpus() if num_gpus is None else list(range(num_gpus))
+        found = visible_gpus()
+        self._devices = found if num_gpus is None else (found or _numbers(num_gpus))[:num_gpus]
         cpus = num_cpus or os.cpu_count() or 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._node = {"CPU": cpus, "GPU": len(devices), "memory": memory, **(resources or {})}
-        self._devices = devices
-        self._books = Books(0.0)
-        self._books.settled_at = -1.0
+        gpus = {"GPU": len(self._devices)} if self._devices else {}
+        self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
+        self._books = Books()
         self.processes: dict[str, _Process] = {}
-        base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        self.folder = tempfile.mkdtemp(prefix="vane-", dir=base)
+        self.folder = tempfile.mkdtemp(prefix="vane-", dir=_roomy_folder())
         self._end = weakref.finalize(self, _close, self.processes, self.folder)
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free)
 
-    def lease(self, run_id: str, pools: Sequence[PoolSpec]) -> LocalLease:
-        """See `Backend.lease`."""
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+    ) -> LocalLease:
+        """See `Backend.lease`. Nobody else has leases, so that there is nothing to wait for."""
         for pool in pools:
             check_can_fit(self.capacity(), pool)
-        claims = [Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots) for p in pools]
+        claims = tuple(
+            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads) for p in pools
+        )
         id = f"{run_id}-{secrets.token_hex(4)}"
-        grant = self._books.ask(id, run_id, claims, [self._node], time.monotonic())
-        assert grant is not None, "a backend of one run has one lease at a time"
+        now = time.monotonic()
+        grant = self._books.ask(LeaseRecord(id, run_id, claims, now), {"": self._node}, now)
+        if grant is None:
+            raise ComputeError(
+                f"{names(p.label for p in pools)} do not fit on this machine together: it has "
+                f"{self._node}. Lower concurrency or what a worker reserves"
+            )
         for name in grant.kill:
             self.processes.pop(name).end()
-        for name, claim in grant.create:
-            self.start(name, claim)
-        workers = [
-            Worker(n, c.identity) for c in claims for n in self._books.pools[c.identity].workers
-        ]
+        for start in grant.start:
+            self._start(start)
+        workers = [Worker(n, pool) for pool, found in grant.workers.items() for n in found]
         return LocalLease(self, id, pools, workers)
 
-    def start(self, name: str, claim: Claim) -> None:
-        """Starts a worker process."""
-        self.processes[name] = _Process(self.folder, claim, self._assigned(claim))
+    def _start(self, start: Start) -> None:
+        claim = start.claim
+        cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
+        threads = claim.threads or max(1, cpus)
+        gpus = self._assigned(claim.bundle.get("GPU", 0.0))
+        self.processes[start.worker] = _Process(self.folder, claim, threads, gpus)
 
-    def _assigned(self, claim: Claim) -> list[int]:
-        """The GPUs with the most room for a claim."""
-        amount = claim.bundle.get("GPU", 0.0)
-        used = dict.fromkeys(self._devices, 0.0)
+    def _assigned(self, amount: float) -> list[str]:
+        """The GPUs for a worker; the fullest that have room, as Ray does it."""
+        free = dict.fromkeys(self._devices, 1.0)
         for process in self.processes.values():
-            share = process.claim.bundle.get("GPU", 0.0) / max(1, len(process.gpus))
             for gpu in process.gpus:
-                used[gpu] += share
-        free = sorted(used, key=lambda gpu: used[gpu])
-        return free[: max(1, int(amount))] if amount else []
+                free[gpu] -= min(1.0, process.claim.bundle.get("GPU", 0.0))
+        able = [gpu for gpu in sorted(free, key=free.__getitem__) if free[gpu] >= min(1.0, amount)]
+        return able[: max(1, int(amount))] if amount else []
 
     def replaced(self, worker: Worker) -> Worker:
         """A fresh worker in place of a dead one."""
-        self.processes.pop(worker.name).end()
-        replacement = self._books.replace(worker.name)
-        assert replacement is not None, f"no worker {worker.name}"
-        self.start(*replacement)
-        return Worker(replacement[0], worker.pool)
+        process = self.processes.pop(worker.name)
+        process.end()
+        heir, start = self._books.replace(worker.name, process.claim, {"": self._node})
+        assert start is not None, f"worker {worker.name} was replaced twice"
+        self._start(start)
+        return Worker(heir, worker.pool)
 
     def evicted(self, pool: str) -> None:
         """Ends a pool."""
-        names = [name for name in self.processes if name.startswith(f"{pool}-")]
-        for name in names:
+        gone = [name for name in self.processes if name.startswith(f"{pool}-")]
+        for name in gone:
             self.processes.pop(name).end()
-        self._books.forget(names)
+        self._books.forget(gone)
 
     def released(self, id: str) -> None:
         """Ends a lease; workers that still do something under it are ended too."""
@@ -163,6 +179,13 @@ def _close(processes: dict[str, _Process], folder: str) -> None:
         process.end()
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _roomy_folder() -> str | None:
+    """Shared memory, unless it is as small as containers have it; None for the temporary folder."""
+    writable = os.access(_SHARED_MEMORY, os.W_OK)
+    roomy = writable and shutil.disk_usage(_SHARED_MEMORY).free >= _LEAST_BYTES
+    return _SHARED_MEMORY if roomy else None
 
 
 class LocalLease:
@@ -186,12 +209,8 @@ class LocalLease:
     def load(self, worker: Worker) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
-        threads = pool.threads or self._share(pool)
+        threads = self._backend.processes[worker.name].threads
         return self._send(worker, "load", (pool.model, pool.archive, threads, {}), ())
-
-    def _share(self, pool: PoolSpec) -> int:
-        cpus = self._backend.capacity().cpus
-        return int(pool.bundle.get("CPU", 0)) or max(1, cpus // pool.workers[1])
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""
@@ -204,7 +223,7 @@ class LocalLease:
             process.connection.send((self._tickets, method, args))
             process.tickets.add(self._tickets)
             self._held[self._tickets] = tables
-        except (BrokenPipeError, ConnectionError) as error:
+        except OSError as error:
             self._failed.append(Done(self._tickets, None, lost=str(error), worker_lost=True))
         return self._tickets
 
@@ -226,10 +245,11 @@ class LocalLease:
                 process.tickets.discard(ticket)
                 self._held.pop(ticket, None)
                 done.append(Done(ticket, report, LocalTable(path) if path else None))
-        except (EOFError, ConnectionError, pa.ArrowException):
-            code = process.process.wait()
-            lost = f"worker process {process.process.pid} ended with exit code {code}"
-            done += [Done(t, None, lost=lost, worker_lost=True) for t in process.tickets]
+        except (EOFError, OSError):
+            lost = f"worker process {process.process.pid} ended with {_ending(process.process)}"
+            for ticket in sorted(process.tickets):
+                self._held.pop(ticket, None)
+                done.append(Done(ticket, None, lost=lost, worker_lost=True))
             process.tickets.clear()
         return done
 
@@ -248,9 +268,20 @@ class LocalLease:
         self._backend.released(self.id)
 
 
-def visible_gpus() -> list[int]:
-    """Indexes of this machine's NVIDIA GPUs, within CUDA_VISIBLE_DEVICES where it is set."""
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def visible_gpus() -> list[str]:
+    """This machine's NVIDIA GPUs, within CUDA_VISIBLE_DEVICES where it is set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [int(device) for device in visible.split(",") if device.strip().isdigit()]
-    return sorted(int(path[len("/dev/nvidia") :]) for path in glob.glob("/dev/nvidia[0-9]*"))
+        devices = (device.strip() for device in visible.split(","))
+        return [device for device in devices if device and device != "-1"]
+    paths = glob.glob("/dev/nvidia[0-9]*")
+    return sorted((path[len("/dev/nvidia") :] for path in paths), key=int)
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]

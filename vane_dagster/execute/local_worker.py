@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster.execute.backend import load_failed
 from vane_dagster.execute.host import Host
 from vane_dagster.execute.work import Fault, Report
 
@@ -25,16 +27,17 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
 
     def answer(ticket: int, method: str, args: tuple[Any, ...]) -> None:
         path = None
+        report: Any
         try:
             if method == "load":
-                report: Any = host.load(*args)
+                report = host.load(*args)
             else:
                 work, *paths = args
                 table, report = host.run(work, *(read_table(p) for p in paths))
                 path = None if table is None else write_table(table, folder)
-        except Exception as error:
-            message = f"worker {os.getpid()}: {type(error).__name__}: {error}"
-            report = Report(fault=Fault("ComputeError", message))
+        except BaseException as error:  # the driver waits for an answer, whatever was raised
+            fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
+            report = load_failed(fault) if method == "load" else Report(fault=fault)
         with lock:
             connection.send((ticket, report, path))
 
@@ -42,9 +45,15 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
         while True:
             try:
                 call = connection.recv()
-            except (EOFError, ConnectionError):  # the driver is gone
-                os._exit(0)
+            except (EOFError, OSError):  # the driver is gone
+                _end(folder)
             threads.submit(answer, *call)
+
+
+def _end(folder: str) -> None:
+    """Ends this process and what the user's code has started, and leaves nothing in memory."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def write_table(table: pa.Table, folder: str) -> str:

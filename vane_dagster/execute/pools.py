@@ -1,20 +1,22 @@
 """The keeper's books: which pools there are, who leases them, and what a new lease may take.
 
-Pure bookkeeping with the time given by the caller; `keeper.py` turns its answers into Ray actors.
+Pure bookkeeping with the time given by the caller; `keeper.py` turns its answers into Ray actors,
+`local_backend.py` into processes.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vane_dagster.execute.admission import Bundle, fits
+from vane_dagster.execute.admission import Bundle, Room, bundle_size
 
 LEASE_SECONDS = 30.0
-HEARTBEAT_SECONDS = 5.0
 IDLE_SECONDS = 600.0
 _POLL_SECONDS = 15.0
+_REMEMBER_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -26,54 +28,86 @@ class Claim:
     workers: tuple[int, int]
     bundle: Mapping[str, float]
     slots: int
+    threads: int = 0
     idle_seconds: float = IDLE_SECONDS
 
 
 @dataclass
 class Pool:
-    """A pool that exists: its workers' names, and since when no lease holds it."""
+    """A pool that exists.
+
+    Attributes:
+        workers: Their names and nodes; a node is "" where Ray is to choose.
+        heirs: The worker that took the place of a lost one.
+        idle_since: Since when no lease holds it, if none does.
+    """
 
     claim: Claim
-    workers: list[str] = field(default_factory=list)
+    workers: dict[str, str] = field(default_factory=dict)
+    heirs: dict[str, str] = field(default_factory=dict)
     idle_since: float = 0.0
 
 
 @dataclass
 class LeaseRecord:
-    """A lease in force, or one that waits."""
+    """A lease in force, or one that waits.
+
+    Attributes:
+        seen: When its holder was last heard of.
+        lasts: Seconds without a sign of life after which it ends.
+        workers: The workers that it was given.
+    """
 
     id: str
     run_id: str
     claims: tuple[Claim, ...]
     seen: float
+    lasts: float = LEASE_SECONDS
+    workers: tuple[str, ...] = ()
+
+    def kinds(self) -> set[str]:
+        """The resources that it asks for."""
+        return {name for claim in self.claims for name in claim.bundle}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A worker to be started, and where."""
+
+    worker: str
+    claim: Claim
+    node: str
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What is to be done for a lease: workers to end, and workers to start, each with its claim."""
+    """What is to be done for a lease, and the workers that it has then, by identity."""
 
     kill: tuple[str, ...]
-    create: tuple[tuple[str, Claim], ...]
+    start: tuple[Start, ...]
+    workers: Mapping[str, tuple[str, ...]]
 
 
 class Books:
-    """Pools, leases and the queue for them. Not thread-safe: the keeper has one thread."""
+    """Pools, leases and the queue for them. Not thread-safe: the keeper has one thread.
 
-    def __init__(self, now: float) -> None:
+    Args:
+        tag: Ends the names of workers, so that a keeper knows its own.
+        settled_at: Until then nothing is evicted: after a keeper's restart, leases are learnt
+            again from heartbeats.
+    """
+
+    def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
         self.pools: dict[str, Pool] = {}
         self.leases: dict[str, LeaseRecord] = {}
         self.queue: list[LeaseRecord] = []
-        self.settled_at = now
+        self.settled_at = settled_at
+        self._tag = tag
+        self._ended: dict[str, float] = {}
 
-    def adopt(self, claim: Claim, worker: str, now: float) -> None:
-        """Takes up a worker found after a restart; nothing is evicted for one lease time."""
-        pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
-        pool.workers.append(worker)
-        self.settled_at = now + LEASE_SECONDS
+    # Leases
 
-    def ask(
-        self, id: str, run_id: str, claims: Sequence[Claim], nodes: Sequence[Bundle], now: float
-    ) -> Grant | None:
+    def ask(self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float) -> Grant | None:
         """Grants a lease on all its pools at once, or queues it, first come first served.
 
         A request passes an earlier one only where the two want no resource in common.
@@ -81,97 +115,54 @@ class Books:
         Returns:
             What to do for it; None while it has to wait.
         """
-        self.queue = [r for r in self.queue if now - r.seen < _POLL_SECONDS or r.id == id]
+        if lease := self.leases.get(request.id):  # asked twice, as an answer was lost
+            lease.seen = now
+            return Grant((), (), self._by_pool(lease))
+        self.queue = [r for r in self.queue if now - r.seen < _POLL_SECONDS or r.id == request.id]
+        known = next((r for r in self.queue if r.id == request.id), None)
+        if known is None:
+            self.queue.append(known := request)
+        known.seen = now
+        if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
+            return None
+        found = self._found(known.claims, nodes, now)
+        if found is None:
+            return None
+        kill, start = found
+        self.forget(kill)
+        for new in start:
+            pool = self.pools.setdefault(new.claim.identity, Pool(new.claim))
+            pool.workers[new.worker] = new.node
+        for claim in known.claims:
+            self.pools[claim.identity].claim = claim
+        known.workers = tuple(worker for claim in known.claims for worker in self._share(claim))
+        self.queue.remove(known)
+        self.leases[known.id] = known
+        return Grant(tuple(kill), tuple(start), self._by_pool(known))
+
+    def ahead(self, id: str) -> list[str]:
+        """Runs that hold or want what a waiting request asks for."""
         request = next((r for r in self.queue if r.id == id), None)
         if request is None:
-            request = LeaseRecord(id, run_id, tuple(claims), now)
-            self.queue.append(request)
-        request.seen = now
-        for earlier in self.queue:
-            if earlier is request:
-                break
-            if _kinds(earlier.claims) & _kinds(claims):
-                return None
-        grant = self._grant(claims, nodes, now)
-        if grant is None:
-            return None
-        self.queue.remove(request)
-        self.leases[id] = request
-        self._apply(grant)
-        return grant
+            return []
+        others = [*self.leases.values(), *self._before(request)]
+        return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
 
-    def _grant(self, claims: Sequence[Claim], nodes: Sequence[Bundle], now: float) -> Grant | None:
-        wanted = {claim.identity: claim for claim in claims}
-        idle = [] if now < self.settled_at else self._idle(exclude=wanted)
-        killed: list[str] = []
-        need = {i: max(c.workers[0], self._size(i)) for i, c in wanted.items()}
-        while not fits(nodes, self._bundles(wanted, need, killed)):
-            victim = next((i for i in idle if i not in killed and self.pools[i].claim.bundle), None)
-            if victim is None:
-                return None
-            killed.append(victim)
-        self._grow(wanted, need, killed, nodes)
-        return Grant(
-            tuple(worker for i in killed for worker in self.pools[i].workers),
-            tuple(
-                (_worker_name(i, slot), claim)
-                for i, claim in wanted.items()
-                for slot in range(self._size(i), need[i])
-            ),
-        )
+    def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
+        """Keeps a lease alive; one that a restarted keeper does not know is learnt again.
 
-    def _grow(
-        self,
-        wanted: Mapping[str, Claim],
-        need: dict[str, int],
-        killed: Sequence[str],
-        nodes: Sequence[Bundle],
-    ) -> None:
-        """Raises the workers of each pool towards its most, one at a time, as far as they fit."""
-        growing = True
-        while growing:
-            growing = False
-            for identity, claim in wanted.items():
-                if need[identity] >= claim.workers[1]:
-                    continue
-                need[identity] += 1
-                if fits(nodes, self._bundles(wanted, need, killed)):
-                    growing = True
-                else:
-                    need[identity] -= 1
-
-    def _bundles(
-        self, wanted: Mapping[str, Claim], need: Mapping[str, int], killed: Sequence[str]
-    ) -> list[Bundle]:
-        held = [
-            pool.claim.bundle
-            for identity, pool in self.pools.items()
-            if identity not in wanted and identity not in killed
-            for _ in pool.workers
-        ]
-        return held + [c.bundle for i, c in wanted.items() for _ in range(need[i])]
-
-    def _apply(self, grant: Grant) -> None:
-        self.forget(grant.kill)
-        for worker, claim in grant.create:
-            self.pools.setdefault(claim.identity, Pool(claim)).workers.append(worker)
-
-    def _size(self, identity: str) -> int:
-        return len(self.pools[identity].workers) if identity in self.pools else 0
-
-    def _idle(self, exclude: Iterable[str] = ()) -> list[str]:
-        """Pools that no lease holds, the least recently used first."""
-        held = {c.identity for lease in self.leases.values() for c in lease.claims} | set(exclude)
-        free = [identity for identity in self.pools if identity not in held]
-        return sorted(free, key=lambda identity: self.pools[identity].idle_since)
-
-    def heartbeat(self, id: str, run_id: str, claims: Sequence[Claim], now: float) -> None:
-        """Keeps a lease alive; one that a restarted keeper does not know is learnt again."""
-        lease = self.leases.setdefault(id, LeaseRecord(id, run_id, tuple(claims), now))
-        lease.seen = now
+        Returns:
+            Whether the lease is in force: not if it was released or expired before.
+        """
+        if beat.id in self._ended:
+            return False
+        self.leases.setdefault(beat.id, beat).seen = now
+        return True
 
     def release(self, id: str, now: float) -> None:
         """Ends a lease, or a request for one."""
+        self._ended = {i: at for i, at in self._ended.items() if now - at < _REMEMBER_SECONDS}
+        self._ended[id] = now
         self.queue = [request for request in self.queue if request.id != id]
         if lease := self.leases.pop(id, None):
             for claim in lease.claims:
@@ -179,39 +170,8 @@ class Books:
                     self.pools[claim.identity].idle_since = now
 
     def expired(self, now: float) -> list[str]:
-        """Leases whose holder was not heard of for a lease time."""
-        return [i for i, lease in self.leases.items() if now - lease.seen > LEASE_SECONDS]
-
-    def idle_too_long(self, now: float) -> list[str]:
-        """Pools that no lease held for their idle time."""
-        if now < self.settled_at:
-            return []
-        return [
-            i
-            for i in self._idle()
-            if now - self.pools[i].idle_since > self.pools[i].claim.idle_seconds
-        ]
-
-    def evictable(self, identity: str | None) -> list[str]:
-        """Pools that nobody leases: the named one, or all."""
-        return [i for i in self._idle() if identity in (None, i)]
-
-    def replace(self, worker: str) -> tuple[str, Claim] | None:
-        """A new name for a worker in place of a lost one; None if it was replaced already."""
-        for identity, pool in self.pools.items():
-            if worker in pool.workers:
-                slot = pool.workers.index(worker)
-                pool.workers[slot] = _worker_name(identity, slot)
-                return pool.workers[slot], pool.claim
-        return None
-
-    def forget(self, workers: Iterable[str]) -> None:
-        """Strikes workers off, and pools without any."""
-        gone = set(workers)
-        for identity, pool in list(self.pools.items()):
-            pool.workers = [worker for worker in pool.workers if worker not in gone]
-            if not pool.workers:
-                del self.pools[identity]
+        """Leases whose holder was not heard of for too long."""
+        return [i for i, lease in self.leases.items() if now - lease.seen > lease.lasts]
 
     def holders(self, identity: str) -> list[LeaseRecord]:
         """The leases on a pool."""
@@ -221,10 +181,152 @@ class Books:
             if any(claim.identity == identity for claim in lease.claims)
         ]
 
+    def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
+        return self.queue[: self.queue.index(request)]
 
-def _kinds(claims: Sequence[Claim]) -> set[str]:
-    return {name for claim in claims for name in claim.bundle}
+    def _share(self, claim: Claim) -> list[str]:
+        """The workers of a pool that a new lease gets: those that the fewest others have."""
+        used = Counter(worker for lease in self.leases.values() for worker in lease.workers)
+        workers = sorted(self.pools[claim.identity].workers, key=used.__getitem__)
+        return workers[: claim.workers[1]]
 
+    def _by_pool(self, lease: LeaseRecord) -> dict[str, tuple[str, ...]]:
+        return {
+            claim.identity: tuple(w for w in self._workers(claim.identity) if w in lease.workers)
+            for claim in lease.claims
+        }
 
-def _worker_name(identity: str, slot: int) -> str:
-    return f"{identity}-{slot}-{secrets.token_hex(3)}"
+    # Room
+
+    def _found(
+        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], now: float
+    ) -> tuple[list[str], list[Start]] | None:
+        """Workers to end and to start so that all claims hold; as few ended as need be."""
+        victims = self._victims(claims) if now >= self.settled_at else []
+        gone: list[list[str]] = []
+        while (start := self._placed(claims, nodes, gone)) is None:
+            if len(gone) == len(victims):
+                return None
+            gone = victims[: len(gone) + 1]
+        for spared in reversed(gone):
+            rest = [victim for victim in gone if victim is not spared]
+            if (other := self._placed(claims, nodes, rest)) is not None:
+                gone, start = rest, other
+        return [worker for victim in gone for worker in victim], start
+
+    def _victims(self, claims: Sequence[Claim]) -> list[list[str]]:
+        """What may be ended for a request, the least loss first.
+
+        Other idle pools, the least recently used first; then, of its own pools that nobody else
+        leases, the workers beyond its least; and at last all of them, to be started elsewhere.
+        """
+        own = {claim.identity: claim for claim in claims}
+        idle = [self._workers(i) for i in self.idle() if i not in own]
+        free = [i for i in own if i in self.pools and not self.holders(i)]
+        surplus = [[w] for i in free for w in self._workers(i)[: own[i].workers[0] - 1 : -1]]
+        return idle + surplus + [self._workers(i)[: own[i].workers[0]] for i in free]
+
+    def _placed(
+        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], gone: Sequence[Sequence[str]]
+    ) -> list[Start] | None:
+        """New workers that bring each pool to its least, and to its most where there is room."""
+        ended = {worker for victim in gone for worker in victim}
+        room = self._room(nodes, ended)
+        sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
+        start: list[Start] = []
+
+        def add(claim: Claim) -> bool:
+            if (node := room.place(claim.bundle)) is None:
+                return False
+            start.append(Start(self._name(claim.identity), claim, node))
+            sizes[claim.identity] += 1
+            return True
+
+        for claim in sorted(claims, key=lambda claim: bundle_size(claim.bundle), reverse=True):
+            while sizes[claim.identity] < claim.workers[0]:
+                if not add(claim):
+                    return None
+        growing = list(claims)
+        while growing:
+            growing = [c for c in growing if sizes[c.identity] < c.workers[1] and add(c)]
+        return start
+
+    def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> Room:
+        room = Room(nodes)
+        held = [
+            (pool.claim.bundle, node)
+            for pool in self.pools.values()
+            for worker, node in pool.workers.items()
+            if worker not in ended
+        ]
+        for bundle, node in sorted(held, key=lambda one: bundle_size(one[0]), reverse=True):
+            room.hold(node, bundle)
+        return room
+
+    def _name(self, identity: str) -> str:
+        return f"{identity}-{secrets.token_hex(4)}{self._tag}"
+
+    # Pools
+
+    def adopt(self, claim: Claim, worker: str, node: str, now: float) -> None:
+        """Takes up a worker found after a restart."""
+        pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
+        pool.workers[worker] = node
+
+    def settle(self, worker: str, node: str) -> None:
+        """Notes where Ray has put a worker."""
+        for pool in self.pools.values():
+            if worker in pool.workers:
+                pool.workers[worker] = node
+
+    def replace(
+        self, worker: str, claim: Claim, nodes: Mapping[str, Bundle]
+    ) -> tuple[str, Start | None]:
+        """A worker in place of a lost one, with what to start unless another run has done so."""
+        pool = self.pools.setdefault(claim.identity, Pool(claim))
+        if worker in pool.heirs:
+            while worker in pool.heirs:
+                worker = pool.heirs[worker]
+            return worker, None
+        pool.workers.pop(worker, None)
+        heir = self._name(claim.identity)
+        node = self._room(nodes, ()).place(claim.bundle) or ""
+        pool.workers[heir] = node
+        pool.heirs[worker] = heir
+        for lease in self.leases.values():
+            lease.workers = tuple(heir if w == worker else w for w in lease.workers)
+        return heir, Start(heir, claim, node)
+
+    def forget(self, workers: Collection[str]) -> None:
+        """Strikes workers off, and pools without any."""
+        for identity, pool in list(self.pools.items()):
+            for worker in set(workers) & set(pool.workers):
+                del pool.workers[worker]
+            if not pool.workers:
+                del self.pools[identity]
+
+    def lose_idle(self, alive: Collection[str]) -> None:
+        """Strikes off what has died of pools that nobody leases; runs replace what they lease."""
+        idle = [worker for identity in self.idle() for worker in self.pools[identity].workers]
+        self.forget([worker for worker in idle if worker not in alive])
+
+    def idle(self) -> list[str]:
+        """Pools that no lease holds, the least recently used first."""
+        held = {claim.identity for lease in self.leases.values() for claim in lease.claims}
+        free = [identity for identity in self.pools if identity not in held]
+        return sorted(free, key=lambda identity: self.pools[identity].idle_since)
+
+    def in_the_way(self, claim: Claim, now: float) -> list[str]:
+        """Idle pools that hold a resource which a claim asks for, as `idle` orders them."""
+        held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
+        return list(held) if now >= self.settled_at else []
+
+    def idle_too_long(self, now: float) -> list[str]:
+        """Pools that no lease held for their idle time."""
+        if now < self.settled_at:
+            return []
+        pools = ((i, self.pools[i]) for i in self.idle())
+        return [i for i, pool in pools if now - pool.idle_since > pool.claim.idle_seconds]
+
+    def _workers(self, identity: str) -> list[str]:
+        return list(self.pools[identity].workers) if identity in self.pools else []

@@ -2,81 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.admission import check_can_fit
-from vane_dagster.execute.backend import Capacity, Done, Worker
-from vane_dagster.execute.pools import HEARTBEAT_SECONDS, IDLE_SECONDS, Claim
+from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, load_failed
+from vane_dagster.execute.keeper_client import NAMESPACE, KeeperClient, brief
+from vane_dagster.execute.pools import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
 from vane_dagster.execute.work import Fault, PoolSpec, Report, Work
 
-NAMESPACE = "vane_dagster"
+_BEATS = 6
 _MOST_POLL = 1.0
-_KEEPER_SECONDS = 60.0
+_TELL_SECONDS = 10.0
 _log = logging.getLogger(__name__)
-
-
-@functools.lru_cache(maxsize=1)
-def protocol() -> str:
-    """Digest of what runs in workers: code of another version never meets this one's workers."""
-    state = hashlib.blake2b(digest_size=6)
-    root = Path(__file__).resolve().parent.parent
-    for name in ("commit", "declare", "execute", "plan"):
-        for file in sorted((root / name).glob("*.py")):
-            state.update(file.read_bytes())
-    return state.hexdigest()
-
-
-def keeper_name() -> str:
-    """Name of the keeper that this version of vane_dagster, Ray and Python talks to."""
-    import ray
-
-    return f"keeper-{protocol()}-ray{ray.__version__}-py{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-def find_keeper(create: bool = True) -> Any:
-    """The cluster's keeper.
-
-    Args:
-        create: Whether to start one; without, None where there is none.
-
-    Raises:
-        ComputeError: If it cannot be started, as where vane_dagster is not installed there.
-    """
-    import ray
-
-    if not create:
-        try:
-            return ray.get_actor(keeper_name(), namespace=NAMESPACE)
-        except ValueError:
-            return None
-    from vane_dagster.execute.keeper import Keeper
-
-    keeper = (
-        ray.remote(Keeper)
-        .options(
-            name=keeper_name(),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=5,
-            runtime_env={"env_vars": {"VANE_PROTOCOL": protocol()}},
-        )
-        .remote(protocol())
-    )
-    return keeper
 
 
 class RayBackend:
@@ -85,13 +29,18 @@ class RayBackend:
     Args:
         idle_seconds: How long a pool stays warm without a lease.
         told: Called with a line of text while the run has to wait.
+        lease_seconds: How long a lease outlives a run that was killed.
     """
 
     def __init__(
-        self, idle_seconds: float = IDLE_SECONDS, told: Callable[[str], None] | None = None
+        self,
+        idle_seconds: float = IDLE_SECONDS,
+        told: Callable[[str], None] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        self._keeper = find_keeper()
+        self._keeper = KeeperClient()
         self._idle_seconds = idle_seconds
+        self._lease_seconds = lease_seconds
         self._told = told or _log.info
 
     def capacity(self) -> Capacity:
@@ -101,48 +50,49 @@ class RayBackend:
         nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
         return Capacity(nodes, int(sum(node.get("object_store_memory", 0) for node in nodes)))
 
-    def lease(self, run_id: str, pools: Sequence[PoolSpec]) -> RayLease:
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+    ) -> RayLease:
         """See `Backend.lease`."""
         capacity = self.capacity()
         for pool in pools:
             check_can_fit(capacity, pool)
+        idle = self._idle_seconds
         claims = tuple(
-            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, self._idle_seconds)
+            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads, idle)
             for p in pools
         )
         id = f"{run_id}-{secrets.token_hex(4)}"
-        answer = self._acquired(id, run_id, claims)
-        return RayLease(self._keeper, id, run_id, claims, pools, answer["workers"])
+        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds)
+        workers = self._acquired(request, cancelled or threading.Event())
+        return RayLease(self._keeper, request, pools, workers)
 
-    def _acquired(self, id: str, run_id: str, claims: Sequence[Claim]) -> dict[str, Any]:
+    def _acquired(self, request: LeaseRecord, cancelled: threading.Event) -> dict[str, list[str]]:
         pause, said = 0.02, 0.0
         try:
             while True:
-                answer: dict[str, Any] = self._ask("acquire", id, run_id, claims)
-                if answer["granted"]:
-                    return answer
-                if time.monotonic() - said > 10:
+                answer: dict[str, Any] = self._keeper.ask("acquire", request)
+                if answer["workers"] is not None:
+                    return dict(answer["workers"])
+                if time.monotonic() - said > _TELL_SECONDS:
                     said = time.monotonic()
-                    self._told(
-                        f"waiting for {', '.join(c.label for c in claims if c.bundle)}: the "
-                        f"resources are leased by {', '.join(answer['ahead']) or 'other pools'}"
-                    )
-                time.sleep(pause)
+                    self._told(_waiting(request, answer["ahead"]))
+                if cancelled.wait(pause):
+                    raise Cancelled
                 pause = min(_MOST_POLL, 2 * pause)
         except BaseException:
-            self._keeper.release.remote(id)
+            self._keeper.tell("release", request.id)
             raise
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        import ray
 
-        try:
-            return ray.get(getattr(self._keeper, method).remote(*args), timeout=_KEEPER_SECONDS)
-        except ray.exceptions.RayError as error:
-            raise ComputeError(
-                f"the keeper of warm pools does not answer ({method}): {error}. Check that "
-                "vane-dagster is installed on the cluster in the driver's version"
-            ) from error
+def _waiting(request: LeaseRecord, ahead: Sequence[str]) -> str:
+    labels = ", ".join(claim.label for claim in request.claims if claim.bundle)
+    if ahead:
+        return f"waiting for {labels}: its resources are leased or awaited by {', '.join(ahead)}"
+    return f"waiting for {labels}: the keeper was restarted, or the cluster has lost nodes"
 
 
 class RayLease:
@@ -150,33 +100,35 @@ class RayLease:
 
     def __init__(
         self,
-        keeper: Any,
-        id: str,
-        run_id: str,
-        claims: Sequence[Claim],
+        keeper: KeeperClient,
+        record: LeaseRecord,
         pools: Sequence[PoolSpec],
         workers: dict[str, list[str]],
     ) -> None:
         import ray
 
-        self.id = id
+        self.id = record.id
         self._keeper = keeper
         self._pools = {pool.identity: pool for pool in pools}
+        self._claims = {claim.identity: claim for claim in record.claims}
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
         self._actors: dict[str, Any] = {}
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
         self._pending: dict[Any, tuple[int, Any, Worker]] = {}
         self._failed: list[Done] = []
+        self._loads: set[int] = set()
         self._tickets = 0
         self._over = threading.Event()
-        beat = (id, run_id, tuple(claims))
-        threading.Thread(target=self._beat, args=beat, daemon=True).start()
+        record.workers = tuple(worker.name for worker in self._workers)
+        threading.Thread(target=self._beat, args=(record,), daemon=True).start()
 
-    def _beat(self, *beat: Any) -> None:
-        while not self._over.wait(HEARTBEAT_SECONDS):
+    def _beat(self, record: LeaseRecord) -> None:
+        import ray
+
+        while not self._over.wait(record.lasts / _BEATS) and ray.is_initialized():
             try:
-                self._keeper.heartbeat.remote(*beat)
-            except Exception as error:  # the keeper restarts; the run goes on without it
+                self._keeper.ask("heartbeat", record)
+            except Exception as error:  # the keeper is gone; the run goes on without it
                 _log.debug("heartbeat: %s", error)
 
     def workers(self) -> Sequence[Worker]:
@@ -188,6 +140,7 @@ class RayLease:
         pool = self._pools[worker.pool]
         env = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
         archive = self._archives.get(worker.pool, b"")
+        self._loads.add(self._tickets + 1)
         return self._called(
             worker, lambda a: (a.load.remote(pool.model, archive, pool.threads, env), None)
         )
@@ -211,7 +164,7 @@ class RayLease:
             report, table = call(self._actors[worker.name])
             self._pending[report] = (self._tickets, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(Done(self._tickets, None, lost=str(error), worker_lost=True))
+            self._failed.append(Done(self._tickets, None, lost=brief(error), worker_lost=True))
         return self._tickets
 
     def wait(self, timeout: float) -> list[Done]:
@@ -234,34 +187,31 @@ class RayLease:
         import ray
 
         ticket, table, worker = self._pending.pop(ref)
+        starting = ticket in self._loads
+        self._loads.discard(ticket)
         try:
             return Done(ticket, ray.get(ref), table)
-        except ray.exceptions.RayActorError as error:
-            self._actors.pop(worker.name, None)
-            return Done(ticket, None, lost=_brief(error), worker_lost=True)
         except ray.exceptions.RayTaskError as error:
-            fault = Fault("ComputeError", f"worker {worker.name}: {error.cause}", str(error))
-            return Done(ticket, Report(fault=fault))
+            fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
+            return Done(ticket, load_failed(fault) if starting else Report(fault=fault))
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+            self._actors.pop(worker.name, None)
+            return Done(ticket, None, lost=brief(error), worker_lost=True)
         except ray.exceptions.RayError as error:
-            return Done(ticket, None, lost=_brief(error))
+            return Done(ticket, None, lost=brief(error), worker_lost=starting)
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
-        import ray
-
-        name = ray.get(self._keeper.replace.remote(worker.name), timeout=_KEEPER_SECONDS)
-        if not name:
-            raise ComputeError(
-                f"worker {worker.name} is gone and its pool was evicted meanwhile; start the run "
-                "again: what is finished is kept"
-            )
+        name = self._keeper.ask("replace", worker.name, self._claims[worker.pool])
         fresh = Worker(name, worker.pool)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
-        self._keeper.evict.remote(pool, True)
+        self._workers = [worker for worker in self._workers if worker.pool != pool]
+        self._pending = {ref: call for ref, call in self._pending.items() if call[2].pool != pool}
+        self._keeper.tell("give_up", pool, self.id)
 
     def release(self) -> None:
         """See `Lease.release`."""
@@ -270,13 +220,8 @@ class RayLease:
         self._over.set()
         if not ray.is_initialized():
             return
-        released = self._keeper.release.remote(self.id)
         self._pending.clear()
         try:
-            ray.get(released, timeout=_KEEPER_SECONDS)
-        except ray.exceptions.RayError as error:  # it expires by itself
-            _log.warning("the lease %s could not be released: %s", self.id, _brief(error))
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+            self._keeper.ask("release", self.id)
+        except ComputeError as error:  # it expires by itself
+            _log.warning("the lease %s could not be released: %s", self.id, error)

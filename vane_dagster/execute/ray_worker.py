@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,26 +16,29 @@ from vane_dagster.execute.work import LoadReport, ModelSpec, Report, Work
 
 
 class HostActor:
-    """A host that the keeper made, with calls of its own for control, which never wait for work."""
+    """A host that the keeper made, with calls of its own for control, which never wait for work.
 
-    def __init__(self, claim: Claim, protocol: str) -> None:
+    Args:
+        claim: What the worker was made for.
+        threads: Its share of the node's CPUs.
+    """
+
+    def __init__(self, claim: Claim, threads: int) -> None:
         self._claim = claim
-        self._protocol = protocol
+        self._threads = threads
         self._host = Host()
         self._loaded: LoadReport | None = None
-        self._used = time.time()
 
     def load(
         self, model: ModelSpec | None, archive: bytes, threads: int, env: Mapping[str, str]
     ) -> LoadReport:
         """See `Host.load`."""
-        self._loaded = self._host.load(model, archive, threads or self._share(), env)
+        self._loaded = self._host.load(model, archive, threads or self._threads, env)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
         """See `Host.run`."""
         table, report = self._host.run(work, *tables)
-        self._used = time.time()
         return (None if table is None else compact(table)), report
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
@@ -43,28 +47,23 @@ class HostActor:
         self._host.revoke(lease)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def whereabouts(self) -> tuple[Claim, str]:
+        """What a restarted keeper needs: what the worker was made for, and its node."""
+        return self._claim, ray.get_runtime_context().get_node_id()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def describe(self) -> dict[str, Any]:
-        """What `vane-dagster pools` shows of a worker, and what a restarted keeper needs."""
+        """What `vane-dagster pools` shows of a worker, in plain values."""
         loaded = self._loaded
+        ready = loaded is not None and loaded.fault is None
         return {
-            "claim": self._claim,
-            "protocol": self._protocol,
-            "pid": loaded.pid if loaded else None,
-            "node": loaded.node if loaded else None,
+            "state": ("busy" if self._host.busy else "ready") if ready else "starting",
+            "pid": os.getpid(),
+            "node": socket.gethostname(),
             "device": loaded.device if loaded else None,
             "load_seconds": loaded.seconds if loaded else None,
             "batches": self._host.served,
-            "busy": self._host.busy > 0,
-            "idle_seconds": time.time() - self._used,
         }
-
-    def _share(self) -> int:
-        """This worker's share of its node's CPUs, where it reserved none."""
-        import os
-
-        reserved = self._claim.bundle.get("CPU", 0)
-        cpus = os.cpu_count() or 1
-        return max(1, int(reserved)) if reserved else max(1, cpus // self._claim.workers[1])
 
 
 def compact(table: pa.Table) -> pa.Table:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.errors import ComputeError, VaneError
-from vane_dagster.execute.backend import IO_POOL, Done, Lease, Worker
+from vane_dagster.execute.backend import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.crew import Crew
 from vane_dagster.execute.events import Printed, Progress
@@ -26,10 +26,6 @@ _TICK_SECONDS = 0.5
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
 _WHOLE_SECONDS = 1.0
-
-
-class Cancelled(Exception):
-    """The run was asked to stop."""
 
 
 @dataclass(frozen=True)
