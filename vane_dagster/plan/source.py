@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -48,7 +49,9 @@ def list_files(
 
 def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
     if glob.has_magic(path):
-        matched = list(fs.glob(path, detail=True).values())
+        fixed = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
+        found = fs.glob(path, detail=True).items()
+        matched = [info for name, info in found if not _is_hidden(name[len(fixed) :])]
     else:
         try:
             matched = [fs.info(path)]
@@ -63,9 +66,12 @@ def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
 
 
 def _is_data(relative: str) -> bool:
-    """Whether a file below a folder is data: Parquet, and not hidden as `.x` or `_x` are."""
-    hidden = any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
-    return relative.endswith(".parquet") and not hidden
+    return relative.endswith(".parquet") and not _is_hidden(relative)
+
+
+def _is_hidden(relative: str) -> bool:
+    """Whether a path goes through a name as `.x` or `_x`, which readers of Parquet pass over."""
+    return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
 
 
 def _record(fs: fsspec.AbstractFileSystem, info: dict[str, Any]) -> FileRecord:

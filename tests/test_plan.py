@@ -1,0 +1,569 @@
+"""Plans: fragments, keys, and what is left to do; nothing here runs user code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import write_source
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import Manifest
+from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.store import Store
+from vane_dagster.commit.writer import PartTarget, write_part
+from vane_dagster.execute.run_state import RunState
+from vane_dagster.plan.fragment import FragmentRule, _ranges, read_footers
+from vane_dagster.plan.plan import Part, RunPlan
+from vane_dagster.plan.planner import plan_run
+from vane_dagster.plan.source import content_hash, list_files
+
+
+def double(batch, by=2):
+    return batch
+
+
+def triple(batch):
+    return batch
+
+
+class Scale:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, batch):
+        return batch
+
+
+class Counted(LocalFileSystem):
+    """Local files under another protocol, which counts what is done to them."""
+
+    protocol = ("counted",)
+    calls: Counter[str] = Counter()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("counted://"))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return "counted://" + self._strip_protocol(name)
+
+    def ls(self, path: str, **given: Any) -> Any:
+        self.calls["list"] += 1
+        return super().ls(path, **given)
+
+    def _open(self, path: str, *args: Any, **given: Any) -> Any:
+        self.calls[f"open {Path(path).suffix}"] += 1
+        return super()._open(path, *args, **given)
+
+
+fsspec.register_implementation("counted", Counted, clobber=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Location(str(tmp_path / "store")))
+
+
+def source(tmp_path: Path, files: dict[str, int]) -> None:
+    """Writes files of so many rows, with ids that are different everywhere."""
+    for name, rows in files.items():
+        ids = [f"{name}-{n}" for n in range(rows)]
+        write_source(tmp_path / "src", {"id": ids, "n": range(rows), "text": ids}, name)
+
+
+def docs(
+    tmp_path: Path,
+    fn: Any = double,
+    where: str | None = None,
+    text: str = "trim(text)",
+    factor: int = 3,
+    how: Any = "inner",
+    out: str = "out",
+    compression: str = "zstd",
+    fragment_rows: int | None = None,
+    clean: dict[str, Any] | None = None,
+    **doubled: Any,
+) -> vd.Pipeline:
+    """source -> clean -> doubled, scaled -> joined -> out; doubled takes the rest."""
+    docs = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=fragment_rows
+    )
+    cleaned = docs.project("clean", {"text": text, "n": "n"}, where=where, **(clean or {}))
+    first = cleaned.map_batches("doubled", fn, **{"schema": {"x": "BIGINT"}, **doubled})
+    second = cleaned.map_batches(
+        "scaled", Scale, schema={"y": "BIGINT"}, fn_constructor_kwargs={"factor": factor}
+    )
+    joined = docs.join("joined", cleaned, first, second, how=how)
+    joined.write("out", str(tmp_path / out), compression=compression)
+    return docs
+
+
+def plan(pipeline: vd.Pipeline, store: Store, *stages: str, **given: Any) -> RunPlan:
+    return plan_run(pipeline, stages or tuple(pipeline.stages), [None], store, **given)
+
+
+def keys(planned: RunPlan) -> dict[str, tuple[str, ...]]:
+    assert not planned.failed, planned.failed
+    return {stage: p.keys for stage, p in planned.partitions[0].stages.items()}
+
+
+def settle(planned: RunPlan, store: Store) -> list[Manifest]:
+    """Commits a plan without computing it: an empty part for each that is missing."""
+    assert not planned.failed, planned.failed
+    told: list[Any] = []
+    state = RunState(planned, store, "run", told.append, {})
+    state.begin()
+    for index, partition in enumerate(planned.partitions):
+        for stage, wanted in partition.stages.items():
+            spec = planned.pipeline[stage].spec
+            published = publish_folders(spec, partition.key)
+            folder = store.parts(planned.pipeline.name, stage, partition.key)
+            folder = published[1] if published else folder
+            for i in wanted.missing:
+                table = partition.schemas[stage].empty_table()
+                info = write_part(table, PartTarget(folder, wanted.keys[i], "id"))
+                state.add_part(index, stage, i, Part(folder, info))
+    state.close()
+    failures = [event.error for event in told if hasattr(event, "error")]
+    assert not failures, failures
+    return [event.manifest for event in told if hasattr(event, "manifest")]
+
+
+def missing(planned: RunPlan) -> dict[str, int]:
+    return {stage: planned.missing(stage) for stage in planned.selected if planned.missing(stage)}
+
+
+def refusal(planned: RunPlan) -> str:
+    (error,) = planned.failed.values()
+    assert isinstance(error, vd.PlanError)
+    return str(error)
+
+
+# Fragments
+
+
+def fragments(tmp_path: Path, rule: FragmentRule, rows: int, group: int) -> list[tuple[int, int]]:
+    table = {"id": range(rows), "v": [float(n) for n in range(rows)]}
+    write_source(tmp_path / "src", table, row_group_size=group)
+    found = vd.parquet(str(tmp_path / "src"))
+    footers = read_footers(list_files(found, None, "here"), found, rule, "here")
+    return [(f.start, f.stop) for f in footers.fragments]
+
+
+def test_fragments_end_where_row_groups_do(tmp_path):
+    assert fragments(tmp_path, FragmentRule(25), 50, 10) == [(0, 20), (20, 40), (40, 50)]
+
+
+def test_a_big_row_group_is_cut_evenly(tmp_path):
+    cut = fragments(tmp_path, FragmentRule(30), 100, 100)
+    assert cut == [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+
+def test_bytes_cap_a_fragment(tmp_path):
+    cut = fragments(tmp_path, FragmentRule(1000, bytes=400), 100, 100)
+    assert len(cut) >= 4
+    assert max(stop - start for start, stop in cut) <= 25, "16 bytes a row and more"
+
+
+def test_a_row_larger_than_the_cap_is_a_fragment(tmp_path):
+    assert len(fragments(tmp_path, FragmentRule(1000, bytes=1), 5, 5)) == 5
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 60))
+def test_ranges_cover_every_row_once(groups, most):
+    ranges = list(_ranges(groups, most))
+    edges = [0, *(stop for _, stop in ranges)]
+    assert [start for start, _ in ranges] == edges[:-1]
+    assert edges[-1] == sum(groups)
+    assert all(0 < stop - start <= most for start, stop in ranges)
+
+
+def test_fragment_rows_of_the_pipeline(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
+    planned = plan(docs(tmp_path, fragment_rows=4), store)
+    ranges = [(Path(f.url).name, f.start, f.stop) for f in planned.partitions[0].fragments]
+    assert ranges == [
+        ("a.parquet", 0, 3), ("a.parquet", 3, 6), ("a.parquet", 6, 10), ("b.parquet", 0, 3),
+    ]  # fmt: skip
+    assert not (tmp_path / "store").exists(), "nothing to remember"
+
+
+def test_the_default_is_decided_once(tmp_path, store):
+    """What the first run decided stays, so that another batch size recomputes nothing."""
+    source(tmp_path, {"a.parquet": 5000})
+    first = plan(docs(tmp_path, batch_size=16), store)
+    second = plan(docs(tmp_path, batch_size=4096), store)
+    assert first.rule == second.rule == FragmentRule(1024)
+    assert len(first.partitions[0].fragments) == 5
+    assert keys(first) == keys(second)
+    elsewhere = plan(docs(tmp_path, batch_size=4096), Store(Location(str(tmp_path / "other"))))
+    assert elsewhere.rule.rows > 5000
+
+
+def test_a_setting_that_is_not_json_is_named(tmp_path, store):
+    (tmp_path / "store/docs").mkdir(parents=True)
+    (tmp_path / "store/docs/fragments.json").write_text("{")
+    source(tmp_path, {"a.parquet": 1})
+    with pytest.raises(vd.StoreError, match=r"fragments\.json is not JSON.*delete it"):
+        plan(docs(tmp_path), store)
+
+
+# Keys
+
+
+def test_keys_are_the_same_in_every_process(tmp_path):
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
+    (tmp_path / "udfs.py").write_text(
+        "OFFSETS = {'b', 'a', 'c'}\ndef fn(batch):\n    return OFFSETS"
+    )
+    code = textwrap.dedent("""
+        import json, sys
+        sys.path[:0] = [sys.argv[2], sys.argv[1]]
+        from pathlib import Path
+        from test_plan import Location, Store, docs, keys, plan
+        from udfs import fn
+        root = Path(sys.argv[1])
+        made = docs(root, fn=fn, fragment_rows=4, fn_kwargs={})
+        print(json.dumps(keys(plan(made, Store(Location(str(root / "store")))))))
+    """)
+    found = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert {len(stage) for stage in found[0].values()} == {4}
+
+
+ALL = {"clean", "doubled", "scaled", "joined", "out"}
+DOUBLED = {"doubled", "joined", "out"}
+CHANGES = {
+    "an expression": ({"text": "upper(text)"}, ALL),
+    "where": ({"where": "n > 0"}, ALL),
+    "the function": ({"fn": triple}, DOUBLED),
+    "an argument": ({"fn_kwargs": {"by": 3}}, DOUBLED),
+    "a positional argument": ({"fn_args": [3]}, DOUBLED),
+    "the version": ({"version": "2"}, DOUBLED),
+    "the schema": ({"schema": {"x": "INTEGER"}}, DOUBLED),
+    "the columns": ({"columns": ["n"]}, DOUBLED),
+    "the format": ({"batch_format": "numpy"}, DOUBLED),
+    "the cardinality": ({"cardinality": "filter"}, DOUBLED),
+    "a constructor's argument": ({"factor": 4}, {"scaled", "joined", "out"}),
+    "how": ({"how": "left"}, {"joined", "out"}),
+    "the target": ({"out": "elsewhere"}, {"out"}),
+    "compression": ({"compression": "snappy"}, {"out"}),
+    "batch_size": ({"batch_size": 7}, set()),
+    "concurrency": ({"concurrency": (1, 3)}, set()),
+    "max_concurrency": ({"max_concurrency": 2}, set()),
+    "num_cpus": ({"num_cpus": 2}, set()),
+    "memory": ({"memory": 1000}, set()),
+    "resources": ({"resources": {"disk": 1}}, set()),
+    "env_vars": ({"env_vars": ["TOKEN"]}, set()),
+    "a description": ({"description": "Doubles.", "clean": {"tags": {"a": "b"}}}, set()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_change_makes_new(change, tmp_path, store):
+    """New keys for the stage and all below it, and for nothing else."""
+    changes, expected = CHANGES[change]
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
+    before = keys(plan(docs(tmp_path, fragment_rows=4), store))
+    after = keys(plan(docs(tmp_path, fragment_rows=4, **changes), store))
+    different = {s for s in before if not set(before[s]) & set(after[s])}
+    same = {s for s in before if before[s] == after[s]}
+    assert different == expected
+    assert same == ALL - expected
+
+
+def test_keys_are_different_everywhere(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 10})
+    found = keys(plan(docs(tmp_path, fragment_rows=5), store))
+    every = [key for stage in found.values() for key in stage]
+    assert len(every) == len(set(every)) == 4 * len(ALL)
+
+
+# Files
+
+
+def test_a_file_more_is_all_that_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "c.parquet": 3})
+    before = plan(docs(tmp_path), store)
+    settle(before, store)
+    source(tmp_path, {"b.parquet": 3})
+    after = plan(docs(tmp_path), store)
+    assert missing(after) == dict.fromkeys(ALL, 1)
+    assert after.partitions[0].stages["clean"].missing == (1,), "files go by name"
+    assert set(keys(before)["out"]) < set(keys(after)["out"])
+
+
+def test_a_changed_file_is_all_that_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    table = {"id": ["x", "y", "z"], "n": [7, 8, 9], "text": ["x", "y", "z"]}
+    write_source(tmp_path / "src", table, "b.parquet")
+    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
+
+
+def test_a_change_that_keeps_size_and_footer_counts(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    file = tmp_path / "src/a.parquet"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
+
+
+def test_a_file_less_makes_another_manifest_and_computes_nothing(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    (tmp_path / "src/b.parquet").unlink()
+    after = plan(docs(tmp_path), store)
+    assert missing(after) == {}
+    assert all(stage.done is None for stage in after.partitions[0].stages.values())
+    assert [len(manifest.parts) for manifest in settle(after, store)] == [1] * len(ALL)
+
+
+def test_a_touched_file_is_the_same_file(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
+
+    source(tmp_path, {"c.parquet": 3})
+    grown = plan(docs(tmp_path), store)
+    assert missing(grown) == dict.fromkeys(ALL, 1)
+    settle(grown, store)
+    assert set(keys(first)["out"]) < set(keys(plan(docs(tmp_path), store, force=False))["out"]) or (
+        missing(plan(docs(tmp_path), store)) == {}
+    )
+
+
+def test_a_touched_file_agrees_with_an_unselected_upstream(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    docs_ = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    one, two = docs_.project("one", ["n"]), docs_.project("two", ["text"])
+    docs_.join("both", one, two)
+    settle(plan(docs_, store, "one"), store)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert missing(plan(docs_, store, "two", "both")) == {"two": 1, "both": 1}
+
+
+def test_a_hash_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path, store):
+    """Else the new content would pass for the old version in the next run."""
+    source(tmp_path, {"a.parquet": 3})
+    found = vd.parquet(str(tmp_path / "src"))
+    (listed,) = list_files(found, None, "here")
+    assert content_hash(listed, found)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert content_hash(listed, found) is None
+    (tmp_path / "src/a.parquet").unlink()
+    assert content_hash(listed, found) is None
+
+
+def test_what_counts_as_a_source_file(tmp_path):
+    rows = {"id": [1]}
+    for folder, name in [("", "a.parquet"), ("day=1", "b.parquet"), ("_tmp", "c.parquet"),
+                         ("", ".d.parquet"), ("", "_e.parquet"), ("", "f.csv")]:  # fmt: skip
+        write_source(tmp_path / "src" / folder, rows, name)
+
+    def listed(url: str, key: str | None = None) -> list[str]:
+        files = list_files(vd.parquet(url), key, "here")
+        return [os.path.relpath(file.url[len("file://") :], tmp_path / "src") for file in files]
+
+    src = tmp_path / "src"
+    assert listed(str(src)) == ["a.parquet", "day=1/b.parquet"]
+    assert listed(f"file://{src}/") == ["a.parquet", "day=1/b.parquet"]
+    assert listed(f"{src}/*.parquet") == ["_e.parquet", "a.parquet"]
+    assert listed(f"{src}/f.csv") == ["f.csv"], "a file that is named is a file that is wanted"
+    assert listed(f"{src}/{{partition_key}}", "day=1") == ["day=1/b.parquet"]
+    assert listed(f"{src}/day=*") == ["day=1/b.parquet"]
+
+
+def test_a_key_with_glob_characters_is_taken_by_the_letter(tmp_path):
+    for folder in ("a*", "ab", "[x]"):
+        write_source(tmp_path / "src" / folder, {"id": [1]})
+    found = vd.parquet(f"{tmp_path}/src/{{partition_key}}/*.parquet")
+    for key in ("a*", "[x]"):
+        (file,) = list_files(found, key, "here")
+        assert Path(file.url).parent.name == key
+
+
+# Upstreams that are not selected
+
+
+def test_an_upstream_is_read_from_its_manifest(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    source(tmp_path, {"c.parquet": 3})
+    planned = plan(docs(tmp_path, text="upper(text)"), store, "doubled")
+    assert missing(planned) == {"doubled": 2}, "neither the new file nor the new code of clean"
+    (manifest,) = settle(planned, store)
+    assert set(manifest.upstream) == {"clean"}
+    assert missing(plan(docs(tmp_path), store, "doubled")) == {}
+
+
+def test_an_upstream_that_was_never_made_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    words = refusal(plan(docs(tmp_path), store, "joined"))
+    assert "'joined' reads 'clean', 'doubled', 'scaled'" in words
+    assert "never materialized. Select it too" in words
+
+
+def test_an_upstream_of_other_files_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean", "doubled", "scaled"), store)
+    source(tmp_path, {"b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean", "scaled"), store)
+    words = refusal(plan(docs(tmp_path), store, "joined"))
+    assert "'doubled' is not selected" in words
+    assert "other source files" in words
+    assert "Select it too" in words
+    assert missing(plan(docs(tmp_path), store, "doubled", "joined")) == {"doubled": 1, "joined": 2}
+
+
+def test_a_source_that_grew_is_not_joined_with_a_stage_that_did_not(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    docs_ = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    one, two = docs_.project("one", ["n"]), docs_.project("two", ["text"])
+    docs_.join("both", one, two)
+    settle(plan(docs_, store, "one"), store)
+    source(tmp_path, {"b.parquet": 3})
+    assert "than there are now. Select it too" in refusal(plan(docs_, store, "two", "both"))
+
+
+# Force, resume, what is done
+
+
+def test_force_computes_again_once(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    forced = plan(docs(tmp_path), store, "doubled", "joined", "out", force=True)
+    assert missing(forced) == {"doubled": 1, "joined": 1, "out": 1}
+    assert not set(keys(forced)["doubled"]) & set(keys(first)["doubled"])
+    again = plan(docs(tmp_path), store, "doubled", "joined", "out", force=True)
+    assert keys(again) == keys(forced), "a forced run that was killed goes on where it was"
+    settle(forced, store)
+    assert missing(plan(docs(tmp_path), store)) == {}
+    assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
+
+
+def test_force_of_an_upstream_reaches_what_is_below_it(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    settle(plan(docs(tmp_path), store, "scaled", force=True), store)
+    assert missing(plan(docs(tmp_path), store)) == {"joined": 1, "out": 1}
+
+
+def test_parts_without_a_manifest_are_kept(tmp_path, store):
+    """As a killed run leaves them."""
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    for manifest in (tmp_path / "store/docs/clean/manifests").rglob("*.json"):
+        manifest.unlink()
+    (tmp_path / "store/docs/clean/parts/~unpartitioned" / "stray.parquet").write_bytes(b"?")
+    resumed = plan(docs(tmp_path), store)
+    assert missing(resumed) == {}
+    stages = resumed.partitions[0].stages
+    assert stages["clean"].done is None
+    assert len(stages["clean"].parts) == 2
+    assert stages["out"].done is not None
+
+
+def test_a_part_that_was_deleted_is_computed_again(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    next((tmp_path / "store/docs/clean/parts").rglob("*.parquet")).unlink()
+    planned = plan(docs(tmp_path, fn=triple), store)
+    assert missing(planned) == {"clean": 1, "doubled": 2, "joined": 2, "out": 2}
+
+
+def test_a_manifest_that_is_broken_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    (manifest,) = (tmp_path / "store/docs/clean/manifests").rglob("*.json")
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    (error,) = plan(docs(tmp_path), store, "doubled").failed.values()
+    assert isinstance(error, vd.StoreError)
+    assert str(manifest) in str(error)
+    assert "Delete it" in str(error)
+
+
+def test_thousands_of_finished_partitions_plan_by_listings_alone(tmp_path):
+    """No footer and no manifest is opened, and each stage's manifests are listed together."""
+    partitions = [f"p{n:04}" for n in range(2000)]
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1], "n": [1]}), data)
+    for key in partitions:
+        (tmp_path / "src" / key).mkdir(parents=True)
+        (tmp_path / "src" / key / "a.parquet").write_bytes(data.getvalue())
+    many = vd.Pipeline(
+        "many",
+        source=vd.parquet(f"counted://{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(partitions),
+    )
+    many.project("clean", ["n"]).map_batches("doubled", double, schema={"x": "BIGINT"})
+    store = Store(Location(f"counted://{tmp_path}/store"))
+    settle(plan_run(many, ["clean", "doubled"], partitions, store), store)
+
+    Counted.calls.clear()
+    began = time.perf_counter()
+    planned = plan_run(many, ["clean", "doubled"], partitions, store)
+    seconds = time.perf_counter() - began
+
+    assert all(s.done for p in planned.partitions for s in p.stages.values())
+    assert len(planned.partitions) == 2000
+    opened = {name: count for name, count in Counted.calls.items() if name.startswith("open")}
+    assert opened == {"open .json": 1}, "the rule of fragments alone"
+    sources, manifests = 2000, 2 * 2001  # a local walk lists each folder on its own
+    assert Counted.calls["list"] <= sources + manifests + 2
+    assert seconds < 20
+
+
+def test_a_partition_that_cannot_be_planned_leaves_the_others(tmp_path, store):
+    write_source(tmp_path / "src/a", {"id": [1]})
+    write_source(tmp_path / "src/b", {"id": [1]})
+    some = vd.Pipeline(
+        "some",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
+    )
+    some.project("clean", ["id"])
+    planned = plan_run(some, ["clean"], ["a", "c", "b"], store)
+    assert [p.key for p in planned.partitions] == ["a", "b"]
+    assert list(planned.failed) == ["c"]
+    assert "no Parquet file for partition 'c'" in str(planned.failed["c"])
+
+
+def test_a_plan_can_be_printed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    lines = str(plan(docs(tmp_path), store)).splitlines()
+    assert lines[0].startswith("pipeline docs: 1 partitions")
+    assert "clean: 1 partitions done, 0 fragments to compute, 2 in the store" in lines[1]
+    assert "doubled: 0 partitions done, 2 fragments to compute, 0 in the store" in lines[2]
