@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import fsspec
@@ -55,7 +55,7 @@ class Counted(LocalFileSystem):
     """Local files under another protocol, which counts what is done to them."""
 
     protocol = ("counted",)
-    calls: Counter[str] = Counter()
+    calls: ClassVar[Counter[str]] = Counter()
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -230,9 +230,8 @@ def test_a_setting_that_is_not_json_is_named(tmp_path, store):
 
 def test_keys_are_the_same_in_every_process(tmp_path):
     source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
-    (tmp_path / "udfs.py").write_text(
-        "OFFSETS = {'b', 'a', 'c'}\ndef fn(batch):\n    return OFFSETS"
-    )
+    udf = "NAMES = {'b', 'a', 'c'}\n\ndef fn(batch):\n    return NAMES\n"
+    (tmp_path / "udfs.py").write_text(udf)
     code = textwrap.dedent("""
         import json, sys
         sys.path[:0] = [sys.argv[2], sys.argv[1]]
@@ -354,10 +353,7 @@ def test_a_touched_file_is_the_same_file(tmp_path, store):
     source(tmp_path, {"c.parquet": 3})
     grown = plan(docs(tmp_path), store)
     assert missing(grown) == dict.fromkeys(ALL, 1)
-    settle(grown, store)
-    assert set(keys(first)["out"]) < set(keys(plan(docs(tmp_path), store, force=False))["out"]) or (
-        missing(plan(docs(tmp_path), store)) == {}
-    )
+    assert set(keys(first)["out"]) < set(keys(grown)["out"])
 
 
 def test_a_touched_file_agrees_with_an_unselected_upstream(tmp_path, store):
@@ -395,7 +391,7 @@ def test_what_counts_as_a_source_file(tmp_path):
     src = tmp_path / "src"
     assert listed(str(src)) == ["a.parquet", "day=1/b.parquet"]
     assert listed(f"file://{src}/") == ["a.parquet", "day=1/b.parquet"]
-    assert listed(f"{src}/*.parquet") == ["_e.parquet", "a.parquet"]
+    assert listed(f"{src}/*.parquet") == ["a.parquet"]
     assert listed(f"{src}/f.csv") == ["f.csv"], "a file that is named is a file that is wanted"
     assert listed(f"{src}/{{partition_key}}", "day=1") == ["day=1/b.parquet"]
     assert listed(f"{src}/day=*") == ["day=1/b.parquet"]
