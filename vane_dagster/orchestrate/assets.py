@@ -80,9 +80,9 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
     if pipeline.partitions_def is None:
         return [None]
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise PlanError(
-            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose one "
-            "or a range in Dagster's UI, or give materialize(partition_key=...)"
+        raise dg.Failure(
+            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose "
+            "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
     return list(context.partition_keys)
 

@@ -1,0 +1,88 @@
+"""Several partitions in one run, as a backfill of a single run launches them."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pyarrow.compute as pc
+import pytest
+from conftest import failure, read_stage, write_source
+
+import vane_dagster as vd
+
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
+
+
+def doubled(batch):
+    return {"double": pc.multiply(batch["n"], 2)}
+
+
+def poisoned(batch):
+    if 303 in batch["id"].to_pylist():
+        raise ValueError("a poisoned row")
+    return {"double": pc.multiply(batch["n"], 2)}
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(tmp_path, local, instance):
+    for day in range(1, 6):
+        ids = [day * 100 + row for row in range(5)]
+        write_source(tmp_path / "src" / f"2026-01-{day:02}", {"id": ids, "n": ids})
+
+    def materialize(fn, **given):
+        url = str(tmp_path / "src" / "{partition_key}")
+        days = vd.Pipeline("days", source=vd.parquet(url), id="id", partitions_def=DAYS)
+        days.map_batches("doubles", fn, schema={"double": "BIGINT"}).project("kept", ["double"])
+        store = vd.FragmentStore(root=str(tmp_path / "store"))
+        return dg.materialize(
+            [days.build_assets()],
+            resources={"compute": local, "store": store},
+            raise_on_error=False,
+            instance=instance,
+            **given,
+        )
+
+    return materialize
+
+
+def days(first: str, last: str) -> dict[str, str]:
+    return {
+        "dagster/asset_partition_range_start": first,
+        "dagster/asset_partition_range_end": last,
+    }
+
+
+def events(instance, stage):
+    """Materializations by partition, as Dagster's own event log has them."""
+    records = instance.fetch_materializations(dg.AssetKey(["days", stage]), limit=100).records
+    found = {record.partition_key: record.asset_materialization for record in records}
+    assert len(found) == len(records), "a partition has two events"
+    return found
+
+
+def test_range_is_one_event_a_partition_with_versions_of_its_own(run, instance, tmp_path):
+    result = run(doubled, tags=days("2026-01-02", "2026-01-04"))
+    assert result.success
+    found = events(instance, "doubles")
+    assert sorted(found) == ["2026-01-02", "2026-01-03", "2026-01-04"]
+    assert len({event.tags["dagster/data_version"] for event in found.values()}) == 3
+    assert all(event.metadata["dagster/partition_row_count"].value == 5 for event in found.values())
+    table = read_stage(tmp_path / "store", "days", "kept", "2026-01-04")
+    assert table["double"].to_pylist() == [800, 802, 804, 806, 808]
+
+
+def test_partition_that_fails_leaves_the_others_materialized(run, instance):
+    result = run(poisoned, tags=days("2026-01-02", "2026-01-04"))
+    assert not result.success
+    assert sorted(events(instance, "doubles")) == ["2026-01-02", "2026-01-04"]
+    assert sorted(events(instance, "kept")) == ["2026-01-02", "2026-01-04"]
+
+
+def test_run_without_a_partition_says_so(run):
+    result = run(doubled)
+    assert "the run names no partition" in failure(result)
