@@ -15,6 +15,11 @@ import fsspec
 from vane_dagster.errors import StoreError
 
 _PUT_IS_ATOMIC = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory", "r2"}
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
+}
 _TEMPORARY = ".writing-"
 
 
@@ -43,11 +48,17 @@ class Location:
     def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
         try:
             fs, path = fsspec.core.url_to_fs(os.path.expanduser(self.url), **self.storage_options)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
+            extra = _EXTRAS.get(self.url.partition("://")[0])
+            driver = f"vane-dagster[{extra}]" if extra else "the fsspec driver for it"
             raise StoreError(
-                f"{self.url!r} has no file system: {error}. Install its driver, for example "
-                "vane-dagster[s3] or vane-dagster[gcs]"
-            ) from None
+                f"{self.url!r} has no file system: {error}. Install {driver}"
+            ) from error
+        except ValueError as error:
+            raise StoreError(
+                f"{self.url!r} has no file system: {error}. Expected a path, or a URL of a file "
+                "system that fsspec knows, as s3://bucket/folder"
+            ) from error
         return fs, path
 
     def child(self, *parts: str) -> Location:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_NAME = re.compile(r"(\d{8})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
+_NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ from vane_dagster.commit.manifest import PartInfo, part_name
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Where a part goes, and how it is written."""
+    """Where a part goes, and how it is written; without a codec, with the best for each column."""
 
     folder: Location
     key: str
     id: str
-    compression: str = "zstd"
+    compression: str | None = None
 
 
 def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
@@ -43,7 +43,7 @@ def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
         use_dictionary=[f.name for f in table.schema if _is_text(f.type)],
     )
     data = sink.getvalue()
-    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    digest = hashlib.sha256(data).hexdigest()[:16]
     name = part_name(target.key, digest)
     target.folder.write(name, memoryview(data))
     return PartInfo(target.key, digest, table.num_rows, data.size, low, high)
@@ -67,15 +67,26 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
     return found["min"], found["max"]
 
 
-def _codecs(schema: pa.Schema, codec: str) -> dict[str, str]:
+def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
     """The codec of each column: floating-point numbers hardly shrink, so they get the fastest."""
-    return {f.name: "lz4" if codec == "zstd" and _is_floating(f.type) else codec for f in schema}
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    return {
+        path: declared or ("lz4" if pa.types.is_floating(kind) else "zstd") for path, kind in leaves
+    }
 
 
-def _is_floating(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _is_floating(kind.value_type)
-    return bool(pa.types.is_floating(kind))
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns of a Parquet file that a column becomes, by the paths that it gives them."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
 
 
 def _is_text(kind: pa.DataType) -> bool:
