@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from vane_dagster.commit.writer import write_part
 from vane_dagster.errors import ModelLoadError, VaneError
-from vane_dagster.execute import relational
+from vane_dagster.execute import relational, scan
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import (
@@ -65,7 +65,7 @@ class Host:
                 if model is not None:
                     self._caller = Caller(model, _construct(model, archive))
                 else:
-                    relational.connection()
+                    scan.connection()
             except BaseException as error:  # a user's constructor may raise anything
                 fault = load_fault(model, error)
             self._load = LoadReport(

@@ -58,10 +58,7 @@ class Requests:
         """Brings a map's input into shared memory, for its slices."""
         upstream = node.spec.upstream[0]
         rows, tables = self._input(run, node, upstream, 0)
-        schema = self._plan.partitions[run.partition].schemas[upstream]
-        wanted = self._columns(run, node.spec, upstream)
-        if wanted is not None:
-            schema = pa.schema([schema.field(name) for name in wanted])
+        schema = self._upstream_schema(run, node.spec, upstream)
         return self._work(run, node, Gather(), (rows,), schema, None, True), tables
 
     def whole(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
@@ -133,7 +130,7 @@ class Requests:
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
         key = self._plan.partitions[run.partition].stages[spec.name].keys[run.index]
-        compression = spec.compression if isinstance(spec, WriteSpec) else "zstd"
+        compression = spec.compression if isinstance(spec, WriteSpec) else None
         return PartTarget(self.folder(run, spec), key, self._pipeline.id, compression)
 
     def _input(
@@ -141,13 +138,19 @@ class Requests:
     ) -> tuple[Rows, list[Any]]:
         columns = self._columns(run, node.spec, upstream)
         if upstream == SOURCE:
-            fragment = run.fragment
-            options = self._pipeline.source.storage_options
-            return FileRows(fragment.url, fragment.start, fragment.stop, columns, options), []
+            schema = self._upstream_schema(run, node.spec, upstream)
+            fragment, options = run.fragment, self._pipeline.source.storage_options
+            return FileRows(fragment.url, fragment.start, fragment.stop, schema, options), []
         if upstream in run.nodes:
             return HeldRows(position), [run.nodes[upstream].table]
         part = self._parts[run.partition, upstream][run.index]
         return PartRows(part.folder, part.info.name, columns), []
+
+    def _upstream_schema(self, run: FragmentRun, spec: StageSpec, upstream: str) -> pa.Schema:
+        """The schema of what a stage reads of an upstream."""
+        schema = self._plan.partitions[run.partition].schemas[upstream]
+        wanted = self._columns(run, spec, upstream)
+        return schema if wanted is None else pa.schema([schema.field(name) for name in wanted])
 
     def _columns(self, run: FragmentRun, spec: StageSpec, upstream: str) -> tuple[str, ...] | None:
         """The columns of an upstream that a stage needs; None for all."""

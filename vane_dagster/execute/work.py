@@ -18,12 +18,12 @@ from vane_dagster.errors import VaneError
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows `start` to `stop` of a source file, read by the worker; `columns` None for all."""
+    """Rows `start` to `stop` of a source file, read by the worker; `schema` names what is read."""
 
     url: str
     start: int
     stop: int
-    columns: tuple[str, ...] | None = None
+    schema: pa.Schema
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

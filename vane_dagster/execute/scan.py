@@ -1,0 +1,128 @@
+"""Rows of a source file, read in the worker: the columns, rows and filter that are wanted alone."""
+
+from __future__ import annotations
+
+import functools
+
+import duckdb
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.commit.location import Location, protocols
+from vane_dagster.declare.database import connect
+from vane_dagster.declare.sql import quote, select_list
+from vane_dagster.errors import SourceError
+from vane_dagster.execute.batches import repeated_or_null
+from vane_dagster.execute.work import FileRows, Project, Work
+
+_ROW = "file_row_number"
+
+
+@functools.lru_cache(maxsize=1)
+def connection() -> duckdb.DuckDBPyConnection:
+    """The worker's DuckDB, opened once."""
+    return connect()
+
+
+def scan(rows: FileRows, work: Work) -> pa.Table:
+    """The rows as they are: by whole row groups where the range allows, else by DuckDB.
+
+    Raises:
+        SourceError: If they cannot be read, or their ids are not unique.
+    """
+    location = Location(rows.url, rows.storage_options)
+    try:
+        with location.fs.open(location.path, "rb") as stream, _opened(location, stream) as file:
+            groups = _row_groups(file.metadata, rows)
+            if groups is not None:
+                table = file.read_row_groups(groups, columns=rows.schema.names, use_threads=False)
+    except (OSError, ValueError) as error:
+        raise _unreadable(rows, work, error) from error
+    if groups is None:
+        table = _query(rows, ", ".join(quote(name) for name in rows.schema.names), None, work)
+    return _checked_ids(table.select(rows.schema.names).cast(rows.schema), work)
+
+
+def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
+    """SQL columns and a filter, pushed into the scan.
+
+    Raises:
+        SourceError: If they cannot be read, or their ids are not unique.
+    """
+    return _checked_ids(_query(rows, select_list(op.columns), op.where, work), work)
+
+
+def _opened(location: Location, stream: object) -> pq.ParquetFile:
+    if location.is_local:
+        return pq.ParquetFile(location.path, memory_map=True)
+    return pq.ParquetFile(stream, pre_buffer=True)
+
+
+def _row_groups(footer: pq.FileMetaData, rows: FileRows) -> list[int] | None:
+    """The row groups that make up the range; None where it begins or ends inside one."""
+    edges = [0]
+    for index in range(footer.num_row_groups):
+        edges.append(edges[-1] + footer.row_group(index).num_rows)
+    if rows.start not in edges or rows.stop not in edges:
+        return None
+    return [i for i, edge in enumerate(edges[:-1]) if rows.start <= edge < rows.stop]
+
+
+def _query(rows: FileRows, listed: str, where: str | None, work: Work) -> pa.Table:
+    table = f"read_parquet({_literal(_duckdb_path(rows))}, {_ROW}=true)"
+    if arrays := _arrays(rows.schema):
+        table = f"(SELECT * REPLACE ({arrays}) FROM {table})"
+    query = (
+        f"SELECT {listed} FROM {table} AS source "
+        f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
+    )
+    try:
+        return connection().sql(query + (f" AND ({where})" if where else "")).to_arrow_table()
+    except (duckdb.Error, OSError) as error:
+        raise _unreadable(rows, work, error) from error
+
+
+def _arrays(schema: pa.Schema) -> str:
+    """Casts that Parquet's lists need to be the fixed-size lists that the file's schema tells."""
+    fixed = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
+    if not fixed:
+        return ""
+    relation = connection().from_arrow(schema.empty_table())
+    kinds = dict(zip(relation.columns, relation.types))
+    return ", ".join(f"{quote(name)}::{kinds[name]} AS {quote(name)}" for name in fixed)
+
+
+def _unreadable(rows: FileRows, work: Work, error: Exception) -> SourceError:
+    reason = str(error).strip().splitlines()[0]
+    return SourceError(f"{work.culprit}: {rows.url!r} cannot be read: {reason}")
+
+
+def _checked_ids(table: pa.Table, work: Work) -> pa.Table:
+    if wrong := repeated_or_null(table.column(work.id)):
+        raise SourceError(
+            f"{work.culprit}: the source has {wrong} in {work.id!r}; an id must be unique and not "
+            "null inside a partition. Mend the source, or filter the rows out with where="
+        )
+    return table
+
+
+def _duckdb_path(rows: FileRows) -> str:
+    location = Location(rows.url, rows.storage_options)
+    if location.is_local:
+        return location.path
+    _register(location.fs)
+    return str(location.fs.unstrip_protocol(location.path))
+
+
+@functools.lru_cache(maxsize=64)
+def _register(fs: fsspec.AbstractFileSystem) -> None:
+    opened = connection()
+    for name in protocols(fs):
+        if opened.filesystem_is_registered(name):
+            opened.unregister_filesystem(name)
+    opened.register_filesystem(fs)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
