@@ -14,7 +14,8 @@ import fsspec
 
 from vane_dagster.errors import StoreError
 
-_PUT_IS_ATOMIC = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory", "r2"}
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
+_PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -46,8 +47,11 @@ class Location:
         return "file" in protocols(self.fs)
 
     def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        options = dict(self.storage_options)
+        if self.url.partition("://")[0] in _OBJECT_STORES:
+            options.setdefault("use_listings_cache", False)  # other processes write there too
         try:
-            fs, path = fsspec.core.url_to_fs(os.path.expanduser(self.url), **self.storage_options)
+            fs, path = fsspec.core.url_to_fs(os.path.expanduser(self.url), **options)
         except ImportError as error:
             extra = _EXTRAS.get(self.url.partition("://")[0])
             driver = f"vane-dagster[{extra}]" if extra else "the fsspec driver for it"
