@@ -10,7 +10,6 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 export VANE_DEMO_DATA := $(abspath $(DATA))
-export DAGSTER_DISABLE_TELEMETRY := 1
 
 .PHONY: help demo ui install test lint type clean
 .DEFAULT_GOAL := help
@@ -29,7 +28,7 @@ demo: $(VENV)/.demo
 
 ui: $(VENV)/.demo
 	@mkdir -p $(VANE_DEMO_DATA)/dagster
-	@touch $(VANE_DEMO_DATA)/dagster/dagster.yaml
+	@cp definitions/dagster.yaml $(VANE_DEMO_DATA)/dagster/
 	@echo "Dagster's UI: http://127.0.0.1:$(PORT)/asset-groups (Ctrl-C ends it)"
 	@DAGSTER_HOME=$(VANE_DEMO_DATA)/dagster PATH="$(abspath $(BIN)):$$PATH" \
 	    $(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)

@@ -74,10 +74,11 @@ clean = docs.project(
         "kind": "kind",
         "signature": "signature",
         "summary": "split_part(trim(doc), chr(10), 1)",
-        "text": "qualname || ': ' || trim(doc)",
+        "text": "qualname || ': ' || split_part(trim(doc), chr(10) || chr(10), 1)",
     },
     where="length(trim(doc)) >= 20 and doc not like 'Alias for field number%'",
-    description="Names that say something of themselves, with the text that the model reads.",
+    description="Names that say something of themselves; of each the model reads the first "
+    "paragraph, since details blur what a name is for.",
     kinds={"duckdb"},
 )
 

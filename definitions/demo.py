@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,8 +86,11 @@ def run_demo(partitions: Sequence[str]) -> None:
         f"Semantic search over the documentation of Python {sys.version_info.major}."
         f"{sys.version_info.minor}: packages {', '.join(partitions)}."
     )
-    _say(f"Data, runs and logs are in {folder}. Each new partition is a Dagster run in a process")
-    _say("of its own; the first of all starts a local Ray head and loads the model.\n")
+    _say(f"Data, runs and logs are in {folder}.")
+    if len(old) < len(partitions):
+        _say("Each new partition is a Dagster run in a process of its own; the first of all starts")
+        _say("a local Ray head and loads the model.")
+    _say("")
     outcomes = []
     for process in processes:
         for outcome in _materialize(process, folder):
@@ -107,13 +111,12 @@ def _materialize(partitions: Sequence[str], folder: Path) -> Iterator[Outcome]:
     """Runs partitions in one process and yields what came of each, as it comes."""
     home = folder / "dagster"
     home.mkdir(parents=True, exist_ok=True)
-    (home / "dagster.yaml").touch()  # without one Dagster warns
+    shutil.copy(project_folder() / "definitions" / "dagster.yaml", home)
     log = folder / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{partitions[0]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
-        "DAGSTER_DISABLE_TELEMETRY": "1",
         "VANE_DEMO_DATA": str(folder),
     }
     with (
@@ -144,7 +147,7 @@ def _summarize(outcomes: Sequence[Outcome], processes: int, seconds: float) -> N
     rows = sum(outcome.rows for outcome in outcomes)
     computed = sum(outcome.computed for outcome in outcomes)
     reused = sum(outcome.reused for outcome in outcomes)
-    whole = f"{len(outcomes)} partitions, {rows} rows"
+    whole = f"{_count(len(outcomes), 'partition')}, {_count(rows, 'row')}"
     if not computed:
         _say(f"\nNothing needed computing: all {reused} parts of {whole} were there.")
         _say(f"That took {seconds:.1f} s.")
@@ -152,9 +155,14 @@ def _summarize(outcomes: Sequence[Outcome], processes: int, seconds: float) -> N
     loads = sum(outcome.loads for outcome in outcomes)
     warm = sum(outcome.warm for outcome in outcomes)
     _say(
-        f"\n{whole} in {processes} processes and {seconds:.1f} s: {loads} model loads, "
-        f"{warm} times a worker was warm, {computed} parts computed, {reused} reused."
+        f"\n{whole} in {_count(processes, 'process', 'es')} and {seconds:.1f} s: "
+        f"{_count(loads, 'model load')}, {_count(warm, 'warm hit')}, {computed} parts computed, "
+        f"{reused} reused."
     )
+
+
+def _count(number: int, word: str, plural: str = "s") -> str:
+    return f"{number} {word}{'' if number == 1 else plural}"
 
 
 def _say(text: str) -> None:

@@ -88,8 +88,8 @@ def test_first_run_loads_the_model_once_for_two_processes(first, data):
         assert re.search(rf"{partition} +{rows[partition].num_rows} rows", first.stdout)
     assert "the model was loaded in" in first.stdout
     assert "the model was warm" in first.stdout
-    assert "2 processes" in first.stdout
-    assert "1 model loads, 1 times a worker was warm, 8 parts computed, 0 reused" in first.stdout
+    assert "in 2 processes" in first.stdout
+    assert "1 model load, 1 warm hit, 8 parts computed, 0 reused" in first.stdout
     assert QUESTION in first.stdout
     assert re.search(r"strptime|fromisoformat", first.stdout)
     assert "make ui" in first.stdout
@@ -209,6 +209,13 @@ def test_every_partition_of_the_demo_has_documentation():
     from definitions.stdlib import extract
 
     assert all(extract(package).num_rows for package in known)
+
+
+def test_help_lists_every_command(command, tmp_path):
+    shown = command("--help", data=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for name in ("demo", "search", "cluster", "pools"):
+        assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
 
 
 def test_the_command_starts_without_heavy_imports():

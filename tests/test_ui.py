@@ -44,13 +44,12 @@ def _free_port() -> int:
 def webserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A webserver over workspace.yaml, with an instance of its own."""
     home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").touch()
+    shutil.copy(PROJECT / "definitions" / "dagster.yaml", home)
     port = _free_port()
     log = home / "webserver.log"
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
-        "DAGSTER_DISABLE_TELEMETRY": "1",
         "VANE_DEMO_DATA": str(home / "data"),
     }
     arguments = ["--workspace", "workspace.yaml", "--host", "127.0.0.1", "--port", str(port)]

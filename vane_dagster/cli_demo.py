@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,11 @@ def demo(partitions: str) -> None:
     module.run_demo([name.strip() for name in partitions.split(",") if name.strip()])
     click.echo(f'\nThe question "{QUESTION}":\n')
     _show(importlib.import_module("definitions.search").search(QUESTION, 5))
-    click.echo('\nNext: vane-dagster search "..." asks your own question, make ui shows the assets')
-    click.echo("and these runs in Dagster, and vane-dagster cluster stop unloads the model.")
+    command = _command()
+    click.echo("\nNext:")
+    click.echo(f'  {command} search "..."  asks your own question')
+    click.echo("  make ui  shows the assets and these runs in Dagster")
+    click.echo(f"  {command} cluster stop  unloads the model")
 
 
 @click.command()
@@ -46,6 +51,14 @@ def search(question: str, top: int) -> None:
     module.published_files()
     _check_extra()
     _show(module.search(question, top))
+
+
+def _command() -> str:
+    """This command as the user has to type it."""
+    found = shutil.which("vane-dagster")
+    if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
+        return "vane-dagster"
+    return os.path.relpath(Path(sys.executable).parent / "vane-dagster")
 
 
 def _show(hits: list[Any]) -> None:
