@@ -6,6 +6,8 @@ import dagster as dg
 import pyarrow.compute as pc
 import pytest
 from conftest import failure, read_stage, write_source
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 
@@ -86,3 +88,56 @@ def test_partition_that_fails_leaves_the_others_materialized(run, instance):
 def test_run_without_a_partition_says_so(run):
     result = run(doubled)
     assert "the run names no partition" in failure(result)
+
+
+def test_staleness_after_a_range(tmp_path, local, instance):
+    version = {"model": "a"}
+
+    @dg.asset(partitions_def=DAYS)
+    def raw(context) -> None:
+        for day in context.partition_keys:
+            write_source(tmp_path / "src" / day, {"id": [1, 2], "n": [3, 4]})
+
+    @dg.asset
+    def model():
+        return dg.MaterializeResult(data_version=dg.DataVersion(version["model"]))
+
+    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"), asset=raw)
+    chain = vd.Pipeline("days", source=source, id="id", partitions_def=DAYS)
+    doubles = chain.map_batches("doubles", doubled, schema={"double": "BIGINT"}, deps=[model])
+    doubles.project("kept", ["double"])
+    assets = [raw, model, chain.build_assets()]
+
+    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
+    graph = dg.Definitions(assets=assets, resources=resources).resolve_asset_graph()
+
+    def run(selection, **given):
+        given |= {"selection": selection, "resources": resources, "instance": instance}
+        assert dg.materialize(assets, **given).success
+
+    def stale():
+        resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+        return {
+            (day[-1], name): str(resolver.get_status(dg.AssetKey(["days", name]), day).value)
+            for day in ("2026-01-02", "2026-01-03")
+            for name in ("doubles", "kept")
+            if resolver.get_status(dg.AssetKey(["days", name]), day) != StaleStatus.FRESH
+        }
+
+    both = days("2026-01-02", "2026-01-03")
+    run([model])
+    run([raw], tags=both)
+    run(["days/doubles", "days/kept"], tags=both)
+    assert stale() == {}
+
+    run([raw], partition_key="2026-01-03")
+    assert set(stale()) == {("3", "doubles")}
+
+    run(["days/doubles", "days/kept"], tags=both)
+    assert stale() == {}
+
+    version["model"] = "b"
+    run([model])
+    assert set(stale()) == {("2", "doubles"), ("3", "doubles")}
+    run(["days/doubles"], tags=both)
+    assert stale() == {}

@@ -23,6 +23,7 @@ from vane_dagster.execute.events import (
     WaveStarted,
     WorkerReady,
 )
+from vane_dagster.orchestrate.provenance import Provenance
 from vane_dagster.report.metadata import PoolUse, stage_metadata
 from vane_dagster.report.progress import ProgressReport
 
@@ -51,7 +52,8 @@ class RunReport:
         self._uses: dict[str, PoolUse] = {}
         self._failed: list[Failed] = []
         self._single: dict[str, dg.MaterializeResult[Any]] = {}
-        self._contents: dict[tuple[str, str | None], str] = {}
+        keys = [key for key in partitions if key is not None]
+        self._provenance = Provenance(context, keys) if len(keys) > 1 else None
 
     def listen(self, event: Event) -> None:
         """Takes an event."""
@@ -100,19 +102,23 @@ class RunReport:
         metadata = stage_metadata(spec, manifest, name, self._store, stats, use)
         key = dg.AssetKey([self._pipeline.name, stage])
         version = name.content
-        if len(self._partitions) == 1:
+        if self._provenance is None or manifest.partition is None:
             self._single[stage] = dg.MaterializeResult(
                 asset_key=key, metadata=metadata, data_version=dg.DataVersion(version)
             )
             return
+        above = {u: ManifestName.parse(text) for u, text in manifest.upstream.items()}
+        versions = {
+            dg.AssetKey([self._pipeline.name, upstream]): name.content
+            for upstream, name in above.items()
+            if name
+        }
         tags = {
             "dagster/data_version": version,
+            "dagster/data_version_is_user_provided": "true",
             "dagster/code_version": manifest.definition[:16],
+            **self._provenance.tags(key, manifest.partition, versions),
         }
-        for upstream, text in manifest.upstream.items():
-            above = ManifestName.parse(text)
-            if above is not None:
-                tags[f"dagster/input_data_version/{self._pipeline.name}/{upstream}"] = above.content
         self._context.log_event(
             dg.AssetMaterialization(
                 asset_key=key, partition=manifest.partition, metadata=metadata, tags=tags
