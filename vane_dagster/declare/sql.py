@@ -124,29 +124,27 @@ def bind(
     fields = []
     with connect() as connection:
         connection.register("source", pa.Table.from_batches([], pa.schema(needed or schema)))
-        for name, expression in (*filters, *columns):
-            kind = _bound_type(connection, name, expression, culprit, schema)
+        for _, expression in filters:
+            _bound_type(connection, expression, f"{culprit}: where = {where!r}", schema)
+        for name, expression in columns:
+            label = f"{culprit}: column {name!r} = {expression!r}"
+            kind = _bound_type(connection, expression, label, schema)
             fields.append(pa.field(name, plain_type(kind)))
-    bound = pa.schema(fields[len(filters) :])
+    bound = pa.schema(fields)
     check_storable(bound, culprit)
     return bound
 
 
 def _bound_type(
-    connection: duckdb.DuckDBPyConnection,
-    name: str,
-    expression: str,
-    culprit: str,
-    schema: pa.Schema,
+    connection: duckdb.DuckDBPyConnection, expression: str, label: str, schema: pa.Schema
 ) -> pa.DataType:
     try:
         found = connection.sql(select([("x", expression)], None, "source")).to_arrow_table()
     except duckdb.Error as error:
         described = ", ".join(f"{field.name} {field.type}" for field in schema)
-        label = "where" if name == "where" else f"column {name!r}"
         raise SchemaError(
-            f"{culprit}: {label} = {expression!r} does not fit its input: "
-            f"{str(error).strip().splitlines()[0]} The input has {described}"
+            f"{label} does not fit its input: {str(error).strip().splitlines()[0]} The input has "
+            f"{described}"
         ) from None
     return found.schema.field(0).type
 
