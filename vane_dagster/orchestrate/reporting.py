@@ -99,7 +99,7 @@ class RunReport:
     ) -> None:
         spec = self._pipeline[stage].spec
         use = self._uses.get(stage)
-        metadata = stage_metadata(spec, manifest, name, self._store, stats, use)
+        metadata = stage_metadata(spec, self._pipeline.id, manifest, name, self._store, stats, use)
         key = dg.AssetKey([self._pipeline.name, stage])
         version = name.content
         if self._provenance is None or manifest.partition is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.publish import publish_folders
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.database import connect
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
 
@@ -30,13 +32,24 @@ class PoolUse:
     load_seconds: float = 0.0
 
 
-def column_schema(schema: pa.Schema) -> dg.TableSchema:
-    """An Arrow schema as Dagster shows it."""
-    return dg.TableSchema([dg.TableColumn(f.name, type=str(f.type)) for f in schema])
+@functools.lru_cache(maxsize=256)
+def column_schema(schema: pa.Schema, id: str) -> dg.TableSchema:
+    """An Arrow schema as Dagster shows it, in the SQL types that users write."""
+    with connect() as connection:
+        relation = connection.from_arrow(schema.empty_table())
+        kinds = dict(zip(relation.columns, relation.types))
+    unique = dg.TableColumnConstraints(nullable=False, unique=True)
+    return dg.TableSchema(
+        [
+            dg.TableColumn(name, str(kinds[name]), constraints=unique if name == id else None)
+            for name in schema.names
+        ]
+    )
 
 
 def stage_metadata(
     spec: StageSpec,
+    id: str,
     manifest: Manifest,
     name: ManifestName,
     store: Store,
@@ -52,7 +65,7 @@ def stage_metadata(
     rows = "dagster/row_count" if manifest.partition is None else "dagster/partition_row_count"
     found: dict[str, Any] = {
         rows: manifest.rows,
-        "dagster/column_schema": column_schema(manifest.schema),
+        "dagster/column_schema": column_schema(manifest.schema, id),
         "dagster/uri": folder.url,
         "manifest": manifests.file_url(str(name)),
         "bytes": manifest.size,
