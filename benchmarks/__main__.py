@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1 where a contender failed, else 0.
     """
     options = parse(arguments)
+    # As an exception, so that clusters are stopped and folders removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     contenders = [
         replace(contender, python=options.daft_python) if contender.key == "daft" else contender
         for contender in CONTENDERS

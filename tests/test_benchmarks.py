@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -169,3 +170,18 @@ def test_a_process_that_hangs_is_ended() -> None:
     assert harness._finish(process, 0.2) < 0
     assert process.poll() is not None
     assert time.monotonic() - start < 10
+
+
+def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> None:
+    arguments = ["--only", "b", "--repeat", "50", *skipping("raydata", "daft", "vane")]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--temp", str(tmp_path)]
+    process = subprocess.Popen([*command, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("vb*/w/m/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("vb*"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in running
