@@ -113,6 +113,8 @@ def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
 def _to_arrow(values: Any, kind: pa.DataType) -> Any:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
+    if isinstance(values, (str, bytes, Mapping)):
+        raise TypeError("a single value, not one for each row")
     if hasattr(values, "detach"):  # a torch tensor
         values = values.detach().cpu().numpy()
     if getattr(values, "ndim", 1) == 2:
