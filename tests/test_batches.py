@@ -1,0 +1,579 @@
+"""What users' functions are given, what they may return, and what is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import decimal
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from conftest import metadata, read_stage, write_source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from vane_dagster.declare.schema import parse_schema
+from vane_dagster.declare.udf import make_udf
+from vane_dagster.execute.batches import to_format
+from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.relational import join
+from vane_dagster.execute.work import CallUdf, Join, ModelSpec, Work
+
+IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
+DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
+
+
+def call(
+    fn: Any,
+    schema: Any,
+    table: pa.Table = IDS,
+    batch_format: Any = "pyarrow",
+    batch_size: int | None = None,
+    cardinality: Any = "one_to_one",
+    columns: tuple[str, ...] | None = None,
+    max_concurrency: int = 16,
+    **kwargs: Any,
+) -> pa.Table:
+    """What a worker makes of a table, with everything but the process around it."""
+    udf = make_udf("here", fn, kwargs=kwargs)
+    declared = parse_schema(schema, "here")
+    if "id" not in declared.names:
+        declared = pa.schema([table.schema.field("id"), *declared])
+    arguments = cloudpickle.dumps(((), kwargs))
+    op = CallUdf(arguments, columns, batch_format, batch_size, cardinality, max_concurrency)
+    work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
+    caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
+    output, facts = caller.call(op, table, work, lambda: False)
+    assert not facts["cancelled"]
+    assert output.schema == declared
+    return output
+
+
+def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
+    with pytest.raises(vd.UdfError) as raised:
+        call(fn, schema, **given_)
+    for word in ("stage 'docs/m', fragment 0", *words):
+        assert word in str(raised.value)
+    return str(raised.value)
+
+
+# What is given
+
+GIVEN = pa.table(
+    {
+        "id": [1, 2, 3],
+        "vector": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+        "gaps": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.float32(), 2)),
+        "lists": [[1], None, [2, 3]],
+        "whole": [1, None, 3],
+        "text": ["a", None, "c"],
+        "time": pa.array([DAY, None, DAY], pa.timestamp("us")),
+        "doc": [{"a": 1, "b": ["x"]}, None, {"a": 2, "b": []}],
+        "flag": [True, False, True],
+        "data": [b"x", b"", None],
+    }
+)
+
+
+def test_pyarrow_batches_are_tables():
+    assert to_format(GIVEN, "pyarrow") is GIVEN
+
+
+def test_numpy_batches_are_arrays():
+    batch = to_format(GIVEN, "numpy")
+    assert list(batch) == GIVEN.column_names
+    assert all(isinstance(column, np.ndarray) and len(column) == 3 for column in batch.values())
+    assert batch["vector"].shape == (3, 2)
+    assert batch["vector"].dtype == np.float32
+    assert batch["vector"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert batch["id"].dtype == np.int64
+    assert batch["flag"].dtype == bool
+    assert batch["text"].tolist() == ["a", None, "c"]
+    assert np.isnan(batch["whole"][1])
+    assert np.isnat(batch["time"][1])
+    assert batch["doc"][0] == {"a": 1, "b": ["x"]}
+    assert [None if row is None else list(row) for row in batch["gaps"]] == [[1, 2], None, [5, 6]]
+    assert [None if row is None else list(row) for row in batch["lists"]] == [[1], None, [2, 3]]
+
+
+def test_a_slice_of_vectors_is_its_own():
+    assert to_format(GIVEN.slice(1, 2), "numpy")["vector"].tolist() == [[3, 4], [5, 6]]
+    pieces = pa.concat_tables([GIVEN.slice(2), GIVEN.slice(0, 1)])
+    assert to_format(pieces, "numpy")["vector"].tolist() == [[5, 6], [1, 2]]
+
+
+def test_pandas_batches_are_frames():
+    batch = to_format(GIVEN, "pandas")
+    assert isinstance(batch, pd.DataFrame)
+    assert list(batch.columns) == GIVEN.column_names
+    assert batch["text"][0] == "a"
+    assert pd.isna(batch["text"][1])
+    assert batch["time"][0] == pd.Timestamp(DAY)
+    assert list(batch["vector"][1]) == [3, 4]
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_every_type_survives_a_function_that_returns_its_batch(form):
+    """Nulls, vectors, lists, structs, times: what goes in comes out."""
+    given_ = GIVEN if form == "pyarrow" else GIVEN.drop_columns(["whole"])
+    output = call(lambda batch: batch, given_.schema, given_, form)
+    assert output.to_pydict() == given_.to_pydict()
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_an_empty_fragment_calls_nothing(form):
+    def never(batch):
+        raise AssertionError("called")
+
+    assert call(never, {"x": "FLOAT[2]"}, IDS.slice(0, 0), form).num_rows == 0
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (50, [7])])
+def test_batch_size_is_kept(size, sizes):
+    seen: list[int] = []
+
+    def fn(batch):
+        seen.append(batch.num_rows)
+        return {"x": batch["id"]}
+
+    output = call(fn, {"x": "BIGINT"}, pa.table({"id": range(7)}), batch_size=size)
+    assert seen == sizes
+    assert output["x"].to_pylist() == list(range(7))
+
+
+def test_only_the_columns_asked_for_are_given():
+    seen: list[list[str]] = []
+
+    def fn(batch):
+        seen.append(batch.column_names)
+        return {"x": batch["n"]}
+
+    table = IDS.append_column("heavy", pa.array(["x"] * 3))
+    call(fn, {"x": "BIGINT"}, table, columns=("n",))
+    call(fn, {"x": "BIGINT"}, table, columns=("n", "id"))
+    call(fn, {"x": "BIGINT"}, table)
+    assert seen == [["id", "n"], ["id", "n"], ["id", "n", "heavy"]]
+
+
+# What is returned
+
+STRUCT = "STRUCT(a INTEGER, b VARCHAR)"
+
+
+def torch_tensor(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values, requires_grad=isinstance(values[0], list))
+
+
+CAST = {
+    "list of int": ("BIGINT", [1, 2, 3], None),
+    "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
+    "wide ints that fit": ("TINYINT", np.array([1, 2, 3]), [1, 2, 3]),
+    "whole floats": ("BIGINT", np.array([1.0, 2.0, 3.0]), [1, 2, 3]),
+    "ints with null": ("BIGINT", [1, None, 3], None),
+    "arrow ints": ("BIGINT", pa.array([1, 2, 3], pa.int16()), [1, 2, 3]),
+    "tuple": ("BIGINT", (1, 2, 3), [1, 2, 3]),
+    "series": ("BIGINT", pd.Series([1, 2, 3], index=[5, 6, 7]), [1, 2, 3]),
+    "nothing but null": ("FLOAT[2]", [None, None, None], None),
+    "ints as doubles": ("DOUBLE", [1, 2, 3], [1.0, 2.0, 3.0]),
+    "doubles as floats": ("FLOAT", np.array([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
+    "half floats": ("FLOAT", np.array([0.5, 1.5, 2.5], np.float16), [0.5, 1.5, 2.5]),
+    "tensor": ("FLOAT", lambda: torch_tensor([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
+    "text": ("VARCHAR", ["a", None, "ä"], None),
+    "numpy text": ("VARCHAR", np.array(["a", "b", "c"]), ["a", "b", "c"]),
+    "objects of text": ("VARCHAR", np.array(["a", None, "c"], object), ["a", None, "c"]),
+    "dictionary of text": ("VARCHAR", pa.array(list("aba")).dictionary_encode(), list("aba")),
+    "large text": ("VARCHAR", pa.array(list("abc"), pa.large_string()), list("abc")),
+    "numpy bools": ("BOOLEAN", np.array([True, False, True]), [True, False, True]),
+    "bytes": ("BLOB", [b"a", b"", None], None),
+    "lists": ("FLOAT[]", [[1.0], [], None], None),
+    "lists of int": ("FLOAT[]", [[1], [2, 3], []], [[1.0], [2.0, 3.0], []]),
+    "ragged arrays": ("FLOAT[]", [np.ones(1), np.ones(2), np.ones(0)], [[1.0], [1.0, 1.0], []]),
+    "matrix as lists": ("FLOAT[]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
+    "matrix": ("FLOAT[2]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
+    "matrix in column order": (
+        "FLOAT[2]", np.array([[1, 3, 5], [2, 4, 6]]).T, [[1, 2], [3, 4], [5, 6]],
+    ),
+    "matrix of tensors": ("FLOAT[2]", lambda: torch_tensor([[1.0, 2.0]] * 3), [[1.0, 2.0]] * 3),
+    "list of vectors": ("FLOAT[2]", [np.ones(2), np.zeros(2), None], [[1, 1], [0, 0], None]),
+    "list of tensors": (
+        "FLOAT[2]", lambda: [torch_tensor([1.0, 2.0])] * 3, [[1.0, 2.0]] * 3,
+    ),
+    "arrow vectors": (
+        "FLOAT[2]", pa.array([[1, 2]] * 3, pa.list_(pa.float64(), 2)), [[1.0, 2.0]] * 3,
+    ),
+    "cube": ("FLOAT[2][2]", np.ones((3, 2, 2)), [[[1.0, 1.0], [1.0, 1.0]]] * 3),
+    "structs": (STRUCT, [{"a": 1, "b": "x"}, None, {"a": None, "b": "z"}], None),
+    "structs with less": (STRUCT, [{"a": 1}] * 3, [{"a": 1, "b": None}] * 3),
+    "arrow structs in another order": (
+        STRUCT, pa.array([{"b": "x", "a": 1}] * 3), [{"a": 1, "b": "x"}] * 3,
+    ),
+    "map": ("MAP(VARCHAR, BIGINT)", [[("k", 1)], [], None], None),
+    "datetimes": ("TIMESTAMP", [DAY, None, DAY], None),
+    "numpy times": ("TIMESTAMP", np.array([DAY] * 3, "datetime64[ns]"), [DAY] * 3),
+    "dates": ("DATE", [DAY.date()] * 3, None),
+    "numpy days": ("DATE", np.array([DAY.date()] * 3, "datetime64[D]"), [DAY.date()] * 3),
+    "decimals": ("DECIMAL(10,2)", [decimal.Decimal("1.50")] * 3, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CAST)
+def test_what_is_cast(case):
+    kind, returned, expected = CAST[case]
+    returned = returned() if callable(returned) else returned
+    output = call(lambda batch: {"x": returned}, {"x": kind})
+    assert output["x"].to_pylist() == (returned if expected is None else expected)
+    assert output["id"].to_pylist() == [1, 2, 3]
+
+
+REFUSED = {
+    "fractions": ("BIGINT", [1.5, 2.0, 3.0], ["expected int64, found double"]),
+    "text for numbers": ("BIGINT", ["1", "2", "3"], ["expected int64, found string"]),
+    "bools for numbers": ("BIGINT", [True, False, True], ["expected int64, found bool"]),
+    "numbers for bools": ("BOOLEAN", [1, 0, 1], ["expected bool, found int64"]),
+    "too large": ("TINYINT", [1, 2, 300], ["expected int8, found int64", "do not fit"]),
+    "unsigned too large": (
+        "BIGINT", np.array([1, 2, 2**64 - 1], np.uint64), ["expected int64, found uint64"],
+    ),
+    "text for doubles": ("DOUBLE", np.array(["a", "b", "c"]), ["expected double, found string"]),
+    "numbers for text": ("VARCHAR", [1, 2, 3], ["expected string, found int64"]),
+    "bytes for text": ("VARCHAR", [b"a", b"b", b"c"], ["expected string, found binary"]),
+    "one text": ("VARCHAR", "abc", ["expected string, found str"]),
+    "one number": ("BIGINT", 3, ["expected int64, found int"]),
+    "dicts for text": ("VARCHAR", [{"a": 1}] * 3, ["expected string, found struct<a: int64>"]),
+    "mixed": ("BIGINT", [1, "a", 3], ["expected int64, found list of int"]),
+    "vectors for numbers": (
+        "DOUBLE", np.ones((3, 2)), ["expected double, found ndarray of float64, shape (3, 2)"],
+    ),
+    "list of vectors for numbers": ("DOUBLE", [np.ones(2)] * 3, ["expected double", "ndarray"]),
+    "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found list of float"]),
+    "array of numbers for vectors": (
+        "FLOAT[2]", np.ones(3), ["expected fixed_size_list<item: float>[2], found double"],
+    ),
+    "short vectors": ("FLOAT[3]", np.ones((3, 2)), ["vectors have 2 elements, not 3"]),
+    "a short vector": ("FLOAT[2]", [[1.0, 2.0], [1.0], [1.0, 2.0]], ["found list of list"]),
+    "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list of list"]),
+    "arrow lists of text": ("FLOAT[]", pa.array([["a"]] * 3), ["found list<item: string>"]),
+    "other fields": (
+        STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],
+    ),
+    "text for times": ("TIMESTAMP", ["2026-01-01"] * 3, ["expected timestamp[us], found"]),
+    "text for structs": (STRUCT, ["a", "b", "c"], ["found list of str"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    kind, returned, words = REFUSED[case]
+    refused(lambda batch: {"x": returned}, {"x": kind}, "column 'x'", *words)
+
+
+def test_a_result_that_is_no_table():
+    words = "expected a pyarrow.Table, a dict of column to array, or a pandas.DataFrame"
+    refused(lambda batch: None, {"x": "BIGINT"}, "returned NoneType", words)
+    refused(lambda batch: [1, 2, 3], {"x": "BIGINT"}, "returned list", words)
+
+
+def test_columns_that_are_missing_or_differ_in_length():
+    text = refused(lambda batch: {"y": [1, 2, 3]}, {"x": "BIGINT"}, "'x' is declared", "'y'")
+    assert "Return it, or take it out of the schema" in text
+    refused(
+        lambda b: {"x": [1, 2, 3], "y": [1]}, {"x": "BIGINT", "y": "BIGINT"}, "differ in length"
+    )
+
+
+@pytest.mark.parametrize("make", [dict, pa.table, pd.DataFrame, pa.RecordBatch.from_pydict])
+def test_more_columns_than_declared_are_dropped(make):
+    output = call(lambda batch: make({"y": [0, 0, 0], "x": [1, 2, 3]}), {"x": "BIGINT"})
+    assert output.to_pydict() == {"id": [1, 2, 3], "x": [1, 2, 3]}
+
+
+def test_an_error_of_the_function_is_passed_on():
+    def fails(batch):
+        raise KeyError("no such word")
+
+    with pytest.raises(KeyError, match="no such word"):
+        call(fails, {"x": "BIGINT"})
+
+
+# Ids
+
+
+def test_the_id_is_carried_over():
+    assert call(lambda b: {"x": b["n"]}, {"x": "BIGINT"})["id"].to_pylist() == [1, 2, 3]
+    output = call(lambda b: {"x": b["n"]}, {"x": "BIGINT", "id": "BIGINT"}, batch_size=2)
+    assert output.to_pydict() == {"x": [10, 20, 30], "id": [1, 2, 3]}
+
+
+def test_ids_in_another_order_stay_with_their_rows():
+    def fn(batch):
+        turned = batch.take([2, 0, 1])
+        return {"id": turned["id"], "x": turned["n"]}
+
+    assert dict(zip(*call(fn, {"x": "BIGINT"}).to_pydict().values())) == {1: 10, 2: 20, 3: 30}
+
+
+WRONG_IDS = {
+    "lost": ([1, 3], ["1 of 3 rows did not come back: ids 2", 'cardinality="filter"']),
+    "invented": ([1, 2, 4], ["1 ids that it was not given: 4", "Return the ids"]),
+    "more": ([1, 2, 3, 4], ["1 ids that it was not given: 4"]),
+    "twice": ([1, 2, 2], ["1 ids more than once: 2", "Return each id once"]),
+    "null": ([1, 2, None], ["1 null ids"]),
+    "none": ([], ["3 of 3 rows did not come back: ids 1, 2, 3"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_IDS)
+def test_ids_that_are_not_those_given(case):
+    ids, words = WRONG_IDS[case]
+    refused(lambda batch: {"id": ids, "x": [0] * len(ids)}, {"x": "BIGINT"}, *words)
+
+
+def test_rows_without_ids_have_to_be_as_many():
+    words = ["2 rows came back for 3 and without the id 'id'", "in order, or return the id"]
+    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
+    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
+
+
+def test_an_id_of_another_batch_is_not_taken():
+    def fn(batch):
+        return {"id": [1] * batch.num_rows, "x": batch["n"]}
+
+    refused(fn, {"x": "BIGINT"}, "1 ids that it was not given: 1", batch_size=1)
+
+
+def test_a_filter_may_drop_rows_and_nothing_else():
+    def odd(batch):
+        return batch.filter(pa.compute.equal(pa.compute.bit_wise_and(batch["id"], 1), 1))
+
+    table = pa.table({"id": range(7)})
+    output = call(odd, {"id": "BIGINT"}, table, batch_size=2, cardinality="filter")
+    assert output["id"].to_pylist() == [1, 3, 5]
+    none = call(lambda b: {"id": []}, {"id": "BIGINT"}, table, cardinality="filter")
+    assert none.num_rows == 0
+    twice = {"id": [1, 1], "x": [0, 0]}
+    refused(lambda b: twice, {"x": "BIGINT"}, "more than once", cardinality="filter")
+
+
+@given(st.lists(st.integers(0, 5)), st.sampled_from(["one_to_one", "filter"]))
+def test_the_ids_that_come_out_are_those_that_went_in(ids, cardinality):
+    expected = {1, 2, 3}
+    good = len(ids) == len(set(ids)) and set(ids) <= expected
+    good = good and (cardinality == "filter" or set(ids) == expected)
+
+    def fn(batch):
+        return {"id": pa.array(ids, pa.int64()), "x": pa.array(ids, pa.int64())}
+
+    if good:
+        assert call(fn, {"x": "BIGINT"}, cardinality=cardinality)["x"].to_pylist() == ids
+    else:
+        refused(fn, {"x": "BIGINT"}, cardinality=cardinality)
+
+
+# Ways to answer
+
+
+def halves(batch):
+    """Two results a batch, the second half first."""
+    for rows in (batch.slice(1), batch.slice(0, 1)):
+        yield {"id": rows["id"], "x": rows["n"]}
+
+
+class HalvesLater:
+    """The same, awaited."""
+
+    async def __call__(self, batch):
+        for result in halves(batch):
+            await asyncio.sleep(0)
+            yield result
+
+
+def listed(batch):
+    return ({"id": rows["id"], "x": rows["n"]} for rows in (batch,))
+
+
+@pytest.mark.parametrize("fn", [halves, HalvesLater, listed])
+def test_results_may_come_in_pieces(fn):
+    output = call(fn, {"x": "BIGINT"}, batch_size=2)
+    assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 20, 3: 30}
+    assert output["id"].to_pylist()[2:] == [3], "batches stay in order"
+
+
+def test_a_generator_that_yields_nothing_lost_the_rows():
+    def nothing(batch):
+        yield from ()
+
+    refused(nothing, {"x": "BIGINT"}, "did not come back")
+
+
+class Together:
+    """Each call waits for as many others as should be in flight; alone it would wait for ever."""
+
+    wanted: ClassVar[int] = 4
+    most: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.met = asyncio.Event()
+
+    async def __call__(self, batch):
+        self.now += 1
+        type(self).most = max(self.most, self.now)
+        if self.now == self.wanted:
+            self.met.set()
+        await asyncio.wait_for(self.met.wait(), timeout=60)
+        self.now -= 1
+        return {"x": batch["id"]}
+
+
+class TogetherInPieces(Together):
+    """The same as an asynchronous generator."""
+
+    async def __call__(self, batch):
+        yield await super().__call__(batch)
+
+
+@pytest.mark.parametrize("fn", [Together, TogetherInPieces])
+def test_async_calls_are_in_flight_together(fn):
+    fn.most = 0
+    table = pa.table({"id": range(12)})
+    output = call(fn, {"x": "BIGINT"}, table, batch_size=1, max_concurrency=4)
+    assert output["x"].to_pylist() == list(range(12)), "in the order of the batches"
+    assert fn.most == 4, "and never more than max_concurrency"
+
+
+def test_an_async_error_ends_the_others():
+    ended: list[int] = []
+    released = threading.Event()
+
+    async def fn(batch):
+        if batch["id"][0].as_py() == 3:
+            raise ValueError("row 3")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(batch["id"][0].as_py())
+            if len(ended) == 3:
+                released.set()
+
+    with pytest.raises(ValueError, match="row 3"):
+        call(fn, {"x": "BIGINT"}, pa.table({"id": range(4)}), batch_size=1)
+    assert released.wait(30)
+    assert sorted(ended) == [0, 1, 2]
+
+
+# Joins
+
+VALUES = st.one_of(st.none(), st.integers(-5, 5))
+LISTS = st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=3))
+
+
+@st.composite
+def tables(draw: Any) -> list[pa.Table]:
+    """Two to four tables with ids out of few, in any order, with a number and a list each."""
+    made = []
+    for index in range(draw(st.integers(2, 4))):
+        ids = draw(st.lists(st.integers(0, 8), unique=True, max_size=9))
+        columns = {
+            f"n{index}": pa.array([draw(VALUES) for _ in ids], pa.int64()),
+            f"l{index}": pa.array([draw(LISTS) for _ in ids], pa.list_(pa.int64())),
+        }
+        made.append(pa.table({"id": pa.array(ids, pa.int64()), **columns}))
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables(), st.sampled_from(["inner", "left"]))
+def test_joins_are_those_of_pandas(inputs, how):
+    fields = {field.name: field for table in inputs for field in table.schema}
+    schema = pa.schema(list(fields.values()))
+    work = Work("here", Join(how), (), schema, "id", None, True)
+    joined = join(Join(how), inputs, work)
+
+    frames = [pd.DataFrame(table.to_pydict(), dtype=object) for table in inputs]
+    expected = frames[0]
+    for frame in frames[1:]:
+        expected = expected.merge(frame, on="id", how=how)
+    rows = [
+        tuple(None if not isinstance(cell, list) and pd.isna(cell) else cell for cell in row)
+        for row in expected.itertuples(index=False)
+    ]
+    assert joined.schema == schema
+    assert list(zip(*(column.to_pylist() for column in joined.columns))) == rows
+
+
+# End to end
+
+
+def widths(batch: dict[str, np.ndarray], least: int) -> dict[str, Any]:
+    """Numpy in, numpy out."""
+    return {"width": np.linalg.norm(batch["vector"], axis=1) + least}
+
+
+def described(batch: pd.DataFrame) -> pd.DataFrame:
+    """Pandas in, pandas out, the rows turned round."""
+    turned = batch.iloc[::-1]
+    return pd.DataFrame({"id": turned["id"], "label": "row " + turned["text"]})
+
+
+def even(batch: pa.Table) -> pa.Table:
+    """Drops rows."""
+    return batch.filter([value % 2 == 0 for value in batch["n"].to_pylist()])
+
+
+class Client:
+    """An API client: many rows in flight."""
+
+    async def __call__(self, batch):
+        await asyncio.sleep(0)
+        return {"answer": [f"answer to {text}" for text in batch["text"].to_pylist()]}
+
+
+def test_all_formats_and_both_joins_in_one_run(tmp_path: Path, local, materialize):
+    ids = [f"k{n:03}" for n in range(50)]
+    source = pa.table(
+        {
+            "id": ids,
+            "n": range(50),
+            "text": [f"t{n}" for n in range(50)],
+            "vector": pa.array([[n, 0] for n in range(50)], pa.list_(pa.float32(), 2)),
+        }
+    )
+    write_source(tmp_path / "src", source)
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=20)
+    clean = docs.project("clean", ["n", "text", "vector"], where="n <> 7")
+    width = clean.map_batches(
+        "width", widths, schema={"width": "DOUBLE"}, batch_format="numpy", batch_size=6,
+        columns=["vector"], fn_kwargs={"least": 1},
+    )  # fmt: skip
+    label = clean.map_batches(
+        "label", described, schema={"id": "VARCHAR", "label": "VARCHAR"}, batch_format="pandas"
+    )
+    evens = clean.map_batches(
+        "evens", even, schema={"id": "VARCHAR", "n": "BIGINT"}, cardinality="filter"
+    )
+    halved = evens.project("halved", {"half": "n // 2"})
+    answer = clean.map_batches("answer", Client, schema={"answer": "VARCHAR"}, batch_size=1)
+    docs.join("inner", clean, width, label, halved)
+    docs.join("left", clean, halved, answer, how="left")
+    result = materialize(docs, local)
+
+    inner = read_stage(tmp_path / "store", "docs", "inner").to_pylist()
+    assert [row["id"] for row in inner] == ids[::2]
+    assert all(row["width"] == row["n"] + 1 for row in inner)
+    assert all(row["label"] == f"row t{row['n']}" for row in inner)
+    assert all(row["half"] == row["n"] // 2 and row["vector"] == [row["n"], 0] for row in inner)
+    left = read_stage(tmp_path / "store", "docs", "left").to_pylist()
+    assert [row["n"] for row in left] == [n for n in range(50) if n != 7]
+    assert all(row["half"] == (None if row["n"] % 2 else row["n"] // 2) for row in left)
+    assert all(row["answer"] == f"answer to t{row['n']}" for row in left)
+    assert metadata(result, "evens")["dagster/row_count"] == 25
+    assert metadata(result, "answer")["batches"] == 49
