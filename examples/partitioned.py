@@ -60,7 +60,7 @@ anomalies = valid.map_batches(
 joined = sensors.join("joined", valid, anomalies)
 joined.write("published", str(ROOT / "out" / "{partition_key}"))
 
-daily = dg.define_asset_job("daily", selection="*", partitions_def=DAYS)
+daily = dg.define_asset_job("daily", selection=dg.AssetSelection.all())
 assets = [readings, sensors.build_assets()]
 resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=str(ROOT / "store"))}
 defs = dg.Definitions(
