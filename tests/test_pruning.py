@@ -1,0 +1,166 @@
+"""A column that no selected stage needs is never read.
+
+Proved twice: its bytes are destroyed on disk, so that whoever reads it fails; and the bytes that are
+read of a file are counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import failure, metadata, read_stage, write_source
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+import vane_dagster as vd
+from vane_dagster.execute.scan import scan, scan_projected
+from vane_dagster.execute.work import FileRows, Gather, Project, Work
+
+ROWS = 20_000
+
+
+def destroy(file: Path, column: str) -> None:
+    """Overwrites a column's pages; the footer and all other columns stay as they are."""
+    footer = pq.read_metadata(file)
+    data = bytearray(file.read_bytes())
+    for i in range(footer.num_row_groups):
+        for j in range(footer.num_columns):
+            found = footer.row_group(i).column(j)
+            if found.path_in_schema.split(".")[0] == column:
+                start = found.dictionary_page_offset or found.data_page_offset
+                size = found.total_compressed_size
+                data[start : start + size] = b"\xff" * size
+    file.write_bytes(data)
+    with pytest.raises((OSError, ValueError)):
+        pq.read_table(file, columns=[column])
+
+
+@pytest.fixture(params=["one large row group", "several row groups"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> vd.ParquetSource:
+    """A source with a column of text and one of vectors that cannot be read any more."""
+    table = pa.table(
+        {
+            "id": range(ROWS),
+            "lost": [f"t{n % 1000}" for n in range(ROWS)],
+            "n": range(ROWS),
+            "vectors": pa.array([[n, n] for n in range(ROWS)], pa.list_(pa.float32(), 2)),
+            "m": range(ROWS),
+        }
+    )
+    size = ROWS if request.param == "one large row group" else ROWS // 4
+    file = write_source(tmp_path / "src", table, row_group_size=size)
+    destroy(file, "lost")
+    destroy(file, "vectors")
+    return vd.parquet(str(tmp_path / "src"))
+
+
+def double(batch: pa.Table) -> dict[str, Any]:
+    return {"double": [2 * n for n in batch["n"].to_pylist()]}
+
+
+def test_columns_that_no_stage_needs_are_not_read(source, tmp_path, local, materialize):
+    """By a project, by a map of the source, and below them; fragments are ranges of row groups."""
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=ROWS // 4)
+    projected = docs.project("projected", {"sum": "n + m"}, where="m % 2 = 0")
+    mapped = docs.map_batches("mapped", double, schema={"double": "BIGINT"}, columns=["n"])
+    docs.join("joined", projected, mapped)
+
+    result = materialize(docs, local)
+
+    assert metadata(result, "mapped")["fragments_computed"] == 4
+    joined = read_stage(tmp_path / "store", "docs", "joined")
+    assert joined["id"].to_pylist() == list(range(0, ROWS, 2))
+    assert joined["sum"].equals(joined["double"])
+
+
+@pytest.mark.parametrize("column", ["lost", "vectors"])
+def test_a_column_that_is_needed_is_read(column, source, local, materialize):
+    """So the proof above can fail."""
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("projected", [column])
+    result = materialize(docs, local, raises=False)
+    assert "a.parquet' cannot be read" in failure(result)
+
+
+def test_a_map_that_names_no_columns_reads_all(source, local, materialize):
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.map_batches("mapped", double, schema={"double": "BIGINT"})
+    result = materialize(docs, local, raises=False)
+    assert "a.parquet' cannot be read" in failure(result)
+
+
+class Metered(MemoryFileSystem):
+    """Files in memory that count the bytes read of them."""
+
+    protocol = "metered"
+    store: ClassVar[dict[str, MemoryFile]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    read: ClassVar[list[int]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("metered://"))
+
+    def _open(self, path: str, mode: str = "rb", **given: Any) -> Any:
+        opened = super()._open(path, mode, **given)
+        return Meter(opened.getvalue()) if mode == "rb" else opened
+
+
+class Meter(MemoryFile):
+    """Counts what is read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(None, None, data)
+
+    def read(self, size: int = -1) -> bytes:
+        data = super().read(size)
+        Metered.read.append(len(data))
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        size = super().readinto(buffer)
+        Metered.read.append(size)
+        return size
+
+
+fsspec.register_implementation("metered", Metered, clobber=True)
+
+
+@pytest.fixture(scope="module")
+def heavy() -> int:
+    """Writes a file of which nearly all is one column; gives its size."""
+    random = np.random.default_rng(7)
+    blobs = pa.array([random.bytes(200) for _ in range(ROWS)])
+    table = pa.table({"id": range(ROWS), "n": range(ROWS), "heavy": blobs})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=ROWS // 2)
+    data = sink.getvalue().to_pybytes()
+    fsspec.filesystem("metered").pipe_file("/src/a.parquet", data)
+    assert len(data) > 200 * ROWS
+    return len(data)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "project"),
+    [
+        (0, ROWS, False),  # by row groups
+        (ROWS // 2, ROWS, False),
+        (100, 5_000, False),  # inside one
+        (0, ROWS, True),
+        (100, 5_000, True),
+    ],
+)
+def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    rows = FileRows("metered://src/a.parquet", start, stop, schema)
+    op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
+    work = Work("here", op, (rows,), schema, "id", None, True)
+    Metered.read.clear()
+    table = scan_projected(op, rows, work) if isinstance(op, Project) else scan(rows, work)
+    assert table["id"].to_pylist() == list(range(start, stop))
+    assert 0 < sum(Metered.read) < heavy / 5
