@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from vane_dagster.commit.location import Location
+from vane_dagster.commit.location import Location, duckdb_path
 from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import promote, retire
 from vane_dagster.commit.store import Store
@@ -173,11 +173,10 @@ def _label(partition: str | None) -> str:
 
 def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
     """Some ids that stand twice, and the parts that hold them."""
-    paths = [folder.file(part) for part in parts]
+    paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with contextlib.closing(connect()) as connection:
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
-            paths = [folder.fs.unstrip_protocol(path) for path in paths]
         rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"
         found = connection.execute(
             f"SELECT id FROM {rows} GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6", [paths]

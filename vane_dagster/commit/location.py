@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -191,3 +192,8 @@ def _write_local(path: str, data: Any) -> None:
 def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
     """The names that a file system goes by."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def duckdb_path(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """A file as DuckDB is told it, which expands patterns."""
+    return glob.escape(path if "file" in protocols(fs) else fs.unstrip_protocol(path))

@@ -9,7 +9,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vane_dagster.commit.location import Location, protocols
+from vane_dagster.commit.location import Location, duckdb_path, protocols
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote, select_list
 from vane_dagster.errors import SourceError
@@ -109,10 +109,9 @@ def _checked_ids(table: pa.Table, work: Work) -> pa.Table:
 
 def _duckdb_path(rows: FileRows) -> str:
     location = Location(rows.url, rows.storage_options)
-    if location.is_local:
-        return location.path
-    _register(location.fs)
-    return str(location.fs.unstrip_protocol(location.path))
+    if not location.is_local:
+        _register(location.fs)
+    return duckdb_path(location.fs, location.path)
 
 
 @functools.lru_cache(maxsize=64)
