@@ -30,6 +30,10 @@ __all__ = ["Head", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
 
+# Ray warns on every driver's terminal of more workers than four times those that may start at
+# once, which it takes from the CPUs; warm pools hold more than that on a laptop.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_maximum_startup_concurrency": "32"}
+
 # `ray start` opens a Ray Client port wherever grpc is installed, and has no option against it.
 _LAUNCH = (
     "from ray.scripts import scripts; "
@@ -206,7 +210,7 @@ class LocalHead:
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
-        return {**kept, **LOOPBACK_ONLY, **token, "RAY_USAGE_STATS_ENABLED": "0", MARK: self._mark}
+        return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self._mark}
 
     def _describe(self) -> Head:
         """What `_launch` brought up, read from Ray's own files and the process table."""

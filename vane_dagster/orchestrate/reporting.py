@@ -69,7 +69,7 @@ class RunReport:
         elif isinstance(event, Failed):
             self._failed.append(event)
             if event.because is None:
-                self._log.error(f"{_label(event)}: {event.error}")
+                self._log.error(_told(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted):
@@ -157,7 +157,7 @@ class RunReport:
         if len(self._partitions) == 1:
             description = "\n\n".join(f"{failure.error}" for failure in roots)
         else:
-            shown = "\n\n".join(f"{_label(f)}: {f.error}" for f in roots[:5])
+            shown = "\n\n".join(_told(f) for f in roots[:5])
             description = (
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
                 f"others are materialized. Finished parts are kept.\n\n{shown}"
@@ -168,6 +168,10 @@ class RunReport:
         )
 
 
-def _label(failure: Failed) -> str:
+def _told(failure: Failed) -> str:
+    """The error, with its stage and partition in front where it does not begin with its stage."""
+    text = str(failure.error)
+    if text.startswith("stage "):
+        return text
     where = "" if failure.partition is None else f", partition {failure.partition!r}"
-    return f"stage {failure.stage!r}{where}"
+    return f"stage {failure.stage!r}{where}: {text}"

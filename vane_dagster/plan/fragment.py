@@ -41,7 +41,7 @@ class FragmentRule:
     bytes: int = _MOST_BYTES
 
     def __str__(self) -> str:
-        return f"rows={self.rows},bytes={self.bytes}"
+        return f"at most {self.rows:,} rows and {self.bytes / (1 << 20):g} MiB"
 
 
 def default_rule(batch_sizes: Sequence[int]) -> FragmentRule:
@@ -80,7 +80,7 @@ def read_footers(
             with location.fs.open(location.path, "rb") as stream:
                 metadata = pq.read_metadata(stream)
             return metadata.schema.to_arrow_schema(), metadata
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of pyarrow, or of a file system's driver
             raise SourceError(
                 f"{culprit}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
                 f"{type(error).__name__}: {error}. Write it again, or take it out of the source"

@@ -122,12 +122,17 @@ class RunPlan:
         return tuple(stage for stage in self.selected if self.missing(stage))
 
     def __str__(self) -> str:
-        lines = [f"pipeline {self.pipeline.name}: {len(self.partitions)} partitions, {self.rule}"]
+        asked = len(self.partitions) + len(self.failed)
+        told = f"{asked} partition{'s' * (asked != 1)}"
+        if self.failed:
+            told += f", of which {len(self.failed)} cannot be planned"
+        lines = [f"pipeline {self.pipeline.name}: {told}; fragments of {self.rule}"]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             done = sum(plan.done is not None for plan in plans)
             lines.append(
-                f"  {stage}: {done} partitions done, {self.missing(stage)} fragments to compute, "
+                f"  {stage}: {done} of {len(plans)} partitions are done; of the others' fragments, "
+                f"{self.missing(stage)} to compute, "
                 f"{sum(len(plan.parts) for plan in plans)} in the store"
             )
         return "\n".join(lines)

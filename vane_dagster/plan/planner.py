@@ -129,7 +129,11 @@ class _Planner:
         files: Sequence[FileRecord],
         inputs: Mapping[str, ManifestName],
     ) -> dict[str, StagePlan]:
-        known = {SOURCE: digest(self.rule, *(file_identity(file) for file in files))}
+        known = {
+            SOURCE: digest(
+                self.rule.rows, self.rule.bytes, *(file_identity(file) for file in files)
+            )
+        }
         known |= {stage: name.plan for stage, name in inputs.items()}
         plans = {}
         for stage in self.selected:

@@ -29,11 +29,11 @@ def list_files(
     """
     url = source.url_for(partition, escape=glob.escape)
     location = Location(url, source.storage_options)
+    fs, path = location.fs, location.path
     try:
-        fs, path = location.fs, location.path
         fs.invalidate_cache()
         found = _expand(fs, path)
-    except OSError as error:
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
         raise SourceError(
             f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. Check "
             "the URL and the credentials"
