@@ -47,7 +47,9 @@ type: $(VENV)/.test
 
 clean:
 	@if [ -x $(BIN)/vane-dagster ]; then $(BIN)/vane-dagster cluster stop || true; fi
-	rm -rf $(VENV) $(VANE_DEMO_DATA) build dist
+	rm -rf $(addprefix $(VANE_DEMO_DATA)/,stdlib store published dagster logs)
+	@rmdir $(VANE_DEMO_DATA) 2>/dev/null || true
+	rm -rf $(VENV) build dist
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
