@@ -38,6 +38,7 @@ from vane_dagster.commit.manifest import (
 )
 from vane_dagster.commit.store import UNPARTITIONED, Store, partition_folder, read_part_info
 from vane_dagster.commit.writer import PartTarget, read_part, write_part
+from vane_dagster.plan.source import list_files
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +208,8 @@ def test_a_server_that_is_not_there(s3):
     options = {**s3, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": config}
     with pytest.raises(vd.StoreError, match=r"'s3://lake/x' cannot be listed"):
         Location("s3://lake/x", options).names()
+    with pytest.raises(vd.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"):
+        list_files(vd.parquet("s3://lake/x", storage_options=options), None, "here")
 
 
 def test_a_driver_that_is_not_installed():
