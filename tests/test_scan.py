@@ -1,7 +1,7 @@
 """Reading source files: what is read of them, and that it is right.
 
-That a column which no stage needs is never read is proved twice: its bytes are destroyed on disk, so
-that whoever reads it fails, and the bytes that are read of a file are counted.
+That a column which no stage needs is never read is proved twice: its bytes are destroyed on disk,
+so that whoever reads it fails, and the bytes that are read of a file are counted.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ def test_every_type_is_read_as_planned(kind, tmp_path):
     source = vd.parquet(str(file))
     files = list_files(source, None, "here")
     schema = read_footers(files, source, FragmentRule(10), "here").schema
+    expected = array.cast(schema.field("x").type).to_pylist()
     for stop in (3, 2):
         rows = FileRows(str(file), 0, stop, schema)
         work = Work("here", Gather(), (rows,), schema, "id", None, True)
