@@ -65,7 +65,7 @@ Run = Callable[..., dg.ExecuteInProcessResult]
 
 @pytest.fixture
 def materialize(tmp_path: Path) -> Run:
-    """Materializes a pipeline through Dagster: ``materialize(pipeline, compute, partition=...)``."""
+    """Materializes a pipeline through Dagster: ``materialize(pipeline, compute, partition)``."""
 
     def run(
         pipeline: vd.Pipeline,
@@ -78,11 +78,12 @@ def materialize(tmp_path: Path) -> Run:
     ) -> dg.ExecuteInProcessResult:
         assets = pipeline.build_assets()
         step = f"{pipeline.name}_pipeline"
+        store = vd.FragmentStore(root=str(tmp_path / "store"))
         return dg.materialize(
             [assets],
             selection=None if select is None else [pipeline[name].key for name in select],
             partition_key=partition,
-            resources={"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+            resources={"compute": compute, "store": store},
             raise_on_error=raises,
             instance=instance,
             run_config={"ops": {step: {"config": dict(config)}}} if config else None,
@@ -91,7 +92,9 @@ def materialize(tmp_path: Path) -> Run:
     return run
 
 
-def write_source(folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any) -> Path:
+def write_source(
+    folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any
+) -> Path:
     """Writes a source file; ``row_group_size=`` and the like go to pyarrow."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
@@ -108,7 +111,9 @@ def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = N
     manifest = opened.read(pipeline, stage, partition, name)
     folder = opened.parts(pipeline, stage, partition)
     files = [folder.file(part.name) for part in manifest.parts]
-    return ds.dataset(files, schema=manifest.schema).to_table() if files else manifest.schema.empty_table()
+    if not files:
+        return manifest.schema.empty_table()
+    return ds.dataset(files, schema=manifest.schema).to_table()
 
 
 def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def make(tmp_path: Path) -> vd.Pipeline:
 
 def test_rows_go_from_source_to_published_folder(tmp_path, compute, materialize):
     numbers = range(100)
-    write_source(tmp_path / "src", {"id": numbers, "text": [f" t{n} " for n in numbers], "n": numbers})
+    texts = [f" t{n} " for n in numbers]
+    write_source(tmp_path / "src", {"id": numbers, "text": texts, "n": numbers})
 
     result = materialize(make(tmp_path), compute)
 
