@@ -5,6 +5,7 @@ Dagster reads the annotations of resources as they are, so they must not be post
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -139,7 +140,7 @@ class RayCompute(Compute):
             _connect_resource(self.cluster, told)
 
 
-def connect_address(address: str, options: dict[str, Any]) -> None:
+def connect_address(address: str | None, options: dict[str, Any]) -> None:
     """Connects this process to a Ray cluster; nothing to do where it is connected to one already.
 
     Raises:
@@ -150,6 +151,7 @@ def connect_address(address: str, options: dict[str, Any]) -> None:
     if ray.is_initialized():
         return
     try:
+        _check_answers(address)
         ray.init(
             address=address,
             **{
@@ -159,11 +161,18 @@ def connect_address(address: str, options: dict[str, Any]) -> None:
                 **options,
             },
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
             f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
             "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
         ) from error
+
+
+def _check_answers(address: str | None) -> None:
+    """Fails at once where Ray would try for minutes; "auto" and the like are left to Ray."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
