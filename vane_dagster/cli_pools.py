@@ -114,11 +114,7 @@ def _cluster(name: str | None, address: str | None) -> Iterator[dict[str, Any]]:
             connect_address(address, {})
     except VaneError as error:
         raise click.ClickException(str(error)) from error
-    ray: Any = importlib.import_module("ray")
-    try:
-        yield keepers()
-    finally:
-        ray.shutdown()
+    yield keepers()
 
 
 def _listed(found: dict[str, Any]) -> list[dict[str, Any]]:

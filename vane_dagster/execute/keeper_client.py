@@ -35,7 +35,8 @@ def keeper_name() -> str:
     """
     import ray
 
-    env = json.dumps(dict(ray.get_runtime_context().runtime_env), sort_keys=True, default=str)
+    given = {k: v for k, v in dict(ray.get_runtime_context().runtime_env).items() if v}
+    env = json.dumps(given, sort_keys=True, default=str)
     python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
     versions = f"{protocol()}-ray{ray.__version__}-{python}"
     return f"{_PREFIX}{versions}-{hashlib.blake2b(env.encode(), digest_size=4).hexdigest()}"
@@ -129,11 +130,12 @@ def _check(keeper: Any) -> None:
         there = ray.get(keeper.hello.remote(), timeout=_ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
         raise _no_answer("hello", error) from error
-    except ray.exceptions.RayTaskError as error:
+    except (ray.exceptions.RayTaskError, ray.exceptions.RayActorError) as error:
         ray.kill(keeper)
+        last = str(error).strip().splitlines()[-1]
         raise ComputeError(
-            f"the keeper of warm pools cannot run on the cluster: {brief(error.cause)}. Install "
-            "vane-dagster there, in the driver's version"
+            f"the keeper of warm pools cannot run on the cluster: {last}. Install vane-dagster "
+            "there, in the driver's version"
         ) from error
     if there != protocol():
         ray.kill(keeper)

@@ -66,10 +66,10 @@ class _Process:
 
     def end(self) -> None:
         """Kills it, with what the user's code has started."""
-        self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.connection.close()  # a living worker would take it for the end of the run
 
 
 class LocalBackend:

@@ -1,0 +1,92 @@
+"""Runs in processes of their own, of models in a file that a test may edit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+RUN = Path(__file__).with_name("pools_run.py")
+CLUSTER = {"name": "tests", "num_cpus": 2, "resources": {"accelerator": 1}}
+
+
+MODELS = textwrap.dedent(
+    '''
+    """Models of a user's own."""
+
+    import os
+    import time
+
+    FACTOR = 2
+
+    def note(log, name, *values):
+        with open(os.path.join(log, name), "a") as opened:
+            opened.write("".join(f"{value}\\n" for value in values))
+
+    class Model:
+        """Says who loads it."""
+
+        def __init__(self, log, sleep=0.0, tag=""):
+            self.log, self.sleep = log, sleep
+            note(log, "loads" + tag, os.getpid())
+
+        def __call__(self, batch):
+            # this is a comment
+            ids = batch["id"].to_pylist()
+            note(self.log, "calls", *ids)
+            time.sleep(self.sleep)
+            out = [FACTOR * n for n in ids]
+            return {"id": ids, "out": out, "pid": [os.getpid()] * len(ids)}
+    '''
+)
+
+
+class Process:
+    """A run in a process of its own."""
+
+    def __init__(self, tmp_path: Path, stages: dict[str, Any], partitions: str, **options: Any):
+        """Starts it; `options` are those of `pools_run`."""
+        (tmp_path / "models").mkdir(exist_ok=True)
+        module = tmp_path / "models" / "models.py"
+        if not module.exists():
+            module.write_text(MODELS)
+        for stage in stages.values():
+            stage.setdefault("model", "Model")
+            stage["fn_constructor_kwargs"] = {
+                "log": str(tmp_path), **stage.get("fn_constructor_kwargs", {})
+            }  # fmt: skip
+        where = {} if {"address", "resource", "local"} & set(options) else {"cluster": CLUSTER}
+        folders = {"root": str(tmp_path), "models": str(tmp_path / "models")}
+        given = {**folders, **where, "stages": stages, "partitions": list(partitions), **options}
+        # A process that has connected to the local head has its settings in its environment.
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUN), json.dumps(given)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean,
+            cwd=tmp_path,
+        )
+
+    def done(self) -> list[dict[str, Any]]:
+        """The metadata that it printed; it has to succeed."""
+        out, err = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, err[-4000:]
+        self.said = out + err
+        return json.loads(out.splitlines()[-1])
+
+    def failed(self) -> str:
+        """What it said; it has to fail."""
+        out, err = self.process.communicate(timeout=120)
+        assert self.process.returncode != 0, out
+        return out + err
+
+    def kill(self) -> None:
+        """Kills it, and nothing else."""
+        self.process.kill()
+        self.process.communicate()

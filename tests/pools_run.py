@@ -1,0 +1,107 @@
+"""A run in a process of its own: ``python pools_run.py '{"root": ..., "models": ...}'``.
+
+The models come from the module ``models`` in the folder `models`. Prints one line of JSON: the
+metadata of each stage in each partition.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+from dagster_ray import Lifecycle, LocalRay
+
+import vane_dagster as vd
+from vane_dagster.execute.ray_backend import RayBackend
+
+SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
+KEYS = list("abcdefgh")
+
+
+class ShortLease(vd.RayCompute):
+    """Leases that end soon after their run was killed."""
+
+    lease_seconds: float = 3.0
+
+    def backend(self, told: Callable[[str], None]) -> RayBackend:
+        super().backend(told)
+        return RayBackend(self.idle_timeout, told, self.lease_seconds)
+
+
+def pipeline(options: dict[str, Any]) -> vd.Pipeline:
+    """Stages in a row, each of a class of the module ``models``, given by (class, options)."""
+    import models
+
+    made = vd.Pipeline(
+        options.get("name", "docs"),
+        source=vd.parquet(options["root"] + "/src/{partition_key}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    )
+    above: Any = made
+    for name, settings in options["stages"].items():
+        given = {"batch_size": 5, "concurrency": 1, "columns": ["id"], **settings}
+        model = getattr(models, given.pop("model"))
+        above = above.map_batches(name, model, schema=SCHEMA, **given)
+    return made
+
+
+class HeadRay(LocalRay):
+    """A cluster of dagster-ray's that runs already."""
+
+    head: str
+
+    @property
+    def ray_address(self) -> str:
+        return self.head
+
+
+class DeletedRay(HeadRay):
+    """One that would be deleted after a step, as on Kubernetes."""
+
+    def delete(self, context: Any) -> None:
+        print("deleted")
+
+
+def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
+    """Where a run is done."""
+    if options.get("local"):
+        return vd.LocalCompute()
+    if "cluster" in options:
+        return ShortLease(cluster=vd.LocalCluster(**options["cluster"]))
+    if "resource" in options:
+        kind = DeletedRay if options.get("deleted") else HeadRay
+        cleanup = "always" if options.get("deleted") else "never"
+        lifecycle = Lifecycle(cleanup=cleanup, connect=options.get("connect", True))
+        return ShortLease(cluster=kind(head=options["resource"], lifecycle=lifecycle))
+    return ShortLease(
+        address=options["address"], ray_init_options=options.get("ray_init_options", {})
+    )
+
+
+def main(options: dict[str, Any]) -> None:
+    """Materializes the asked partitions, one run each."""
+    sys.path.insert(0, options["models"])
+    docs, where = pipeline(options), compute(options)
+    found = []
+    for key in options["partitions"]:
+        result = dg.materialize(
+            [docs.build_assets()],
+            partition_key=key,
+            resources={
+                "compute": where,
+                "store": vd.FragmentStore(root=options["root"] + "/store"),
+            },
+        )
+        for event in result.get_asset_materialization_events():
+            values = {k: v.value for k, v in event.materialization.metadata.items()}
+            plain = {k: v for k, v in values.items() if isinstance(v, (int, float, str))}
+            found.append({"stage": event.asset_key.path[-1], "partition": key, **plain})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

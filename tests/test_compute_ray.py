@@ -1,0 +1,235 @@
+"""Clusters that are not `LocalCluster`: an address, Ray Client, a dagster-ray resource."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from conftest import read_stage, write_source
+from pools_process import Process
+
+import vane_dagster as vd
+from vane_dagster.cli_pools import pools as pools_command
+from vane_dagster.errors import ComputeError
+
+ENTRY = "from ray.scripts.scripts import main; main()"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray head of a test's own, which asks for no token."""
+
+    address: str
+    client: str
+    python_path: Path
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+@contextlib.contextmanager
+def head(folder: Path, *options: str) -> Iterator[Cluster]:
+    """Starts a head with 2 CPUs and 1 (logical) GPU, and ends all of its processes."""
+    client, python_path = free_port(), folder / "python"
+    python_path.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTHONPATH"))}
+    command = [sys.executable, "-c", ENTRY, "start", "--head", "--block", "--num-cpus=2"]
+    command += ["--num-gpus=1", "--port=0", "--include-dashboard=false", "--disable-usage-stats"]
+    command += ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}"]
+    command += [f"--temp-dir={folder}", "--object-store-memory=200000000", *options]
+    started = subprocess.Popen(
+        command,
+        env={**environment, "PYTHONPATH": str(python_path), "RAY_AUTH_MODE": "disabled"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield Cluster(_address(folder, client, started), f"ray://127.0.0.1:{client}", python_path)
+    finally:
+        processes = [psutil.Process(started.pid)]
+        processes += processes[0].children(recursive=True)
+        for process in reversed(processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(processes, 10)
+        started.wait()
+
+
+def _address(folder: Path, client: int, started: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + 60
+    current = folder / "ray_current_cluster"
+    while True:
+        assert started.poll() is None, "ray start ended"
+        assert time.monotonic() < deadline, "ray start is not ready"
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", client), 1).close()
+            if address := current.read_text().strip():
+                return address
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def own_head() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="vr-", dir="/tmp"))
+    try:
+        with head(folder) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for key in "abcd":
+        write_source(tmp_path / "src" / key, {"id": range(40)})
+    return tmp_path
+
+
+def outs(folder: Path, key: str) -> pa.Table:
+    return read_stage(folder / "store", "docs", "out", key).sort_by("id")
+
+
+DOUBLED = [2 * n for n in range(40)]
+
+
+def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
+    """By address, by Ray Client, by a resource that connects itself, and by one that does not."""
+    ways = {
+        "a": {"address": own_head.address},
+        "b": {"address": own_head.client},
+        "c": {"resource": own_head.address},
+        "d": {"resource": own_head.client, "connect": False},
+    }
+    for key, where in ways.items():
+        (found,) = Process(source, {"out": {}}, key, **where).done()
+        assert found["warm_hits"] == (key != "a"), f"{where}: {found}"
+        assert outs(source, key)["out"].to_pylist() == DOUBLED
+    assert len((source / "loads").read_text().split()) == 1
+
+
+def test_a_cluster_that_is_deleted_after_each_step_is_warned_of(source, own_head):
+    run = Process(source, {"out": {}}, "a", resource=own_head.address, deleted=True)
+    run.done()
+    assert "DeletedRay deletes its cluster after each step (cleanup='always')" in run.said
+    assert "lifecycle=Lifecycle(cleanup='never')" in run.said
+    kept = Process(source, {"out": {}}, "b", resource=own_head.address)
+    kept.done()
+    assert "deletes its cluster" not in kept.said
+
+
+def test_two_actors_share_a_gpu(source, own_head):
+    stage = {"concurrency": 2, "gpus": 0.5, "fn_constructor_kwargs": {"sleep": 0.3}}
+    Process(source, {"out": stage}, "a", address=own_head.address).done()
+    pids = (source / "loads").read_text().split()
+    assert len(set(pids)) == 2
+    assert outs(source, "a")["out"].to_pylist() == DOUBLED
+    said = Process(
+        source, {"out": {"concurrency": 3, "gpus": 0.5}}, "b", address=own_head.address
+    ).failed()
+    assert (
+        "Model: 3 workers of 0.5 GPU each were asked for; the cluster has 1 GPU on 1 node" in said
+    )
+    assert "concurrency=(1, 3)" in said
+
+
+BROKEN = """
+class Model:
+    def __init__(self, log):
+        import a_module_that_is_missing
+
+    def __call__(self, batch):
+        return batch
+"""
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_module_that_is_missing_in_the_worker_is_named(source, own_head, local):
+    (source / "models").mkdir()
+    (source / "models" / "models.py").write_text(BROKEN)
+    where = {"local": True} if local else {"address": own_head.address}
+    said = Process(source, {"out": {}}, "a", **where).failed()
+    assert "No module named 'a_module_that_is_missing'" in said
+    assert "Install 'a_module_that_is_missing' where the workers run" in said
+
+
+def test_pools_of_another_cluster_are_listed(source, own_head):
+    Process(source, {"out": {}}, "a", address=own_head.address).done()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    code = "from vane_dagster.cli_pools import pools; pools()"
+    listed = subprocess.run(
+        [sys.executable, "-c", code, "--address", own_head.address],
+        capture_output=True,
+        text=True,
+        env=clean,
+        check=True,
+    )
+    header, *lines = listed.stdout.splitlines()
+    assert header.startswith("MODEL ")
+    assert any(line.startswith("Model ") and " ready " in line for line in lines)
+
+
+def test_an_address_where_nothing_is_fails_with_the_address(source):
+    where = f"127.0.0.1:{free_port()}"
+    said = Process(source, {"out": {}}, "a", address=where).failed()
+    assert f"the Ray cluster at '{where}' cannot be reached" in said
+
+
+def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
+    package = own_head.python_path / "vane_dagster"
+    shutil.copytree(Path(vd.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        with open(package / "plan" / "digest.py", "a") as opened:
+            opened.write("\n# another version\n")
+        where = {"address": own_head.address, "ray_init_options": FRESH_WORKERS}
+        said = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the cluster has another version of vane-dagster than the driver" in said
+
+        (package / "execute" / "keeper.py").write_text("raise ImportError('no such thing')\n")
+        said = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the keeper of warm pools cannot run on the cluster" in said
+        assert "no such thing" in said
+        assert "Install vane-dagster there" in said
+    finally:
+        shutil.rmtree(package)
+    Process(source, {"out": {}}, "a", **where).done()
+    assert outs(source, "a")["out"].to_pylist() == DOUBLED, "once it is right, nothing is left"
+
+
+FRESH_WORKERS = {"runtime_env": {"env_vars": {"FRESH": "1"}}}
+
+
+def test_cluster_and_address_together_are_refused():
+    compute = vd.RayCompute(cluster=vd.LocalCluster(), address="auto")
+    with pytest.raises(ComputeError, match="either cluster or address, not both"):
+        compute.setup_for_execution(None)
+
+
+def test_what_is_no_cluster_is_refused():
+    compute = vd.RayCompute(cluster=vd.FragmentStore(root="x"))
+    with pytest.raises(ComputeError, match="cluster is a FragmentStore; expected a LocalCluster"):
+        compute.backend(print)
+
+
+def test_the_command_says_why_it_cannot_connect():
+    where = f"127.0.0.1:{free_port()}"
+    done = CliRunner().invoke(pools_command, ["--address", where])
+    assert done.exit_code == 1
+    assert f"the Ray cluster at '{where}' cannot be reached" in done.output
