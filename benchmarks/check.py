@@ -75,8 +75,8 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
             if name == "id":
                 continue
             terms = _values(table[name], table.num_rows) * weights
-            sums.setdefault(name, []).append(math.fsum(terms))
-            scales.setdefault(name, []).append(math.fsum(np.abs(terms)))
+            sums.setdefault(name, []).append(float(terms.sum()))
+            scales.setdefault(name, []).append(float(np.abs(terms).sum()))
     ids = np.concatenate(all_ids) if all_ids else np.empty(0, dtype=np.int64)
     return Fingerprint(
         rows,
