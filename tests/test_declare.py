@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.declare.schema import parse_schema
+from vane_dagster.declare.schema import parse_schema, sql_name, sql_type
 from vane_dagster.declare.sql import referenced_columns
 
 DAILY = dg.DailyPartitionsDefinition("2026-01-01")
@@ -461,3 +461,31 @@ def test_exported_names():
 def test_every_error_is_of_one_family():
     errors = [getattr(vd, name) for name in PUBLIC if name.endswith("Error")]
     assert all(issubclass(error, vd.VaneError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "BOOLEAN",
+        "UTINYINT",
+        "BIGINT",
+        "FLOAT",
+        "DOUBLE",
+        "VARCHAR",
+        "BLOB",
+        "DATE",
+        "TIME",
+        "TIMESTAMP",
+        "TIMESTAMP_NS",
+        "TIMESTAMP WITH TIME ZONE",
+        "DECIMAL(10,2)",
+        "FLOAT[384]",
+        "VARCHAR[][]",
+        'STRUCT(a INTEGER, "b ""c" VARCHAR[])',
+        "MAP(VARCHAR, STRUCT(x DOUBLE))",
+    ],
+)
+def test_a_type_is_named_in_the_sql_that_makes_it(kind):
+    arrow = sql_type(kind)
+
+    assert sql_type(sql_name(arrow)) == arrow

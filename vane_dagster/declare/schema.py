@@ -100,6 +100,56 @@ def sql_type(kind: str) -> pa.DataType:
     return plain_type(table.schema.field(0).type)
 
 
+_SQL_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.large_string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.large_binary(): "BLOB",
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.timestamp("s"): "TIMESTAMP_S",
+    pa.timestamp("ms"): "TIMESTAMP_MS",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("ns"): "TIMESTAMP_NS",
+}
+
+
+def sql_name(kind: pa.DataType) -> str | None:
+    """The SQL type string of an Arrow type, as DuckDB reads it; None where SQL has no such type.
+
+    It is the inverse of `sql_type`, but that DuckDB itself, asked through Arrow, imports pandas.
+    """
+    if kind in _SQL_NAMES:
+        return _SQL_NAMES[kind]
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP WITH TIME ZONE" if kind.tz and kind.unit == "us" else None
+    if pa.types.is_decimal128(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_struct(kind):
+        inner = [(field.name.replace('"', '""'), sql_name(field.type)) for field in kind]
+        named = [f'"{name}" {child}' for name, child in inner if child]
+        return f"STRUCT({', '.join(named)})" if inner and len(named) == len(inner) else None
+    if pa.types.is_map(kind):
+        pair = (sql_name(kind.key_type), sql_name(kind.item_type))
+        return f"MAP({pair[0]}, {pair[1]})" if all(pair) else None
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        child = sql_name(kind.value_type)
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else ""
+        return f"{child}[{size}]" if child else None
+    return None
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type with conventional child names and one encoding, so that equal types compare equal.
 

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from vane_dagster.declare.database import connect
-from vane_dagster.declare.schema import check_distinct, check_storable, plain_type
+from vane_dagster.declare.schema import check_distinct, check_storable, plain_type, sql_name
 from vane_dagster.errors import DefinitionError, SchemaError
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
@@ -123,7 +123,7 @@ def bind(
     needed = [field for field in schema if field.name.lower() in wanted]
     fields = []
     with connect() as connection:
-        connection.register("source", pa.Table.from_batches([], pa.schema(needed or schema)))
+        _create_source(connection, needed or list(schema))
         for _, expression in filters:
             _bound_type(connection, expression, f"{culprit}: where = {where!r}", schema)
         for name, expression in columns:
@@ -133,6 +133,16 @@ def bind(
     bound = pa.schema(fields)
     check_storable(bound, culprit)
     return bound
+
+
+def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
+    """An empty table of the columns, called source."""
+    kinds = [(quote(field.name), sql_name(field.type)) for field in fields]
+    if all(kind for _, kind in kinds):
+        listed = ", ".join(f"{name} {kind}" for name, kind in kinds)
+        connection.execute(f"CREATE TABLE source ({listed})")
+    else:
+        connection.register("source", pa.Table.from_batches([], pa.schema(fields)))
 
 
 def _bound_type(

@@ -74,6 +74,16 @@ class KeeperClient:
     def __init__(self) -> None:
         self.actor = self._found()
 
+    @classmethod
+    def known(cls) -> KeeperClient | None:
+        """The client of a keeper that is there already, which it connects to; None without one."""
+        if "ray" not in sys.modules:
+            return None
+        import ray
+
+        found = ray.is_initialized() and keeper_name() in actor_names()
+        return cls() if found else None
+
     def ask(self, method: str, *args: Any) -> Any:
         """Calls a method and waits for the answer, over a restart of the keeper.
 
@@ -102,24 +112,30 @@ class KeeperClient:
     def _found(self) -> Any:
         import ray
 
-        from vane_dagster.execute.keeper import Keeper
-
-        name = keeper_name()
-        keeper = (
-            ray.remote(Keeper)
-            .options(
-                name=name,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=5,
-            )
-            .remote(name)
-        )
+        try:
+            keeper = ray.get_actor(keeper_name(), namespace=NAMESPACE)
+        except ValueError:
+            keeper = _started()
         _check(keeper)
         return keeper
+
+
+def _started() -> Any:
+    """The keeper, started unless another driver was quicker."""
+    import ray
+
+    from vane_dagster.execute.keeper import Keeper
+
+    options = ray.remote(Keeper).options(
+        name=keeper_name(),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=5,
+    )
+    return options.remote(keeper_name())
 
 
 def _check(keeper: Any) -> None:

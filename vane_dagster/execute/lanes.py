@@ -64,12 +64,12 @@ class Lane:
 
     Attributes:
         slots: Calls in flight in one worker, at most.
-        busy: Workers that are ready, and how many calls each has.
+        busy: Workers that are ready, and the rows of each call that they have.
         loading: Workers that still construct their model.
     """
 
     slots: int
-    busy: dict[Worker, int] = field(default_factory=dict)
+    busy: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
@@ -94,22 +94,24 @@ class Lane:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def drop(self, unwanted: Callable[[Any], bool]) -> None:
-        """Takes out all items of which `unwanted` is true."""
-        self._heap = [entry for entry in self._heap if not unwanted(entry[2])]
-        heapq.heapify(self._heap)
-
     def free_worker(self) -> Worker | None:
-        """The least loaded worker with a free slot."""
-        if not self.busy:
-            return None
-        worker = min(self.busy, key=self.busy.__getitem__)
-        return worker if self.busy[worker] < self.slots else None
+        """The worker with a free slot that has the fewest rows and calls, None without one."""
+        free = [worker for worker, calls in self.busy.items() if len(calls) < self.slots]
+        return min(free, key=lambda w: (sum(self.busy[w]), len(self.busy[w])), default=None)
+
+    def begin(self, worker: Worker, rows: int) -> None:
+        """A worker was handed a call of so many rows."""
+        self.busy[worker].append(rows)
+
+    def end(self, worker: Worker, rows: int) -> None:
+        """A worker has answered such a call."""
+        if worker in self.busy:
+            self.busy[worker].remove(rows)
 
     def ready(self, worker: Worker) -> None:
         """A worker has constructed its model."""
         self.loading.discard(worker)
-        self.busy.setdefault(worker, 0)
+        self.busy.setdefault(worker, [])
 
     def lose(self, worker: Worker) -> bool:
         """A worker is gone; False if that was known."""

@@ -30,6 +30,7 @@ class RayBackend:
         idle_seconds: How long a pool stays warm without a lease.
         told: Called with a line of text while the run has to wait.
         lease_seconds: How long a lease outlives a run that was killed.
+        keeper: The cluster's keeper, where it was found before.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class RayBackend:
         idle_seconds: float = IDLE_SECONDS,
         told: Callable[[str], None] | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        keeper: KeeperClient | None = None,
     ) -> None:
-        self._keeper = KeeperClient()
+        self._keeper = keeper or KeeperClient()
         self._idle_seconds = idle_seconds
         self._lease_seconds = lease_seconds
         self._told = told or _log.info

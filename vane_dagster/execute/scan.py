@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location, duckdb_path, protocols
 from vane_dagster.declare.database import connect
+from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.sql import quote, select_list
 from vane_dagster.errors import SourceError
 from vane_dagster.execute.batches import repeated_or_null
@@ -21,8 +22,10 @@ _ROW = "file_row_number"
 
 @functools.lru_cache(maxsize=1)
 def connection() -> duckdb.DuckDBPyConnection:
-    """The worker's DuckDB, opened once."""
-    return connect()
+    """The worker's DuckDB, opened once, with what it imports to read Arrow tables."""
+    opened = connect()
+    opened.from_arrow(pa.table({"warm": [0]})).fetchall()
+    return opened
 
 
 def scan(rows: FileRows, work: Work) -> pa.Table:
@@ -85,12 +88,10 @@ def _query(rows: FileRows, listed: str, where: str | None, work: Work) -> pa.Tab
 
 def _arrays(schema: pa.Schema) -> str:
     """Casts that Parquet's lists need to be the fixed-size lists that the file's schema tells."""
-    fixed = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
-    if not fixed:
-        return ""
-    relation = connection().from_arrow(schema.empty_table())
-    kinds = dict(zip(relation.columns, relation.types))
-    return ", ".join(f"{quote(name)}::{kinds[name]} AS {quote(name)}" for name in fixed)
+    fixed = [f for f in schema if pa.types.is_fixed_size_list(f.type) and sql_name(f.type)]
+    return ", ".join(
+        f"{quote(field.name)}::{sql_name(field.type)} AS {quote(field.name)}" for field in fixed
+    )
 
 
 def _unreadable(rows: FileRows, work: Work, error: Exception) -> SourceError:

@@ -45,6 +45,7 @@ class _Flight:
     worker: Worker
     item: _Item
     start: int
+    rows: int
 
 
 class Stream:
@@ -202,9 +203,9 @@ class Stream:
         stats = self._state.stats[run.partition, item.stage]
         now = time.perf_counter()
         stats.first = stats.first or now
-        lane.busy[worker] += 1
+        lane.begin(worker, rows)
         ticket = self._lease.run(worker, work, tables)
-        self._flights[ticket] = _Flight(worker, item, start)
+        self._flights[ticket] = _Flight(worker, item, start, rows)
 
     # What came back
 
@@ -217,9 +218,7 @@ class Stream:
                 self._crew.lost(starting, done.lost, starting=True)
             return
         flight = self._flights.pop(done.ticket)
-        lane = self._crew.lanes[flight.worker.pool]
-        if flight.worker in lane.busy:
-            lane.busy[flight.worker] -= 1
+        self._crew.lanes[flight.worker.pool].end(flight.worker, flight.rows)
         if isinstance(done.report, Report):
             self._answered(flight, done.report, done.table)
         else:

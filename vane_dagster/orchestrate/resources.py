@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.store import Store
@@ -108,6 +108,8 @@ class RayCompute(Compute):
         default_factory=dict, description="Further arguments of ray.init for an address."
     )
 
+    _keeper: Any = PrivateAttr(default=None)
+
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Connects before the step begins, so that its time is that of its work.
 
@@ -119,6 +121,9 @@ class RayCompute(Compute):
         if self.cluster is not None and self.address is not None:
             raise ComputeError("RayCompute: give either cluster or address, not both")
         self._connect(context.log.warning if context.log else _log.warning, start=False)
+        from vane_dagster.execute.keeper_client import KeeperClient
+
+        self._keeper = KeeperClient.known()
 
     def backend(self, told: Callable[[str], None]) -> Backend:
         """See `Compute.backend`.
@@ -129,7 +134,7 @@ class RayCompute(Compute):
         self._connect(told, start=True)
         from vane_dagster.execute.ray_backend import RayBackend
 
-        return RayBackend(self.idle_timeout, told)
+        return RayBackend(self.idle_timeout, told, keeper=self._keeper)
 
     def _connect(self, told: Callable[[str], None], start: bool) -> None:
         if self.address is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.publish import publish_folders
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.database import connect
+from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
 
@@ -32,17 +31,17 @@ class PoolUse:
     load_seconds: float = 0.0
 
 
-@functools.lru_cache(maxsize=256)
 def column_schema(schema: pa.Schema, id: str) -> dg.TableSchema:
     """An Arrow schema as Dagster shows it, in the SQL types that users write."""
-    with connect() as connection:
-        relation = connection.from_arrow(schema.empty_table())
-        kinds = dict(zip(relation.columns, relation.types))
     unique = dg.TableColumnConstraints(nullable=False, unique=True)
     return dg.TableSchema(
         [
-            dg.TableColumn(name, str(kinds[name]), constraints=unique if name == id else None)
-            for name in schema.names
+            dg.TableColumn(
+                field.name,
+                sql_name(field.type) or str(field.type),
+                constraints=unique if field.name == id else None,
+            )
+            for field in schema
         ]
     )
 
