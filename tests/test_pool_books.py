@@ -140,11 +140,12 @@ def test_two_growing_pools_take_turns():
 
 def test_workers_beyond_the_least_make_room_for_the_same_lease():
     books = Books()
-    ask(books, "1", claim("a", (2, 2), GPU=1), nodes=TWO)
+    first = ask(books, "1", claim("a", (2, 2), GPU=1), nodes=TWO)
     books.release("1", 0.0)
     grant = ask(books, "2", claim("a", GPU=1), claim("b", GPU=1), nodes=TWO)
+    assert first is not None
     assert grant is not None
-    assert len(grant.kill) == 1
+    assert grant.kill == first.workers["a"][1:], "the elder stays"
     assert sizes(books) == {"a": 1, "b": 1}
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from vane_dagster.execute.backend import Cancelled
 from vane_dagster.execute.cluster import LocalHead
 from vane_dagster.execute.cluster_processes import marked
 from vane_dagster.execute.keeper_client import keepers
+from vane_dagster.execute.pools import Claim, LeaseRecord
 from vane_dagster.execute.ray_backend import RayBackend
 from vane_dagster.execute.work import PoolSpec
 
@@ -274,10 +276,10 @@ def test_a_killed_actor_is_replaced(tmp_path, compute_clean, materialize):
 def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute, materialize):
     for run in (1, 2):
         pipeline = docs(tmp_path)
-        add(pipeline, "out", tmp_path, concurrency=5)
+        add(pipeline, "out", tmp_path, concurrency=4)
         materialize(pipeline, ray_compute, config={"force": True})
-        pids = until(lambda: all_loaded(tmp_path, 5 * run), "all actors are ready")  # noqa: B023
-        for pid in pids[-5:]:
+        pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023
+        for pid in pids[-4:]:
             os.kill(pid, signal.SIGKILL)
 
 
@@ -397,6 +399,19 @@ class Dies:
         return batch
 
 
+def exits(batch):
+    """As a script would."""
+    sys.exit("no more rows")
+
+
+def test_a_function_that_exits_fails_its_stage_not_its_worker(tmp_path, compute_clean, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.map_batches("out", exits, schema=SCHEMA, concurrency=1)
+    said = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "SystemExit: no more rows" in said
+    assert 'sys.exit("no more rows")' in said
+
+
 def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
     tmp_path, compute_clean, materialize
 ):
@@ -428,6 +443,54 @@ def test_a_pool_that_does_not_fit_is_an_error_of_the_lease(ray_compute):
     with pytest.raises(ComputeError, match="the cluster has 2 CPU"):
         RayBackend().lease("run-1", [PoolSpec("p", "P", (1, 1), {"CPU": 99})])
     assert listed() == []
+
+
+# What others hold
+
+
+def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, materialize):
+    import ray
+
+    class Holder:
+        def hold(self) -> bool:
+            return True
+
+    other = ray.remote(Holder).options(resources={"accelerator": 1}, num_cpus=0).remote()
+    assert ray.get(other.hold.remote())
+
+    def let_go() -> None:
+        until(lambda: [w for p in listed() for w in p["workers"]], "a worker is to start")
+        time.sleep(1.0)
+        assert noted(tmp_path / "loads") == []
+        ray.kill(other)
+
+    pipeline = docs(tmp_path)
+    add(pipeline, "out", tmp_path, **ONE)
+    with meanwhile(let_go):
+        materialize(pipeline, ray_compute)
+    assert rows(tmp_path, "out").num_rows == 60
+
+
+def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materialize):
+    import ray
+
+    from vane_dagster.execute.keeper import Keeper
+
+    old = ray.remote(Keeper).options(name="keeper-old", num_cpus=0, lifetime="detached")
+    keeper = old.remote("keeper-old")
+    try:
+        held = Claim("old", "Old", (1, 1), {"accelerator": 1}, 1)
+        request = LeaseRecord("1", "run-1", (held,), 0.0)
+        assert ray.get(keeper.acquire.remote(request))["workers"]
+        until(lambda: listed()[0]["workers"][0]["state"] == "starting", "it is placed")
+        ray.get(keeper.release.remote("1"))
+
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, **ONE)
+        materialize(pipeline, ray_compute)
+        assert [pool["label"] for pool in listed()] == ["Model"]
+    finally:
+        ray.kill(keeper)
 
 
 # The worker's environment

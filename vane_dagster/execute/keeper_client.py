@@ -113,11 +113,13 @@ class KeeperClient:
         import ray
 
         try:
-            keeper = ray.get_actor(keeper_name(), namespace=NAMESPACE)
-        except ValueError:
-            keeper = _started()
-        _check(keeper)
-        return keeper
+            return _checked(ray.get_actor(keeper_name(), namespace=NAMESPACE))
+        except (ValueError, ray.exceptions.RayActorError):  # there is none, or it has just died
+            pass
+        try:
+            return _checked(_started())
+        except ray.exceptions.RayActorError as error:
+            raise _cannot_run(error) from error
 
 
 def _started() -> Any:
@@ -138,7 +140,7 @@ def _started() -> Any:
     return options.remote(keeper_name())
 
 
-def _check(keeper: Any) -> None:
+def _checked(keeper: Any) -> Any:
     """Sees that a keeper can run, and runs the driver's own code; ends one that can't."""
     import ray
 
@@ -146,19 +148,27 @@ def _check(keeper: Any) -> None:
         there = ray.get(keeper.hello.remote(), timeout=_ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
         raise _no_answer("hello", error) from error
-    except (ray.exceptions.RayTaskError, ray.exceptions.RayActorError) as error:
+    except ray.exceptions.RayTaskError as error:
         ray.kill(keeper)
-        last = str(error).strip().splitlines()[-1]
-        raise ComputeError(
-            f"the keeper of warm pools cannot run on the cluster: {last}. Install vane-dagster "
-            "there, in the driver's version"
-        ) from error
+        raise _cannot_run(error) from error
+    except ray.exceptions.RayActorError:
+        ray.kill(keeper)
+        raise
     if there != protocol():
         ray.kill(keeper)
         raise ComputeError(
             f"the cluster has another version of vane-dagster than the driver (protocol {there}, "
             f"expected {protocol()}). Install the driver's version there"
         )
+    return keeper
+
+
+def _cannot_run(error: Exception) -> ComputeError:
+    last = str(error).strip().splitlines()[-1]
+    return ComputeError(
+        f"the keeper of warm pools cannot run on the cluster: {last}. Install vane-dagster there, "
+        "in the driver's version"
+    )
 
 
 def _no_answer(method: str, error: Exception) -> ComputeError:
