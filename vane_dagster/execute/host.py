@@ -92,7 +92,7 @@ class Host:
         try:
             table, facts = self._do(work, tables)
             facts["part"] = write_part(table, work.target) if work.target else None
-        except Exception as error:  # of the user's code, or of what it was given
+        except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
             return None, Report(fault=work_fault(work, error), output=self._printed.drain())
         finally:
             self.busy -= 1
@@ -183,7 +183,7 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
     )
 
 
-def work_fault(work: Work, error: Exception) -> Fault:
+def work_fault(work: Work, error: BaseException) -> Fault:
     """A failed piece of work as text."""
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
