@@ -16,6 +16,9 @@ from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo, part_name
 
 
+_SAMPLE = 4096
+
+
 @dataclass(frozen=True)
 class PartTarget:
     """Where a part goes, and how it is written; without a codec, with the best for each column."""
@@ -40,7 +43,7 @@ def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
         table,
         sink,
         compression=_codecs(table.schema, target.compression),
-        use_dictionary=[f.name for f in table.schema if _is_text(f.type)],
+        use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],
     )
     data = sink.getvalue()
     digest = hashlib.sha256(data).hexdigest()[:16]
@@ -89,5 +92,10 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
         yield path, kind
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _is_repetitive(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary pays, judged by the first rows: on distinct values it costs the most."""
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind):
+        return False
+    sample = column.slice(0, _SAMPLE)
+    return bool(pc.count_distinct(sample).as_py() * 2 <= len(sample))

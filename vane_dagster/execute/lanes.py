@@ -12,7 +12,7 @@ from typing import Any
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.backend import Worker
 
-_SLICE_SECONDS = 0.05
+_SLICE_SECONDS = 0.1
 _DRIVER_SECONDS = 0.005
 DEFAULT_BATCH = 4096
 """Rows that a stage without a batch size is handed at least, where there are as many."""
@@ -39,7 +39,7 @@ def unit_rows(spec: MapBatchesSpec) -> int:
 
 
 def slice_rows(left: int, unit: int, workers: int, speed: Speed, last: bool) -> int:
-    """Rows of the next slice of a table: whole units worth some 50 ms, fewer towards the end.
+    """Rows of the next slice of a table: whole units worth some 100 ms, fewer towards the end.
 
     Args:
         left: Rows of the table that are not handed out.
