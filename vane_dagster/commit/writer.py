@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo, part_name
 
-
 _SAMPLE = 4096
 
 

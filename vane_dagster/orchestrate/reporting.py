@@ -155,7 +155,7 @@ class RunReport:
         roots = [failure for failure in self._failed if failure.because is None]
         keys = dict.fromkeys(failure.partition for failure in self._failed)
         if len(self._partitions) == 1:
-            description = "\n\n".join(f"{failure.error}" for failure in roots)
+            description = "\n\n".join(map(_told, roots))
         else:
             shown = "\n\n".join(_told(f) for f in roots[:5])
             description = (

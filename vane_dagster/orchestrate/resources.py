@@ -146,14 +146,15 @@ class RayCompute(Compute):
 
 
 def connect_address(address: str | None, options: dict[str, Any]) -> None:
-    """Connects this process to a Ray cluster; nothing to do where it is connected to one already.
+    """Connects this process to a Ray cluster, unless it is connected to it already.
 
     Raises:
-        ComputeError: If it cannot be reached.
+        ComputeError: If it cannot be reached, or the process is connected to another.
     """
     import ray
 
     if ray.is_initialized():
+        _check_is_connected_to(address)
         return
     try:
         _check_answers(address)
@@ -171,6 +172,21 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
             f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
             "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
         ) from error
+
+
+def _check_is_connected_to(address: str | None) -> None:
+    """Where both addresses are plain, sees that they are one; Ray Client does not tell its own."""
+    import ray
+
+    if ray.util.client.ray.is_connected() or address is None or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    connected = str(ray.get_runtime_context().gcs_address)
+    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
+        raise ComputeError(
+            f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
+            "Call ray.shutdown() first, or name that cluster in the compute resource"
+        )
 
 
 def _check_answers(address: str | None) -> None:
@@ -194,7 +210,12 @@ def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
             f"{type(cluster).__name__} deletes its cluster after each step (cleanup='always'), and "
             "the warm models with it; set lifecycle=Lifecycle(cleanup='never') to keep them"
         )
-    connect_address(cluster.ray_address, dict(cluster.ray_init_options))
+    options = dict(cluster.ray_init_options)
+    if variables := cluster.get_env_vars_to_inject():
+        environment = dict(options.get("runtime_env") or {})
+        given = {**variables, **(environment.get("env_vars") or {})}
+        options["runtime_env"] = {**environment, "env_vars": given}
+    connect_address(cluster.ray_address, options)
 
 
 class LocalCompute(Compute):
