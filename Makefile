@@ -67,4 +67,5 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \
 	    else "Python %d.%d is not supported; expected 3.10 to 3.13: make PYTHON=python3.12" % v)'
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "No virtual environment could be made; on Debian: apt-get install python3-venv"; exit 1; }

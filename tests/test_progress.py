@@ -23,9 +23,9 @@ class Slow:
 
 
 def test_a_line_tells_rows_rate_and_time_left():
-    progress = Progress({"clean": 100, "embedding": 25}, {"clean": 100, "embedding": 100}, 5.0)
+    progress = Progress({"clean": 100, "embedding": 25}, {"clean": 100, "embedding": 100}, 15.0)
 
-    assert describe(progress) == [
+    assert describe(progress, {"embedding": (11.0, 5)}) == [
         "embedding: 25 of 100 rows (25%), 5 rows/s, 00:00:15 left",
     ]
 

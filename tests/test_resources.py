@@ -10,7 +10,7 @@ import vane_dagster as vd
 def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
     cluster.connect()
 
-    with pytest.raises(vd.ComputeError, match="is connected to the Ray cluster at 127.0.0.1:"):
+    with pytest.raises(vd.ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"):
         vd.RayCompute(address="127.0.0.1:1").backend(print)
 
 

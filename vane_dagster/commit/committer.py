@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,9 @@ class Commit:
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
     done: Callable[[Manifest, ManifestName | VaneError], None]
+
+
+_MOST_MEMORY = "1GB"
 
 
 class WithheldError(StoreError):
@@ -174,7 +178,9 @@ def _label(partition: str | None) -> str:
 def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
     """Some ids that stand twice, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
-    with contextlib.closing(connect()) as connection:
+    with tempfile.TemporaryDirectory() as spill, contextlib.closing(connect()) as connection:
+        connection.execute(f"SET memory_limit='{_MOST_MEMORY}'")
+        connection.execute("SET temp_directory=?", [spill])
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
         rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"

@@ -149,6 +149,35 @@ class Store:
             ) from error
 
 
+def open_dataset(store: Store, pipeline: str, stage: str, partition: str | None) -> Any:
+    """The parts that a stage's manifest in force names, as a `pyarrow.dataset.Dataset`.
+
+    Raises:
+        StoreError: If there is no manifest, or the parts lie elsewhere.
+    """
+    import pyarrow.dataset as ds
+
+    culprit = f"'{pipeline}/{stage}'" + ("" if partition is None else f", partition {partition!r}")
+    in_force = store.latest(pipeline, stage, [partition]).get(partition)
+    if in_force is None:
+        raise StoreError(
+            f"{culprit} was never materialized into {store.root.url!r}; materialize it first, and "
+            "give the partition of a partitioned pipeline"
+        )
+    manifest = store.read(pipeline, stage, partition, in_force)
+    folder = store.parts(pipeline, stage, partition)
+    present = folder.names()
+    if any(part.name not in present for part in manifest.parts):
+        raise StoreError(
+            f"{culprit} has parts that are not in {folder.url!r}. A write stage publishes into a "
+            "folder of its own: read that; else materialize it again"
+        )
+    files = [folder.file(part.name) for part in manifest.parts if part.rows]
+    if not files:
+        return ds.dataset(manifest.schema.empty_table())
+    return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format="parquet")
+
+
 def read_part_info(folder: Location, name: str) -> PartInfo:
     """What a part says of itself in its footer.
 

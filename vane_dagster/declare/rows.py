@@ -114,7 +114,7 @@ class Rows:
             columns: Input columns that `fn` reads; the id comes too. Default: all.
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas".
             batch_size: Rows a call; the last batch of a fragment may be smaller. Default: as many
-                as a worker is given at once.
+                as a worker is given at once, which follows its speed and so differs between runs.
             cardinality: "one_to_one", every row must come back, or "filter", rows may be dropped.
             concurrency: Workers, or (min, max) by what the cluster has. Default: 1 for a class, up
                 to the cluster's CPUs for a function.
@@ -124,11 +124,13 @@ class Rows:
             memory: Bytes of memory that a worker reserves.
             accelerator_type: Kind of GPU, as Ray names it.
             resources: Custom resources of the cluster that a worker reserves.
-            fn_args: Passed to each call after the batch.
+            fn_args: Passed to each call after the batch. Here and below, a path of a local file
+                or model folder counts in fragment keys with its content.
             fn_kwargs: Passed to each call.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            version: Stands for the code in fragment keys, where its identity can't be found.
+            version: Stands for the code in fragment keys, in place of its identity: an edit then
+                recomputes nothing until the version is raised.
             env_vars: Names of environment variables whose values go to the worker with each run;
                 never stored, keyed or logged.
             **asset: What `dg.AssetSpec` takes; see `project`.
@@ -190,7 +192,7 @@ class Rows:
             url: A folder, as a path or fsspec URL, with ``{partition_key}`` where the pipeline is
                 partitioned. Files of others in it are left alone.
             storage_options: Options of the fsspec file system.
-            compression: A Parquet codec.
+            compression: "zstd", "snappy", "lz4", "gzip" or "none".
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:

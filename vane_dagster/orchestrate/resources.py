@@ -13,7 +13,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.store import Store
+from vane_dagster.commit.store import Store, open_dataset
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Backend
 
@@ -32,6 +32,22 @@ class FragmentStore(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The store below the root."""
         url = self.root if "://" in self.root else os.path.abspath(os.path.expanduser(self.root))
         return Store(Location(url, self.storage_options))
+
+    def dataset(self, stage: str, partition: str | None = None) -> Any:
+        """What a stage has committed, by its manifest: a partition is seen whole or not at all.
+
+        Args:
+            stage: Pipeline and stage, as "docs/embedding".
+            partition: The partition's key; none for an unpartitioned pipeline.
+
+        Returns:
+            A `pyarrow.dataset.Dataset`, from which DuckDB, Polars and pandas read too.
+
+        Raises:
+            StoreError: If it was never materialized, or it was published into a folder of its own.
+        """
+        pipeline, _, name = stage.partition("/")
+        return open_dataset(self.open(), pipeline, name, partition)
 
 
 class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]

@@ -57,16 +57,12 @@ def stage_metadata(
 ) -> dict[str, Any]:
     """Metadata of one partition of a stage, as plain numbers, texts and a schema."""
     published = publish_folders(spec, manifest.partition)
-    folder = published[0] if published else store.parts(
-        manifest.pipeline, manifest.stage, manifest.partition
-    )  # fmt: skip
     manifests = store.manifests(manifest.pipeline, manifest.stage, manifest.partition)
     rows = "dagster/row_count" if manifest.partition is None else "dagster/partition_row_count"
     found: dict[str, Any] = {
         rows: manifest.rows,
         "dagster/column_schema": column_schema(manifest.schema, id),
-        "dagster/uri": folder.url,
-        "manifest": manifests.file_url(str(name)),
+        "dagster/uri": published[0].url if published else manifests.file_url(str(name)),
         "bytes": manifest.size,
         "fragments": len(manifest.parts),
         "fragments_computed": stats.computed,

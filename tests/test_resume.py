@@ -1,0 +1,178 @@
+"""A run that is killed goes on where it was; and what a run keeps is read by its manifest."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+import duckdb
+import pytest
+from conftest import metadata, write_source
+
+import vane_dagster as vd
+
+SCRIPT = """
+import sys
+import dagster as dg
+import vane_dagster as vd
+from resume_pipeline import make
+
+root = sys.argv[1]
+dg.materialize(
+    [make(root).build_assets()],
+    resources={"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=root + "/store")},
+)
+"""
+
+PIPELINE = """
+import time
+import vane_dagster as vd
+
+class Slow:
+    def __call__(self, batch):
+        time.sleep(0.3)
+        return batch
+
+def make(root):
+    pipeline = vd.Pipeline("slow", source=vd.parquet(root + "/src"), id="id", fragment_rows=10)
+    pipeline.map_batches("slept", Slow, schema={"id": "BIGINT"}, batch_size=10)
+    return pipeline
+"""
+
+
+class Sleeper:
+    """Notes when each of its batches begins and ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, batch):
+        began = time.time()
+        time.sleep(self.seconds)
+        times = [began] * batch.num_rows, [time.time()] * batch.num_rows
+        return {"id": batch["id"], "began": times[0], "ended": times[1]}
+
+
+def noted(batch):
+    """Notes when it was called."""
+    return {"called": [time.time()] * batch.num_rows}
+
+
+def test_a_killed_run_computes_at_most_what_was_in_flight(tmp_path, monkeypatch, materialize):
+    write_source(tmp_path / "src", {"id": range(200)})
+    (tmp_path / "resume_pipeline.py").write_text(PIPELINE)
+    (tmp_path / "run.py").write_text(SCRIPT)
+    parts = tmp_path / "store" / "slow" / "slept" / "parts" / "~unpartitioned"
+
+    run = subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(tmp_path)])
+    deadline = time.monotonic() + 60
+    while len(list(parts.glob("*.parquet"))) < 5:
+        assert time.monotonic() < deadline, "no parts were written"
+        assert run.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.05)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+
+    kept = len(list(parts.glob("*.parquet")))
+    assert kept < 20
+    assert not (tmp_path / "store" / "slow" / "slept" / "manifests").exists()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    from resume_pipeline import make
+
+    facts = metadata(materialize(make(str(tmp_path)), vd.LocalCompute()), "slept")
+    assert facts["fragments_reused"] == kept
+    assert facts["fragments_computed"] == 20 - kept
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    assert store.dataset("slow/slept").to_table()["id"].to_pylist() == list(range(200))
+
+
+def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, compute, materialize):
+    write_source(tmp_path / "src", {"id": range(60)})
+    pipeline = vd.Pipeline(
+        "ahead", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
+    )
+    prepared = pipeline.map_batches("prepared", noted, schema={"called": "DOUBLE"})
+    prepared.map_batches(
+        "modelled",
+        Sleeper,
+        schema={"id": "BIGINT", "began": "DOUBLE", "ended": "DOUBLE"},
+        fn_constructor_kwargs={"seconds": 0.3},
+    )
+
+    materialize(pipeline, compute)
+
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    prepared_rows, modelled = (
+        store.dataset(f"ahead/{stage}").to_table() for stage in ("prepared", "modelled")
+    )
+    assert prepared_rows.num_rows == modelled.num_rows == 60
+    ((ahead,),) = duckdb.sql(
+        "SELECT count(*) FROM prepared_rows AS p JOIN modelled AS m ON p.id // 10 = m.id // 10 + 1"
+        " WHERE p.called < m.ended"
+    ).fetchall()
+    assert ahead > 0, "no fragment was prepared while the one before it was in the model"
+
+
+def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, materialize):
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    source = vd.parquet(str(tmp_path / "src"))
+
+    def project(expression: str) -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=source, id="id")
+        pipeline.project("clean", {"id": "id", "n": expression}).write(
+            "published", str(tmp_path / "out")
+        )
+        return pipeline
+
+    with pytest.raises(vd.StoreError, match="'docs/clean' was never materialized"):
+        store.dataset("docs/clean")
+    write_source(tmp_path / "src", {"id": range(5)})
+    materialize(project("id * 2"), local)
+    materialize(project("id * 3"), local)
+
+    assert store.dataset("docs/clean").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
+    with pytest.raises(vd.StoreError, match="publishes into a folder of its own"):
+        store.dataset("docs/published")
+
+
+def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id", group_name="texts")
+    condition = dg.AutomationCondition.eager()
+    policy = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_hour())
+    pipeline.project(
+        "clean",
+        ["id"],
+        description="Clean.",
+        owners=["team:data"],
+        tags={"tier": "gold"},
+        kinds={"duckdb"},
+        metadata={"notebook": "x"},
+        deps=["a_table"],
+        automation_condition=condition,
+        freshness_policy=policy,
+    )
+
+    (spec,) = pipeline.build_assets().specs
+
+    assert spec.key == dg.AssetKey(["docs", "clean"])
+    assert spec.group_name == "texts"
+    assert spec.description == "Clean."
+    assert list(spec.owners) == ["team:data"]
+    assert spec.tags["tier"] == "gold"
+    assert {"duckdb", "project"} <= spec.kinds
+    assert spec.metadata["notebook"] == "x"
+    assert {dep.asset_key.to_user_string() for dep in spec.deps} == {"a_table", "docs/source"}
+    assert spec.automation_condition == condition
+    assert spec.freshness_policy == policy
+    assert spec.code_version
+
+
+def _hour():
+    import datetime
+
+    return datetime.timedelta(hours=1)
