@@ -23,7 +23,7 @@ from vane_dagster.declare.sql import bind
 from vane_dagster.execute.scan import scan, scan_projected
 from vane_dagster.execute.work import FileRows, Gather, Project, Work
 from vane_dagster.plan.fragment import FragmentRule, read_footers
-from vane_dagster.plan.source import list_files
+from vane_dagster.plan.source import list_files, listed_file
 
 ROWS = 20_000
 
@@ -161,7 +161,8 @@ def heavy() -> int:
 )
 def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
-    rows = FileRows("metered://src/a.parquet", start, stop, schema)
+    url = "metered://src/a.parquet"
+    rows = FileRows(url, start, stop, schema, listed_file(url, vd.parquet(url)))
     op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
     work = Work("here", op, (rows,), schema, "id", None, True)
     Metered.read.clear()
@@ -180,7 +181,8 @@ def test_a_name_with_glob_characters_is_that_file_alone(name, url, tmp_path):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"id": [10 * first, 10 * first + 1, 10 * first + 2]}), sink)
         Location(url).write(f"{other}.parquet", sink.getvalue().to_pybytes())
-    rows = FileRows(f"{url}/{name}.parquet", 0, 2, schema)
+    file = f"{url}/{name}.parquet"
+    rows = FileRows(file, 0, 2, schema, listed_file(file, vd.parquet(file)))
     found = scan(rows, Work("here", Gather(), (rows,), schema, "id", None, True))
     assert found["id"].to_pylist() == {"a[1]": [0, 1], "a*": [10, 11], "a1": [20, 21]}[name]
 
@@ -227,7 +229,7 @@ def test_every_type_is_read_as_planned(kind, tmp_path):
     schema = read_footers(files, source, FragmentRule(10), "here").schema
     expected = array.cast(schema.field("x").type).to_pylist()
     for stop in (3, 2):
-        rows = FileRows(str(file), 0, stop, schema)
+        rows = FileRows(str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))))
         work = Work("here", Gather(), (rows,), schema, "id", None, True)
         assert scan(rows, work)["x"].to_pylist() == expected[:stop]
         op = Project((("id", "id"), ("x", "x")), None)
@@ -235,3 +237,33 @@ def test_every_type_is_read_as_planned(kind, tmp_path):
         assert bound == schema
         projected = scan_projected(op, rows, work).cast(bound)
         assert projected["x"].to_pylist() == expected[:stop]
+
+
+def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
+    """A warm worker serves pipelines whose stores differ by endpoint or credentials alone."""
+    schema = pa.schema([("id", pa.int64())])
+    found = []
+    for place in ("a", "b", "a"):
+        write_source(tmp_path / place, {"id": [ord(place), 0, 1]})
+        options = {"path": str(tmp_path / place), "target_protocol": "file"}
+        source = vd.parquet("dir://a.parquet", storage_options=options)
+        file = listed_file(source.url, source)
+        rows = FileRows(source.url, 0, 1, schema, file, options)
+        project = Project((("id", "id"),), None)
+        found += scan_projected(project, rows, work(project, rows, schema))["id"].to_pylist()
+
+    assert found == [ord("a"), ord("b"), ord("a")]
+
+
+def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
+    schema = pa.schema([("id", pa.int64())])
+    file = str(write_source(tmp_path, {"id": [1, 2, 3]}))
+    rows = FileRows(file, 0, 3, schema, listed_file(file, vd.parquet(file)))
+    write_source(tmp_path, {"id": [1, 2, 3, 4]})
+
+    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+        scan(rows, work(Gather(), rows, schema))
+
+
+def work(op: Any, rows: FileRows, schema: pa.Schema) -> Work:
+    return Work("here", op, (rows,), schema, "id", None, True)

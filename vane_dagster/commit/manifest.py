@@ -83,12 +83,14 @@ class ManifestName:
         generation: Raised by a forced run.
         plan: Digest of what the partition was computed from.
         content: Digest of what it consists of.
+        unfinished: Whether a publication was begun and not ended beside it; not part of the name.
     """
 
     sequence: int
     generation: int
     plan: str
     content: str
+    unfinished: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}.json"

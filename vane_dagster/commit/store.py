@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vane_dagster.commit.location import Location
@@ -68,7 +69,9 @@ class Store:
         for folder, names in listed.items():
             parsed = [name for name in map(ManifestName.parse, names) if name is not None]
             if parsed and folder in wanted:
-                found[wanted[folder]] = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
+                in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
+                unfinished = any(name.startswith(_ANNOUNCED) for name in names)
+                found[wanted[folder]] = replace(in_force, unfinished=unfinished)
         return found
 
     def read(

@@ -134,7 +134,11 @@ class _Batches:
                 return None
             given = to_format(batch, self.op.batch_format)
             answers = self.caller.answers_later(given, self.args, self.kwargs)
-            return self._fitted([answer async for answer in answers], batch)
+            try:
+                results = [answer async for answer in answers]
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            return self._fitted(results, batch)
 
     def _fitted(self, results: list[Any], batch: pa.Table) -> pa.Table:
         work = self.work

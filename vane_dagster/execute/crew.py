@@ -56,6 +56,8 @@ class Crew:
 
     def started(self, worker: Worker, report: LoadReport) -> None:
         """A worker says that it is ready, or why it will never be."""
+        if worker not in self.lanes[worker.pool].loading:  # its pool was given up
+            return
         if report.fault is not None:
             self._give_up_pool(worker, report.fault.error())
             return
@@ -83,7 +85,7 @@ class Crew:
 
     def _give_up_pool(self, worker: Worker, error: VaneError) -> None:
         self._lease.evict(worker.pool)
-        self.lanes[worker.pool].lose(worker)
+        self.lanes[worker.pool].clear()
         stages = self.stages(worker)
         if not stages:
             raise error

@@ -70,6 +70,8 @@ def _compute(
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
+        if not state.fragments_left(stages):  # what is above them failed
+            continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
         claimed = _merged(own, min(capacity.cpus, state.fragments_left(stages)))
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)

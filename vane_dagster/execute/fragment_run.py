@@ -71,10 +71,10 @@ class FragmentRun:
         """Whether nothing is left to compute."""
         return all(node.done for node in self.nodes.values())
 
-    def start_over(self) -> None:
-        """Forgets everything but written parts."""
+    def start_over(self, counts: bool = True) -> None:
+        """Forgets everything but written parts; `counts` where it may be its own fault."""
         self.epoch += 1
-        self.restarts += 1
+        self.restarts += counts
         self.held = 0
         unfinished = {name: node for name, node in self.nodes.items() if not node.done}
         self.nodes = make_nodes([node.spec for node in unfinished.values()])

@@ -56,10 +56,10 @@ class Keeper:
             self._create(start)
         return {"workers": {i: list(names) for i, names in grant.workers.items()}, "ahead": []}
 
-    async def heartbeat(self, beat: LeaseRecord) -> None:
-        """Keeps a lease alive."""
+    async def heartbeat(self, beat: LeaseRecord) -> bool:
+        """Keeps a lease alive; False if it has ended."""
         await self._started()
-        self._books.heartbeat(beat, time.monotonic())
+        return self._books.heartbeat(beat, time.monotonic())
 
     async def release(self, id: str) -> None:
         """Ends a lease; what is still queued under it is not done."""

@@ -113,6 +113,11 @@ class Lane:
         self.loading.discard(worker)
         self.busy.setdefault(worker, [])
 
+    def clear(self) -> None:
+        """All workers are gone."""
+        self.busy.clear()
+        self.loading.clear()
+
     def lose(self, worker: Worker) -> bool:
         """A worker is gone; False if that was known."""
         known = worker in self.busy or worker in self.loading

@@ -121,6 +121,7 @@ class RayLease:
         self._loads: set[int] = set()
         self._tickets = 0
         self._over = threading.Event()
+        self._expired = False
         record.workers = tuple(worker.name for worker in self._workers)
         threading.Thread(target=self._beat, args=(record,), daemon=True).start()
 
@@ -129,7 +130,9 @@ class RayLease:
 
         while not self._over.wait(record.lasts / _BEATS) and ray.is_initialized():
             try:
-                self._keeper.ask("heartbeat", record)
+                if self._keeper.ask("heartbeat", record) is False:
+                    self._expired = True
+                    return
             except Exception as error:  # the keeper is gone; the run goes on without it
                 _log.debug("heartbeat: %s", error)
 
@@ -173,6 +176,7 @@ class RayLease:
         """See `Lease.wait`."""
         import ray
 
+        self._check_in_force()
         done, self._failed = self._failed, []
         if not self._pending:
             if not done and timeout:
@@ -194,20 +198,30 @@ class RayLease:
         try:
             return Done(ticket, ray.get(ref), table)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):  # what it was given was lost
+                return Done(ticket, None, lost=brief(error.cause), worker_lost=starting)
             fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
             return Done(ticket, load_failed(fault) if starting else Report(fault=fault))
-        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+        except ray.exceptions.ObjectLostError as error:
+            return Done(ticket, None, lost=brief(error), worker_lost=starting)
+        except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
             return Done(ticket, None, lost=brief(error), worker_lost=True)
-        except ray.exceptions.RayError as error:
-            return Done(ticket, None, lost=brief(error), worker_lost=starting)
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
+        self._check_in_force()
         name = self._keeper.ask("replace", worker.name, self._claims[worker.pool])
         fresh = Worker(name, worker.pool)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh
+
+    def _check_in_force(self) -> None:
+        if self._expired:
+            raise ComputeError(
+                f"lease {self.id} ended under way: the keeper had no heartbeat of this run for too "
+                "long. Start the run again; what is finished is kept"
+            )
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""

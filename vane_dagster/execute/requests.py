@@ -140,7 +140,9 @@ class Requests:
         if upstream == SOURCE:
             schema = self._upstream_schema(run, node.spec, upstream)
             fragment, options = run.fragment, self._pipeline.source.storage_options
-            return FileRows(fragment.url, fragment.start, fragment.stop, schema, options), []
+            file = self._plan.partitions[run.partition].listed[fragment.url]
+            rows = FileRows(fragment.url, fragment.start, fragment.stop, schema, file, options)
+            return rows, []
         if upstream in run.nodes:
             return HeldRows(position), [run.nodes[upstream].table]
         part = self._parts[run.partition, upstream][run.index]

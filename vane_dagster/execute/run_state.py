@@ -58,10 +58,17 @@ class RunState:
         )
 
     def fragments_left(self, stages: Sequence[str]) -> int:
-        """Fragments of which one of the stages has to be computed."""
+        """Fragments of which one of the stages has to be computed, and is not given up."""
         return sum(
-            len({i for stage in stages for i in partition.stages[stage].missing})
-            for partition in self.plan.partitions
+            len(
+                {
+                    i
+                    for stage in stages
+                    if (index, stage) not in self.failed
+                    for i in partition.stages[stage].missing
+                }
+            )
+            for index, partition in enumerate(self.plan.partitions)
         )
 
     def begin(self) -> None:

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 from vane_dagster.commit.location import Location, duckdb_path, protocols
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.schema import sql_name
+from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.sql import quote, select_list
 from vane_dagster.errors import SourceError
 from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.work import FileRows, Project, Work
+from vane_dagster.plan.source import listed_file
 
 _ROW = "file_row_number"
 
@@ -44,6 +46,7 @@ def scan(rows: FileRows, work: Work) -> pa.Table:
         raise _unreadable(rows, work, error) from error
     if groups is None:
         table = _query(rows, ", ".join(quote(name) for name in rows.schema.names), None, work)
+    _check_is_as_planned(rows, work)
     return _checked_ids(table.select(rows.schema.names).cast(rows.schema), work)
 
 
@@ -53,7 +56,22 @@ def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
     Raises:
         SourceError: If they cannot be read, or their ids are not unique.
     """
-    return _checked_ids(_query(rows, select_list(op.columns), op.where, work), work)
+    table = _query(rows, select_list(op.columns), op.where, work)
+    _check_is_as_planned(rows, work)
+    return _checked_ids(table, work)
+
+
+def _check_is_as_planned(rows: FileRows, work: Work) -> None:
+    """Sees, after reading, that the file is still the one that the fragment's key stands for."""
+    try:
+        now = listed_file(rows.url, ParquetSource(rows.url, storage_options=rows.storage_options))
+    except OSError as error:
+        raise _unreadable(rows, work, error) from error
+    if (now.size, now.version) != (rows.file.size, rows.file.version):
+        raise SourceError(
+            f"{work.culprit}: {rows.url!r} was replaced while the run read it ({rows.file.size} "
+            f"bytes when it was planned, {now.size} now). Run the partition again"
+        )
 
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
@@ -115,10 +133,16 @@ def _duckdb_path(rows: FileRows) -> str:
     return duckdb_path(location.fs, location.path)
 
 
-@functools.lru_cache(maxsize=64)
+_registered: dict[str, fsspec.AbstractFileSystem] = {}
+
+
 def _register(fs: fsspec.AbstractFileSystem) -> None:
-    opened = connection()
-    for name in protocols(fs):
+    """Has DuckDB read by this file system, which may stand for the same protocol as another did."""
+    names, opened = protocols(fs), connection()
+    if all(_registered.get(name) is fs for name in names):
+        return
+    for name in names:
+        _registered[name] = fs
         if opened.filesystem_is_registered(name):
             opened.unregister_filesystem(name)
     opened.register_filesystem(fs)

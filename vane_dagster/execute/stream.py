@@ -66,6 +66,7 @@ class Stream:
         self._pools, self._requests, self._cancelled = pools, requests, cancelled
         self._flights: dict[int, _Flight] = {}
         self._active: dict[int, FragmentRun] = {}
+        self._suspects: dict[Worker, set[int]] = {}
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
         self._speeds = {stage: Speed() for stage in stages}
@@ -135,10 +136,12 @@ class Stream:
                 self._queue(run, stage, "load")
 
     def _is_learning(self) -> bool:
-        """Whether the speed of a stage that may take fragments whole is not known yet."""
+        """Whether a stage under way may take fragments whole, and its speed is not known yet."""
+        under_way = {stage for run in self._active.values() for stage in run.nodes}
         return any(
             self._speeds[stage].seconds is None and self._may_go_whole(pool)
             for stage, pool in self._pools.items()
+            if stage in under_way
         )
 
     def _may_go_whole(self, pool: PoolSpec) -> bool:
@@ -315,19 +318,20 @@ class Stream:
         """Fails stages whose pool cannot start in every partition that needs them."""
         for stage in stages:
             for index, partition in enumerate(self._state.plan.partitions):
-                if partition.stages[stage].missing:
+                if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
     def _lost(self, done: Done, flight: _Flight) -> None:
         """A worker or its data is gone: the worker is replaced, the fragment starts over."""
+        counts = not done.worker_lost or self._was_at_work(done.ticket, flight.worker)
         if done.worker_lost:
             self._crew.lost(flight.worker, done.lost, starting=False)
         item = flight.item
         if not self._wanted(item):
             return
         run = item.run
-        if run.restarts < _MOST_RESTARTS:
-            run.start_over()
+        if run.restarts < _MOST_RESTARTS or not counts:
+            run.start_over(counts)
             self._start_ready(run)
             return
         culprit = self._requests.culprit(run, item.stage)
@@ -337,6 +341,14 @@ class Stream:
             "memory ran out, lower batch_size or concurrency, or reserve memory="
         )
         self._fail(run.partition, item.stage, error)
+
+    def _was_at_work(self, ticket: int, worker: Worker) -> bool:
+        """Whether a lost worker was at a call, and did not only have it queued: the oldest were."""
+        if worker not in self._suspects:
+            waiting = [t for t, flight in self._flights.items() if flight.worker == worker]
+            at_once = self._crew.lanes[worker.pool].slots - 1
+            self._suspects[worker] = set(sorted([ticket, *waiting])[:at_once])
+        return ticket in self._suspects[worker]
 
     def _tell(self, last: bool = False) -> None:
         now = time.perf_counter()

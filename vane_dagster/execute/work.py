@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from vane_dagster import errors
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import PartInfo
+from vane_dagster.commit.manifest import FileRecord, PartInfo
 from vane_dagster.commit.writer import PartTarget
 from vane_dagster.declare.stage import BatchFormat, Cardinality, JoinHow
 from vane_dagster.errors import VaneError
@@ -18,12 +18,22 @@ from vane_dagster.errors import VaneError
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows `start` to `stop` of a source file, read by the worker; `schema` names what is read."""
+    """Rows `start` to `stop` of a source file, read by the worker.
+
+    Attributes:
+        url: The file.
+        start: First row.
+        stop: Row after the last.
+        schema: What is read.
+        file: The file as it was planned, which it must still be.
+        storage_options: Options of the fsspec file system.
+    """
 
     url: str
     start: int
     stop: int
     schema: pa.Schema
+    file: FileRecord
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

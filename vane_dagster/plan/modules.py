@@ -31,6 +31,12 @@ def module_attribute(module: Any, name: str) -> Any:
         return None
 
 
+def module_folders(module: Any) -> tuple[str, ...] | None:
+    """A package's folders; None for what is no package, whatever it makes of being asked."""
+    folders = module_attribute(module, "__path__")
+    return tuple(map(str, folders)) if isinstance(folders, Iterable) else None
+
+
 @dataclass(frozen=True)
 class Module:
     """Where a module comes from; a namespace package has no path."""
@@ -160,12 +166,12 @@ class Finder:
         path = module_attribute(loaded, "__file__")
         if isinstance(origin, str) and (path is None or path.endswith(".pyc")):
             path = origin if os.path.isfile(origin) else path
-        folders = module_attribute(loaded, "__path__")
+        folders = module_folders(loaded)
         if path is None and folders is None and name not in _MAIN:
             # A module object that was made in memory, as six does: it goes with its package.
             parent = self.find(name.rpartition(".")[0]) if "." in name else None
             return Module(name, parent.kind if parent else "installed", None)
-        return _classified(name, path, None if folders is None else tuple(folders))
+        return _classified(name, path, folders)
 
     def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
         """Yields every package on the way to a module, then the module itself."""

@@ -59,6 +59,8 @@ class PartitionPlan:
     Attributes:
         key: The partition's key, None for an unpartitioned pipeline.
         files: The source files, where a selected stage reads the source.
+        listed: The source files as they were listed, by URL; a file that was touched and not
+            changed stands in `files` under its former version.
         fragments: The fragments; empty where every selected stage is done.
         stages: A plan for each selected stage, upstream first.
         inputs: Manifests of stages that are read and not selected.
@@ -68,6 +70,7 @@ class PartitionPlan:
 
     key: str | None
     files: tuple[FileRecord, ...]
+    listed: Mapping[str, FileRecord]
     fragments: tuple[FragmentRecord, ...]
     stages: Mapping[str, StagePlan]
     inputs: Mapping[str, Manifest]

@@ -103,13 +103,14 @@ class _Planner:
         files: tuple[FileRecord, ...] = ()
         if self.heads:
             files = list_files(self.pipeline.source, key, culprit)
+        listed = {file.url: file for file in files}
         stages = self._digests(key, files, input_names)
         if self.heads and any(stages[head].done is None for head in self.heads):
             files = self._reconciled(key, files)
             stages = self._digests(key, files, input_names)
         if all(plan.done for plan in stages.values()):
-            return PartitionPlan(key, files, (), stages, {}, input_names, {})
-        return self._expand(key, files, stages, input_names)
+            return PartitionPlan(key, files, listed, (), stages, {}, input_names, {})
+        return replace(self._expand(key, files, stages, input_names), listed=listed)
 
     def _require_inputs(self, key: str | None, found: Mapping[str, ManifestName | None]) -> None:
         missing = [stage for stage, name in found.items() if name is None]
@@ -141,8 +142,10 @@ class _Planner:
             generation = (in_force.generation if in_force else 0) + int(self.force)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
-            same = in_force is not None and in_force.plan == known[stage]
-            plans[stage] = StagePlan(known[stage], generation, in_force if same else None)
+            done = None
+            if in_force and in_force.plan == known[stage] and not in_force.unfinished:
+                done = in_force
+            plans[stage] = StagePlan(known[stage], generation, done)
         return plans
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
@@ -182,7 +185,7 @@ class _Planner:
             parts = self._parts(key, stage, keys[stage])
             done = plan.done if len(parts) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(plan, keys=keys[stage], parts=parts, done=done)
-        return PartitionPlan(key, files, fragments, expanded, inputs, input_names, schemas)
+        return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
     def _agreed(
         self,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError, ComputeError
-from vane_dagster.plan.modules import Finder, Module, module_attribute
+from vane_dagster.plan.modules import Finder, Module, module_attribute, module_folders
 
 _MAIN = ("__main__", "__mp_main__")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -174,7 +174,7 @@ def activate(folder: Path) -> None:
     for name, module in list(sys.modules.items()):
         files = [
             module_attribute(module, "__file__"),
-            *(module_attribute(module, "__path__") or ()),
+            *(module_folders(module) or ()),
         ]
         used = [_inside(file) for file in files if isinstance(file, str)]
         if any(file.startswith(root) and not file.startswith(own) for file in used):

@@ -84,6 +84,17 @@ def _record(fs: fsspec.AbstractFileSystem, info: dict[str, Any]) -> FileRecord:
     return FileRecord(fs.unstrip_protocol(name), int(info["size"]), str(version).strip('"'))
 
 
+def listed_file(url: str, source: ParquetSource) -> FileRecord:
+    """A source file as it is now.
+
+    Raises:
+        FileNotFoundError: If it is gone.
+    """
+    location = Location(url, source.storage_options)
+    location.fs.invalidate_cache()
+    return _record(location.fs, location.fs.info(location.path))
+
+
 def file_identity(file: FileRecord) -> str:
     """Digest of which file it is, in which version; 32 hex digits. Its content stays out of it."""
     text = f"{file.url}\n{file.size}\n{file.version}"
