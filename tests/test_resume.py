@@ -176,3 +176,34 @@ def _hour():
     import datetime
 
     return datetime.timedelta(hours=1)
+
+
+def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
+    tmp_path, local, materialize, monkeypatch
+):
+    """Its manifest was in force already, and the former files were still there."""
+    from vane_dagster.commit import committer
+
+    def make(where: str) -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        pipeline.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
+        return pipeline
+
+    def cut_off(*args: object) -> None:
+        raise OSError("the store went away")
+
+    write_source(tmp_path / "src", {"id": range(10)})
+    materialize(make("id < 5"), local)
+    with monkeypatch.context() as patch:
+        patch.setattr(committer, "retire", cut_off)
+        assert not materialize(make("id < 8"), local, raises=False).success
+    assert _published(tmp_path) != list(range(8))
+
+    materialize(make("id < 8"), local)
+
+    assert _published(tmp_path) == list(range(8))
+
+
+def _published(tmp_path: Path) -> list[int]:
+    rows = duckdb.sql(f"SELECT id FROM read_parquet('{tmp_path}/out/*.parquet') ORDER BY id")
+    return [id for (id,) in rows.fetchall()]
