@@ -11,7 +11,7 @@ from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend, Capacity
 from vane_dagster.execute.events import Event, WaveStarted
-from vane_dagster.execute.lanes import DEFAULT_BATCH
+from vane_dagster.execute.pacing import DEFAULT_BATCH
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream

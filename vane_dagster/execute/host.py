@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Host:
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
+        self._row_seconds: float | None = None
         self.served = 0
         self.busy = 0
 
@@ -57,7 +59,7 @@ class Host:
         with self._lock:
             os.environ.update(env)
             if self._load is not None and self._load.fault is None:
-                return LoadReport(**{**vars(self._load), "warm": True, "output": ""})
+                return replace(self._load, warm=True, output="", row_seconds=self._row_seconds)
             started = time.perf_counter()
             fault = None
             try:
@@ -99,6 +101,8 @@ class Host:
         self.served += facts.get("batches", 1)
         if facts.pop("cancelled", False):
             return None, Report(cancelled=True)
+        if isinstance(work.op, CallUdf) and facts["rows_in"]:
+            self._row_seconds = (time.perf_counter() - started) / facts["rows_in"]
         report = Report(
             rows_out=table.num_rows,
             bytes_out=table.nbytes if work.keep else 0,

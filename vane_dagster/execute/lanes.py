@@ -1,61 +1,14 @@
-"""Lanes: the workers of one pool, what waits for them, and how much each is handed at once."""
+"""Lanes: the workers of one pool, and what waits for them."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.backend import Worker
-
-_SLICE_SECONDS = 0.1
-_DRIVER_SECONDS = 0.005
-DEFAULT_BATCH = 4096
-"""Rows that a stage without a batch size is handed at least, where there are as many."""
-_FIRST_BATCHES = 4
-
-
-@dataclass
-class Speed:
-    """Seconds a row of a stage, learnt from its slices."""
-
-    seconds: float | None = None
-
-    def learn(self, seconds: float, rows: int) -> None:
-        """Takes in a slice's time; half of what is known is the last one's."""
-        if rows:
-            measured = seconds / rows
-            self.seconds = measured if self.seconds is None else (self.seconds + measured) / 2
-
-
-def unit_rows(spec: MapBatchesSpec) -> int:
-    """Least rows of a slice: a batch, or as many batches as an async worker has in flight."""
-    batches = spec.max_concurrency if spec.udf.is_async else 1
-    return (spec.batch_size or DEFAULT_BATCH) * batches
-
-
-def slice_rows(left: int, unit: int, workers: int, speed: Speed, last: bool) -> int:
-    """Rows of the next slice of a table: whole units worth some 100 ms, fewer towards the end.
-
-    Args:
-        left: Rows of the table that are not handed out.
-        unit: Rows of which a slice has a multiple, but for the last of a table.
-        workers: Workers of the pool.
-        speed: What is known of the stage.
-        last: Whether nothing else waits, so that the workers should end together.
-    """
-    if speed.seconds is None:
-        wanted = min(_FIRST_BATCHES * unit, math.ceil(left / max(1, 2 * workers)))
-    else:
-        pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
-        wanted = int(pace / max(speed.seconds, 1e-12))
-        if last:
-            wanted = min(wanted, math.ceil(left / max(1, 2 * workers)))
-    return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))
 
 
 @dataclass

@@ -15,7 +15,8 @@ from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.crew import Crew
 from vane_dagster.execute.events import Printed, Progress
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
-from vane_dagster.execute.lanes import Lane, Speed, slice_rows, unit_rows
+from vane_dagster.execute.lanes import Lane
+from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import LoadReport, PoolSpec, Report
@@ -25,7 +26,6 @@ _MOST_RESTARTS = 3
 _TICK_SECONDS = 0.5
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
-_WHOLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Stream:
         self._suspects: dict[Worker, set[int]] = {}
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
-        self._speeds = {stage: Speed() for stage in stages}
+        self._pacing = Pacing(pools)
         self._crew = Crew(lease, pools, state.emit, self._give_up)
         self._total = {s: state.plan_rows(s) for s in stages}
         self._behind = dict.fromkeys(stages, 0)
@@ -125,7 +125,7 @@ class Stream:
 
     def _start_ready(self, run: FragmentRun) -> None:
         for stage, node in run.nodes.items():
-            if node.started or node.waits_for:
+            if node.started or node.waits_for or self._is_undecided(stage):
                 continue
             node.started = True
             if stage not in self._pools or self._goes_whole(run, stage):
@@ -135,30 +135,18 @@ class Stream:
             else:
                 self._queue(run, stage, "load")
 
-    def _is_learning(self) -> bool:
-        """Whether a stage under way may take fragments whole, and its speed is not known yet."""
-        under_way = {stage for run in self._active.values() for stage in run.nodes}
-        return any(
-            self._speeds[stage].seconds is None and self._may_go_whole(pool)
-            for stage, pool in self._pools.items()
-            if stage in under_way
-        )
+    def _is_undecided(self, stage: str) -> bool:
+        """Whether it shows only with the first worker, which may know its speed, how a map goes."""
+        maps = stage in self._pools and self._pacing.may_go_whole(stage)
+        return maps and not self._crew.lane(stage, True).busy
 
-    def _may_go_whole(self, pool: PoolSpec) -> bool:
-        return not pool.bundle.get("GPU") and pool.slots == 1
+    def _is_learning(self) -> bool:
+        """Whether the speed of a stage under way decides how it goes, and is not known yet."""
+        return self._pacing.is_learning({s for run in self._active.values() for s in run.nodes})
 
     def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
-        """Whether one worker reads, computes and writes a fragment of a map by itself.
-
-        That spares two copies through shared memory. It would leave a GPU idle while the worker
-        reads and writes, and other workers idle where fragments are few or slow: those are sliced.
-        """
-        pool, speed = self._pools[stage], self._speeds[stage].seconds
-        if speed is None or not self._may_go_whole(pool):
-            return False
-        enough = self._left >= 2 * self._crew.lane(stage, True).size
-        rows = run.fragment.stop - run.fragment.start
-        return enough and speed * rows <= _WHOLE_SECONDS
+        rows, workers = run.fragment.stop - run.fragment.start, self._crew.lane(stage, True).size
+        return self._pacing.goes_whole(stage, rows, self._left, workers)
 
     def _give(self, run: FragmentRun, stage: str, table: Any, rows: int) -> None:
         node = run.nodes[stage]
@@ -192,8 +180,7 @@ class Stream:
             last = len(lane) == 1 and self._next is None
             spec = node.spec
             assert isinstance(spec, MapBatchesSpec)
-            speed = self._speeds[item.stage]
-            rows = slice_rows(left, unit_rows(spec), lane.size, speed, last)
+            rows = self._pacing.slice_rows(spec, left, lane.size, last)
             node.handed += rows
             node.flying += 1
             work, tables = self._requests.slice(run, node, start, start + rows)
@@ -217,6 +204,10 @@ class Stream:
             if isinstance(done.report, LoadReport):
                 self._printed(self._crew.stages(starting), done.report.output)
                 self._crew.started(starting, done.report)
+                for stage in self._crew.stages(starting):
+                    self._pacing.recall(stage, done.report.row_seconds)
+                for run in list(self._active.values()):
+                    self._start_ready(run)
             else:
                 self._crew.lost(starting, done.lost, starting=True)
             return
@@ -266,8 +257,7 @@ class Stream:
         stats.batches += report.batches
         if item.kind in ("whole", "slice"):
             stats.rows_in += report.rows_in
-            if item.stage in self._speeds and report.rows_in:
-                self._speeds[item.stage].learn(report.seconds, report.rows_in)
+            self._pacing.learn(item.stage, report.seconds, report.rows_in)
         given = run.nodes[item.stage].given_rows
         if item.kind == "whole" or (item.kind == "gather" and not given):
             self._behind[item.stage] += run.fragment.stop - run.fragment.start

@@ -226,6 +226,7 @@ class LoadReport:
         node: The host's name.
         output: What the user's code printed meanwhile.
         fault: Why it could not be constructed.
+        row_seconds: What a row took it in the last calls; None before the first.
     """
 
     warm: bool
@@ -235,3 +236,4 @@ class LoadReport:
     node: str
     output: str = ""
     fault: Fault | None = None
+    row_seconds: float | None = None
