@@ -18,6 +18,7 @@ import pytest
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
+from vane_dagster.plan.modules import module_folders
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,7 +43,7 @@ class Project:
 
     def load(self, name: str, module: str = "defs"):
         for known, loaded in list(sys.modules.items()):
-            places = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+            places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
             if any(str(place).startswith(str(self.root)) for place in places):
                 del sys.modules[known]
         shutil.rmtree(self.root / "__pycache__", ignore_errors=True)

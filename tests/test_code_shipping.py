@@ -21,6 +21,7 @@ import pytest
 
 from vane_dagster.errors import CodeIdentityError, ComputeError
 from vane_dagster.plan.code import code_identity
+from vane_dagster.plan.modules import module_folders
 from vane_dagster.plan.shipping import CodeBundle, activate, load, pack, unpack
 
 REPOSITORY = str(Path(__file__).parents[1])
@@ -60,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield root
     for name in set(sys.modules) - before:
         places = [getattr(sys.modules[name], "__file__", None)]
-        places += getattr(sys.modules[name], "__path__", ())
+        places += module_folders(sys.modules[name]) or ()
         if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
 
