@@ -77,7 +77,7 @@ class Measurement:
 
 def table(work: Workload, measurements: Sequence[Measurement]) -> str:
     """Gives a workload's Markdown table with its footnote."""
-    head = ["contender", "rows/s", "ratio to bare"] + {
+    head = ["contender", "rows/s", "ratio to bare", "to Ray Data"] + {
         "a": ["total s", "model loads"],
         "b": ["seconds", "efficiency"],
         "c": ["seconds"],
@@ -97,17 +97,8 @@ def _cells(
     work: Workload, own: Sequence[Measurement], everyone: Sequence[Measurement]
 ) -> list[str]:
     rates = [measured.rate(work) for measured in own]
-    bare = {
-        measured.repeat: measured.rate(work)
-        for measured in everyone
-        if measured.contender == "bare" and not measured.error
-    }
-    ratios = [
-        rate / bare[measured.repeat]
-        for rate, measured in zip(rates, own, strict=True)
-        if measured.repeat in bare
-    ]
-    cells = [_spread(rates, ",.0f"), f"{median(ratios):.2f}" if ratios else "-"]
+    ratios = [_ratio(work, own, everyone, base) for base in ("bare", "raydata")]
+    cells = [_spread(rates, ",.0f"), *ratios]
     seconds = [work.step_rows / rate for rate in rates]
     if work.key == "a":
         loads = sorted({measured.loads for measured in own})
@@ -117,6 +108,21 @@ def _cells(
     if work.key == "b":
         cells.append(f"{work.ideal_seconds / median(seconds):.3f}")
     return cells
+
+
+def _ratio(
+    work: Workload, own: Sequence[Measurement], everyone: Sequence[Measurement], base: str
+) -> str:
+    """The median of the repeats' ratios to a contender, which may be missing."""
+    rates = {
+        measured.repeat: measured.rate(work)
+        for measured in everyone
+        if measured.contender == base and not measured.error
+    }
+    ratios = [
+        measured.rate(work) / rates[measured.repeat] for measured in own if measured.repeat in rates
+    ]
+    return f"{median(ratios):.2f}" if ratios else "-"
 
 
 def _spread(values: Sequence[float], form: str) -> str:
