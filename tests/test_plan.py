@@ -31,9 +31,10 @@ from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.plan.fragment import FragmentRule, _ranges, read_footers
+from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.plan import Part, RunPlan
 from vane_dagster.plan.planner import plan_run
-from vane_dagster.plan.source import content_hash, list_files
+from vane_dagster.plan.source import content_hash
 
 
 def double(batch, by=2):

@@ -23,7 +23,8 @@ from vane_dagster.declare.sql import bind
 from vane_dagster.execute.scan import scan, scan_projected
 from vane_dagster.execute.work import FileRows, Gather, Project, Work
 from vane_dagster.plan.fragment import FragmentRule, read_footers
-from vane_dagster.plan.source import list_files, listed_file
+from vane_dagster.plan.listing import list_files
+from vane_dagster.plan.source import listed_file
 
 ROWS = 20_000
 

@@ -27,6 +27,7 @@ from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from vane_dagster.commit.committer import Commit, Committer, WithheldError, check_unique
+from vane_dagster.commit.folders import UNPARTITIONED, partition_folder, published_folder
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import (
     FileRecord,
@@ -36,9 +37,9 @@ from vane_dagster.commit.manifest import (
     PartInfo,
     parse_part_name,
 )
-from vane_dagster.commit.store import UNPARTITIONED, Store, partition_folder, read_part_info
+from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.commit.writer import PartTarget, read_part, write_part
-from vane_dagster.plan.source import list_files
+from vane_dagster.plan.listing import list_files
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +266,19 @@ def test_a_partition_stays_below_the_root(key):
     assert os.path.normpath(f"/root/{folder}") == f"/root/{folder}"
 
 
+@given(st.lists(KEYS.filter(bool), min_size=2, max_size=2, unique=True))
+def test_published_folders_are_apart_and_seen_by_readers(keys):
+    one, other = map(published_folder, keys)
+    assert one != other
+    assert len(one.encode()) <= 255
+    assert one[:1] not in ("", ".", "_")
+    assert not set(one) & set("/\\\n\0*?[]{}")
+
+
 def test_readable_folders():
+    assert published_folder("DE 2026-01") == "DE 2026-01"
+    assert published_folder("münchen") == "münchen"
+    assert published_folder("../etc").startswith("etc~")
     assert partition_folder("2026-01-01") == "2026-01-01"
     assert partition_folder("eu=1.5") == "eu=1.5"
     multi = dg.MultiPartitionKey({"day": "2026-01-01", "region": "EU"})

@@ -15,6 +15,7 @@ _COMMANDS = {
     "search": "vane_dagster.cli_demo:search",
     "cluster": "vane_dagster.cli_cluster:cluster",
     "pools": "vane_dagster.cli_pools:pools",
+    "store": "vane_dagster.cli_store:store",
 }
 
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,7 +23,16 @@ _EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
 }
-_TEMPORARY = ".writing-"
+TEMPORARY = ".writing-"
+"""How the names of files begin that are being written."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file as it is listed: bytes, and Unix time in seconds of its last change."""
+
+    size: int
+    modified: float
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class Location:
                 for e in entries
                 if e["type"] == "file"
             }
-        return {n: size for n, size in found.items() if n and not n.startswith(_TEMPORARY)}
+        return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
 
     def walk(self) -> dict[str, int]:
         """Paths relative to the folder, and sizes, of all files below it."""
@@ -102,8 +112,30 @@ class Location:
         return {
             path.lstrip("/")[start:]: int(info["size"] or 0)
             for path, info in found.items()
-            if not PurePosixPath(path).name.startswith(_TEMPORARY)
+            if not PurePosixPath(path).name.startswith(TEMPORARY)
         }
+
+    def entries(self) -> dict[str, Stored]:
+        """All files below the folder, those being written too, by path relative to it."""
+        with self._told("listed"):
+            self.fs.invalidate_cache(self.path)
+            found = self.fs.find(self.path, detail=True)
+        start = len(self.path.lstrip("/")) + 1
+        return {
+            path.lstrip("/")[start:]: Stored(int(info["size"] or 0), modified(info))
+            for path, info in found.items()
+        }
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly in the folder, sorted."""
+        with self._told("listed"):
+            self.fs.invalidate_cache(self.path)
+            try:
+                entries = self.fs.ls(self.path, detail=True)
+            except FileNotFoundError:
+                return []
+        names = (PurePosixPath(e["name"]).name for e in entries if e["type"] == "directory")
+        return sorted(name for name in names if name)
 
     def write(self, name: str, data: Any) -> None:
         """Writes a file so that it is seen whole or not at all.
@@ -118,7 +150,7 @@ class Location:
             elif _PUT_IS_ATOMIC & set(protocols(self.fs)):
                 self.fs.pipe_file(path, bytes(data))
             else:
-                temporary = self.file(f"{_TEMPORARY}{secrets.token_hex(6)}")
+                temporary = self.file(f"{TEMPORARY}{secrets.token_hex(6)}")
                 self.fs.makedirs(self.path, exist_ok=True)
                 self.fs.pipe_file(temporary, bytes(data))
                 self.fs.mv(temporary, path)
@@ -169,6 +201,17 @@ class Location:
             ) from error
 
 
+def modified(info: Mapping[str, Any]) -> float:
+    """When a file was last changed, as its file system tells, in Unix seconds; 0 if it does not."""
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        if (value := info.get(name)) is None:
+            continue
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        return value.timestamp() if isinstance(value, datetime) else float(value)
+    return 0.0
+
+
 def _joined(url: str, *parts: str) -> str:
     return url + "/".join(parts) if url.endswith("/") else "/".join([url, *parts])
 
@@ -176,7 +219,7 @@ def _joined(url: str, *parts: str) -> str:
 def _write_local(path: str, data: Any) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(6)}")
+    temporary = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

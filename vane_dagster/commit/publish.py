@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from vane_dagster.commit.folders import published_folder
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo, parse_part_name
 from vane_dagster.declare.source import ParquetSource
@@ -24,7 +25,8 @@ def publish_folders(spec: StageSpec, partition: str | None) -> tuple[Location, L
     """Target folder and staging folder of a `write` stage in a partition; None for other stages."""
     if not isinstance(spec, WriteSpec):
         return None
-    target = Location(ParquetSource(spec.url).url_for(partition), spec.storage_options)
+    url = ParquetSource(spec.url).url_for(partition, escape=published_folder)
+    target = Location(url, spec.storage_options)
     return target, target.child(_STAGING)
 
 

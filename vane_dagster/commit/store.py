@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Manifest, ManifestName, PartInfo, parse_part_name
 from vane_dagster.errors import StoreError
 
-UNPARTITIONED = "~unpartitioned"
-_PLAIN_KEY = re.compile(r"[a-z0-9_=][a-z0-9_=.\-]{0,99}")
 _LISTED_ONE_BY_ONE = 8
-_ANNOUNCED = "publishing-"
-
-
-def partition_folder(key: str | None) -> str:
-    """The folder of a partition: its key where that is a safe name everywhere, else a digest of it.
-
-    Never two keys in one folder, on file systems that ignore case too, and never outside the root.
-    """
-    if key is None:
-        return UNPARTITIONED
-    if _PLAIN_KEY.fullmatch(key):
-        return key
-    readable = re.sub(r"[^A-Za-z0-9_\-]+", "-", key)[:40]
-    return f"{readable}~{hashlib.sha256(key.encode()).hexdigest()[:20]}"
+ANNOUNCED = "publishing-"
+"""How the names of manifests begin whose publication is not ended."""
+CONDEMNED = "condemned.json"
+"""The file of a stage that names the parts no plan builds on; see `garbage`."""
 
 
 class Store:
@@ -70,7 +57,7 @@ class Store:
             parsed = [name for name in map(ManifestName.parse, names) if name is not None]
             if parsed and folder in wanted:
                 in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
-                unfinished = any(name.startswith(_ANNOUNCED) for name in names)
+                unfinished = any(name.startswith(ANNOUNCED) for name in names)
                 found[wanted[folder]] = replace(in_force, unfinished=unfinished)
         return found
 
@@ -82,9 +69,14 @@ class Store:
         Raises:
             StoreError: If it cannot be read as one.
         """
-        return self._opened(self.manifests(pipeline, stage, partition), str(name))
+        return self.opened(self.manifests(pipeline, stage, partition), str(name))
 
-    def _opened(self, location: Location, name: str) -> Manifest:
+    def opened(self, location: Location, name: str) -> Manifest:
+        """Opens a manifest by its place.
+
+        Raises:
+            StoreError: If it cannot be read as one.
+        """
         try:
             return Manifest.loads(location.read(name))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
@@ -110,7 +102,7 @@ class Store:
     def announce(self, manifest: Manifest) -> None:
         """Records what is about to be published, so that it is found if this run is killed."""
         location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        location.write(f"{_ANNOUNCED}{manifest.content}.json", manifest.dumps())
+        location.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
 
     def published_before(
         self, pipeline: str, stage: str, partition: str | None
@@ -118,12 +110,12 @@ class Store:
         """Names of the parts of each former or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
-            yield {part.name for part in self._opened(location, name).parts}
+            yield {part.name for part in self.opened(location, name).parts}
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Removes what `announce` wrote."""
         location = self.manifests(pipeline, stage, partition)
-        location.delete([name for name in location.names() if name.startswith(_ANNOUNCED)])
+        location.delete([name for name in location.names() if name.startswith(ANNOUNCED)])
 
     def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
         """The part files in the folders, by fragment key: name and folder of each.
@@ -136,6 +128,21 @@ class Store:
                 if parsed := parse_part_name(name):
                     found.setdefault(parsed[0], {})[name] = folder
         return found
+
+    def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
+        """Parts of a stage that are about to be deleted: path below its parts, and since when."""
+        folder = self.root.child(pipeline, stage)
+        try:
+            return {
+                str(path): float(since)
+                for path, since in json.loads(folder.read(CONDEMNED)).items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise StoreError(
+                f"{folder.file_url(CONDEMNED)!r} is not readable: {error}. Delete it"
+            ) from error
 
     def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
         """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""

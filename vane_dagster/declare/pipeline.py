@@ -111,6 +111,7 @@ class Pipeline(Rows):
         self.pipeline = self
         self._node = SOURCE
         self._stages: dict[str, Stage] = {}
+        self.is_observed = False
         self._check_placeholders(culprit, source)
 
     @property
@@ -168,6 +169,32 @@ class Pipeline(Rows):
         from vane_dagster.orchestrate.assets import build_assets
 
         return build_assets(self)
+
+    def build_source(self, **asset: Any) -> dg.AssetsDefinition:
+        """The source as a Dagster asset, ``<pipeline>/source``, that is observed.
+
+        An observation lists the source once and reports each partition whose files are new, gone or
+        changed, from which Dagster knows what is outdated and automation conditions know what to
+        run. A run of the pipeline reports what it finds too.
+
+        Args:
+            **asset: What `dg.AssetSpec` takes; see `project`. An ``automation_condition`` such as
+                ``AutomationCondition.on_cron`` says when to observe.
+
+        Raises:
+            DefinitionError: If the source names the asset that writes it, which reports itself.
+        """
+        culprit = self._culprit(SOURCE)
+        if self.source.asset:
+            raise DefinitionError(
+                f"{culprit}: the asset {self.source.asset!r} writes the source and reports its own "
+                "versions; observe that one, or leave asset= out of vd.parquet"
+            )
+        from vane_dagster.orchestrate.assets import build_source
+
+        made = build_source(self, asset_options(culprit, asset))
+        self.is_observed = True
+        return made
 
     def _culprit(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"

@@ -8,6 +8,7 @@ from typing import Union
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.work import LoadReport
+from vane_dagster.plan.plan import RunPlan
 
 
 @dataclass
@@ -45,6 +46,13 @@ class StageStats:
     def rows_per_second(self) -> float:
         """Rows out a second, 0 where nothing was computed."""
         return self.rows_out / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What there is to do is known."""
+
+    plan: RunPlan
 
 
 @dataclass(frozen=True)
@@ -121,4 +129,6 @@ class Failed:
     because: str | None = None
 
 
-Event = Union[WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed]
+Event = Union[
+    Planned, WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed
+]

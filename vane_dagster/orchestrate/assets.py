@@ -1,6 +1,6 @@
-"""A pipeline as one Dagster `multi_asset`.
+"""A pipeline as one Dagster `multi_asset`, and its source as an observable asset.
 
-Dagster reads the annotations of the step as they are, so they must not be postponed here.
+Dagster reads the annotations of the steps as they are, so they must not be postponed here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,13 @@ import dagster as dg
 from pydantic import Field
 
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec
+from vane_dagster.declare.stage import SOURCE, AssetOptions
 from vane_dagster.errors import DefinitionError, VaneError
-from vane_dagster.orchestrate.reporting import RunReport
+from vane_dagster.orchestrate.observing import SourceLog, observe
+from vane_dagster.orchestrate.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestrate.resources import Compute, FragmentStore
 from vane_dagster.orchestrate.runner import run_pipeline
-from vane_dagster.plan.definition import stage_definition
+from vane_dagster.orchestrate.specs import source_spec, stage_key, stage_spec
 
 
 class RunOptions(dg.Config):
@@ -36,7 +37,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
 
     @dg.multi_asset(
         name=f"{pipeline.name}_pipeline",
-        specs=[asset_spec(pipeline, stage.spec) for stage in pipeline],
+        specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
         partitions_def=pipeline.partitions_def,
         backfill_policy=policy,
         can_subset=True,
@@ -75,6 +76,37 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     return materialize
 
 
+def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefinition:
+    """See `Pipeline.build_source`."""
+    key = stage_key(pipeline, SOURCE)
+
+    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
+        name=f"{pipeline.name}_source",
+        specs=[source_spec(pipeline, options)],
+        partitions_def=pipeline.partitions_def,
+    )
+    def observe_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        partitions: Sequence[str | None]
+        if pipeline.partitions_def is None:
+            partitions = [None]
+        elif context.has_partition_key or context.has_partition_key_range:
+            partitions = list(context.partition_keys)
+        else:
+            partitions = pipeline.partitions_def.get_partition_keys(
+                dynamic_partitions_store=context.instance
+            )
+        log = SourceLog(context, pipeline, partitions)
+        try:
+            changed = observe(pipeline, partitions, log)
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error
+        context.log.info(f"{changed} of {len(partitions)} partitions have changed")
+        yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
+
+    assert isinstance(observe_source, dg.AssetsDefinition)
+    return observe_source
+
+
 def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
     """The partitions of a run, of which a range has no `partition_key`."""
     if pipeline.partitions_def is None:
@@ -85,38 +117,3 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
             "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
     return list(context.partition_keys)
-
-
-def asset_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
-    """A stage as a Dagster asset."""
-    options = spec.asset
-    own = [_upstream_key(pipeline, name) for name in spec.upstream]
-    return dg.AssetSpec(
-        key=[pipeline.name, spec.name],
-        deps=[*own, *options.deps],
-        description=options.description or _description(spec),
-        group_name=options.group_name or pipeline.group_name,
-        owners=list(options.owners),
-        tags=dict(options.tags),
-        kinds={spec.kind, *options.kinds},
-        metadata=dict(options.metadata),
-        code_version=stage_definition(pipeline, spec)[:16],
-        automation_condition=options.automation_condition,
-        freshness_policy=options.freshness_policy,
-        partitions_def=pipeline.partitions_def,
-    )
-
-
-def _upstream_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
-    if name != SOURCE:
-        return dg.AssetKey([pipeline.name, name])
-    if pipeline.source.asset:
-        return dg.AssetKey(pipeline.source.asset.split("/"))
-    return dg.AssetKey([pipeline.name, SOURCE])
-
-
-def _description(spec: StageSpec) -> str | None:
-    """The first paragraph of the user's own docstring."""
-    if not isinstance(spec, MapBatchesSpec) or not spec.udf.target.__doc__:
-        return None
-    return spec.udf.target.__doc__.strip().split("\n\n")[0]

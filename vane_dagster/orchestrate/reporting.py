@@ -10,12 +10,14 @@ import dagster as dg
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import names
 from vane_dagster.execute.events import (
     Committed,
     Event,
     Failed,
     Noticed,
+    Planned,
     Printed,
     Progress,
     StageStats,
@@ -23,14 +25,18 @@ from vane_dagster.execute.events import (
     WaveStarted,
     WorkerReady,
 )
+from vane_dagster.orchestrate.event_log import DATA_VERSION
+from vane_dagster.orchestrate.observing import SourceLog
 from vane_dagster.orchestrate.provenance import Provenance
+from vane_dagster.orchestrate.specs import code_version, stage_key
+from vane_dagster.plan.plan import RunPlan
 from vane_dagster.report.metadata import PoolUse, stage_metadata
 from vane_dagster.report.progress import ProgressReport
 
-# Dagster writes an event of its own for each partition of a range, all with one data version. A
-# result that carries this mark is taken for an observation and writes none, while the steps below
-# still run; the events are logged here, each with its own data version.
-_LOGGED_ALREADY = {"__source_asset_observation__": True}
+# Dagster writes events of its own for what a step yields, for all partitions of a range with one
+# data version. A result that carries this mark is taken for one whose events are logged already:
+# none are written, and the steps below still run.
+LOGGED_ALREADY = {"__source_asset_observation__": True}
 
 
 class RunReport:
@@ -51,21 +57,21 @@ class RunReport:
         self._progress = ProgressReport(context.log.info)
         self._uses: dict[str, PoolUse] = {}
         self._failed: list[Failed] = []
-        self._single: dict[str, dg.MaterializeResult[Any]] = {}
-        keys = [key for key in partitions if key is not None]
-        self._provenance = Provenance(context, keys) if len(keys) > 1 else None
+        self._provenance = Provenance(context, partitions)
+        self._source = _source_log(context, pipeline, partitions)
 
     def listen(self, event: Event) -> None:
         """Takes an event."""
-        if isinstance(event, Progress):
+        if isinstance(event, Planned):
+            self._planned(event.plan)
+        elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, Committed):
-            self._materialized(event.stage, event.manifest, event.name, event.stats)
+            self._materialized(event, event.manifest, event.stats)
         elif isinstance(event, Unchanged):
-            manifest = self._store.read(
-                self._pipeline.name, event.stage, event.partition, event.name
-            )
-            self._materialized(event.stage, manifest, event.name, StageStats())
+            name, stage = self._pipeline.name, event.stage
+            manifest = self._store.read(name, stage, event.partition, event.name)
+            self._materialized(event, manifest, StageStats())
         elif isinstance(event, Failed):
             self._failed.append(event)
             if event.because is None:
@@ -94,34 +100,42 @@ class RunReport:
             use.warm += report.warm
             use.load_seconds = max(use.load_seconds, report.seconds)
 
-    def _materialized(
-        self, stage: str, manifest: Manifest, name: ManifestName, stats: StageStats
-    ) -> None:
-        spec = self._pipeline[stage].spec
-        use = self._uses.get(stage)
-        metadata = stage_metadata(spec, self._pipeline.id, manifest, name, self._store, stats, use)
-        key = dg.AssetKey([self._pipeline.name, stage])
-        version = name.content
-        if self._provenance is None or manifest.partition is None:
-            self._single[stage] = dg.MaterializeResult(
-                asset_key=key, metadata=metadata, data_version=dg.DataVersion(version)
-            )
+    def _planned(self, plan: RunPlan) -> None:
+        """Tells Dagster which source files the run has found, so that nothing below is stale."""
+        self._log.info(str(plan))
+        if self._source is None:
             return
+        changed = [
+            partition.key
+            for partition in plan.partitions
+            if partition.files and self._source.tell(partition.key, partition.found)
+        ]
+        if changed:
+            self._provenance.observed(self._source.key, changed)
+
+    def _materialized(
+        self, event: Committed | Unchanged, manifest: Manifest, stats: StageStats
+    ) -> None:
+        spec = self._pipeline[event.stage].spec
+        use = self._uses.get(event.stage)
+        key = stage_key(self._pipeline, event.stage)
         above = {u: ManifestName.parse(text) for u, text in manifest.upstream.items()}
-        versions = {
-            dg.AssetKey([self._pipeline.name, upstream]): name.content
-            for upstream, name in above.items()
-            if name
-        }
-        tags = {
-            "dagster/data_version": version,
-            "dagster/data_version_is_user_provided": "true",
-            "dagster/code_version": manifest.definition[:16],
-            **self._provenance.tags(key, manifest.partition, versions),
-        }
+        versions = {stage_key(self._pipeline, u): name.content for u, name in above.items() if name}
+        partition, id = event.partition, self._pipeline.id
+        metadata = stage_metadata(
+            spec, id, partition, manifest, event.name, self._store, stats, use
+        )
         self._context.log_event(
             dg.AssetMaterialization(
-                asset_key=key, partition=manifest.partition, metadata=metadata, tags=tags
+                asset_key=key,
+                partition=partition,
+                metadata=metadata,
+                tags={
+                    DATA_VERSION: event.name.content,
+                    "dagster/data_version_is_user_provided": "true",
+                    "dagster/code_version": code_version(manifest.definition),
+                    **self._provenance.tags(key, partition, versions),
+                },
             )
         )
 
@@ -135,21 +149,12 @@ class RunReport:
         Raises:
             dg.Failure: If a partition failed; the others are materialized all the same.
         """
-        failed = {failure.stage for failure in self._failed}
-        selected = [k for k in self._pipeline.stages if self._is_selected(k)]
-        for stage in selected:
-            if len(self._partitions) == 1:
-                if stage in self._single:
-                    yield self._single[stage]
-            elif stage not in failed and not self._failed:
-                yield dg.MaterializeResult(
-                    asset_key=dg.AssetKey([self._pipeline.name, stage]), metadata=_LOGGED_ALREADY
-                )
         if self._failed:
             raise self._failure()
-
-    def _is_selected(self, stage: str) -> bool:
-        return dg.AssetKey([self._pipeline.name, stage]) in self._context.selected_asset_keys
+        for stage in self._pipeline.stages:
+            key = stage_key(self._pipeline, stage)
+            if key in self._context.selected_asset_keys:
+                yield dg.MaterializeResult(asset_key=key, metadata=LOGGED_ALREADY)
 
     def _failure(self) -> dg.Failure:
         roots = [failure for failure in self._failed if failure.because is None]
@@ -166,6 +171,17 @@ class RunReport:
             description=description,
             metadata={"failed_stages": ", ".join(dict.fromkeys(f.stage for f in self._failed))},
         )
+
+
+def _source_log(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str | None]
+) -> SourceLog | None:
+    """The source's observations, where it is observed and the run reads it."""
+    reads = any(
+        SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
+        for stage in pipeline
+    )
+    return SourceLog(context, pipeline, partitions) if reads and pipeline.is_observed else None
 
 
 def _told(failure: Failed) -> str:

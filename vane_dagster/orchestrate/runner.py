@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.execute.events import Event, Failed
+from vane_dagster.execute.events import Event, Failed, Planned
 from vane_dagster.execute.executor import execute
 from vane_dagster.orchestrate.resources import Compute
 from vane_dagster.plan.plan import RunPlan
@@ -51,7 +51,7 @@ def run_pipeline(
         VaneError: If nothing could be planned, or the cluster cannot do it.
     """
     plan = plan_run(pipeline, selected, partitions, store, force)
-    log(str(plan))
+    listen(Planned(plan))
     for key, error in plan.failed.items():
         first, *others = plan.selected
         listen(Failed(first, key, error))

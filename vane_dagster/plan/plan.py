@@ -83,6 +83,11 @@ class PartitionPlan:
         return "the unpartitioned data" if self.key is None else f"partition {self.key!r}"
 
     @property
+    def found(self) -> tuple[FileRecord, ...]:
+        """The source files as they were listed, sorted by URL."""
+        return tuple(self.listed.values())
+
+    @property
     def source_rows(self) -> int:
         """Rows of the fragments before any filter."""
         return sum(fragment.stop - fragment.start for fragment in self.fragments)

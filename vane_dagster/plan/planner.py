@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import publish_folders
 from vane_dagster.commit.store import Store, read_part_info
@@ -14,9 +16,10 @@ from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.plan.definition import digest, stage_definition
 from vane_dagster.plan.fragment import FragmentRule, default_rule, read_footers
+from vane_dagster.plan.listing import Listed, list_source, required
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.plan.schemas import resolve_schemas
-from vane_dagster.plan.source import file_identity, list_files, reconcile
+from vane_dagster.plan.source import file_identity, reconcile
 
 _LISTERS = 16
 
@@ -72,6 +75,7 @@ class _Planner:
         self, pipeline: Pipeline, selected: tuple[str, ...], store: Store, force: bool
     ) -> None:
         self.pipeline = pipeline
+        self.culprit = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
         self.force = force
@@ -81,10 +85,15 @@ class _Planner:
         self.inputs = [u for u in upstream if u != SOURCE and u not in selected]
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
+        self.listed: dict[str | None, Listed] = {}
+        self._leaving: dict[str, Collection[str]] = {}
+        self._lock = threading.Lock()
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
-        """Lists the manifests in force."""
+        """Lists the source files and the manifests in force."""
         keys = list(partitions)
+        if self.heads:
+            self.listed = list_source(self.pipeline.source, keys, self.culprit)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
 
@@ -96,13 +105,12 @@ class _Planner:
             return error
 
     def plan(self, key: str | None) -> PartitionPlan:
-        culprit = f"pipeline {self.pipeline.name!r}"
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
         self._require_inputs(key, names_in_force)
         input_names = {s: n for s, n in names_in_force.items() if n is not None}
         files: tuple[FileRecord, ...] = ()
         if self.heads:
-            files = list_files(self.pipeline.source, key, culprit)
+            files = required(self.listed[key], self.pipeline.source, key, self.culprit)
         listed = {file.url: file for file in files}
         stages = self._digests(key, files, input_names)
         if self.heads and any(stages[head].done is None for head in self.heads):
@@ -163,20 +171,19 @@ class _Planner:
         stages: Mapping[str, StagePlan],
         input_names: Mapping[str, ManifestName],
     ) -> PartitionPlan:
-        culprit = f"pipeline {self.pipeline.name!r}"
         store, name = self.store, self.pipeline.name
         inputs = {s: store.read(name, s, key, n) for s, n in input_names.items()}
         known = {s: manifest.schema for s, manifest in inputs.items()}
         fragments = None
         if self.heads:
-            table = read_footers(files, self.pipeline.source, self.rule, culprit)
+            table = read_footers(files, self.pipeline.source, self.rule, self.culprit)
             known[SOURCE], fragments = table.schema, table.fragments
         fragments = self._agreed(key, fragments, inputs)
         if not fragments and not self.pipeline.source.allow_empty:
+            whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
-                f"{culprit}: the files of {'its source' if key is None else f'partition {key!r}'} "
-                "hold no rows. If that is in order, declare the source with "
-                "vd.parquet(..., allow_empty=True)"
+                f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
+                "the source with vd.parquet(..., allow_empty=True)"
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         keys = self._keys(fragments, stages, inputs)
@@ -186,6 +193,12 @@ class _Planner:
             done = plan.done if len(parts) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(plan, keys=keys[stage], parts=parts, done=done)
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+
+    def _condemned(self, stage: str) -> Collection[str]:
+        with self._lock:
+            if stage not in self._leaving:
+                self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
+            return self._leaving[stage]
 
     def _agreed(
         self,
@@ -224,10 +237,15 @@ class _Planner:
         return known
 
     def _parts(self, key: str | None, stage: str, keys: Sequence[str]) -> dict[int, Part]:
-        """Parts that the store holds for `keys`, those that a manifest names first."""
+        """Parts that the store holds for `keys`, those that a manifest names first.
+
+        Those that are condemned and that no manifest in force names are about to be deleted.
+        """
+        partition = partition_folder(key)
         folder = self.store.parts(self.pipeline.name, stage, key)
         folders = publish_folders(self.pipeline[stage].spec, key) or (folder,)
         existing = self.store.existing_parts(*folders)
+        leaving = self._condemned(stage)
         named = {}
         if in_force := self.latest[stage].get(key):
             manifest = self.store.read(self.pipeline.name, stage, key, in_force)
@@ -239,7 +257,9 @@ class _Planner:
             known = [file for file in candidates if file in named]
             if known:
                 found[index] = Part(candidates[known[0]], named[known[0]])
-            elif candidates:
+                continue
+            candidates = {f: p for f, p in candidates.items() if f"{partition}/{f}" not in leaving}
+            if candidates:
                 file = min(candidates)
                 unread.append((index, candidates[file], file))
         with ThreadPoolExecutor(max_workers=_LISTERS) as threads:

@@ -49,6 +49,7 @@ def column_schema(schema: pa.Schema, id: str) -> dg.TableSchema:
 def stage_metadata(
     spec: StageSpec,
     id: str,
+    partition: str | None,
     manifest: Manifest,
     name: ManifestName,
     store: Store,
@@ -56,9 +57,9 @@ def stage_metadata(
     pool: PoolUse | None,
 ) -> dict[str, Any]:
     """Metadata of one partition of a stage, as plain numbers, texts and a schema."""
-    published = publish_folders(spec, manifest.partition)
-    manifests = store.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-    rows = "dagster/row_count" if manifest.partition is None else "dagster/partition_row_count"
+    published = publish_folders(spec, partition)
+    manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
+    rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
     found: dict[str, Any] = {
         rows: manifest.rows,
         "dagster/column_schema": column_schema(manifest.schema, id),

@@ -1,0 +1,183 @@
+"""Garbage: what no manifest in force needs any more, removed so that nobody misses it.
+
+A part goes in two steps. A first collection condemns it, and from then on no plan builds on it. A
+later one, when every run and reader that may have begun before is over, deletes it, unless a
+manifest names it by then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from vane_dagster.commit.location import TEMPORARY, Location
+from vane_dagster.commit.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.commit.store import ANNOUNCED, CONDEMNED, Store
+
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class Terms:
+    """When something may go.
+
+    Attributes:
+        now: Unix time in seconds.
+        keep: Seconds that a part nobody names, or a manifest not in force, is kept in any case.
+        grace: Seconds between condemning and deleting, longer than any run or reader goes on.
+        dry_run: Whether to change nothing.
+    """
+
+    now: float
+    keep: float
+    grace: float
+    dry_run: bool = False
+
+
+@dataclass
+class Collected:
+    """What was found in one stage, as URLs and sizes in bytes.
+
+    Attributes:
+        stage: Pipeline and stage, as "docs/embedding".
+        condemned: Parts that the next collection after the grace period may delete.
+        deleted: Parts that nobody needs any more.
+        manifests: Manifests that are not in force any more.
+        temporaries: What killed processes were writing.
+    """
+
+    stage: str
+    condemned: dict[str, int] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    manifests: dict[str, int] = field(default_factory=dict)
+    temporaries: dict[str, int] = field(default_factory=dict)
+
+
+def collect(store: Store, terms: Terms) -> Iterator[Collected]:
+    """Collects the garbage of every pipeline below a store's root, stage by stage.
+
+    Raises:
+        StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
+    """
+    for pipeline in store.root.folders():
+        stages = [_Stage(store, pipeline, stage) for stage in store.root.child(pipeline).folders()]
+        needed = _needed(stages, terms)
+        for stage in stages:
+            yield stage.collect(needed[stage.name], terms)
+
+
+def _needed(stages: list[_Stage], terms: Terms) -> dict[str, dict[str, Manifest]]:
+    """The manifests to keep, by stage and path.
+
+    They are those in force, those superseded of late, and those that one of them was made from.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    needed: dict[str, dict[str, Manifest]] = {stage.name: {} for stage in stages}
+    wanted = {(stage.name, path) for stage in stages for path in stage.current(terms)}
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        while wanted:
+            places = sorted(wanted)
+            opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
+            wanted = set()
+            for (name, path), manifest in zip(places, opened):
+                needed[name][path] = manifest
+                folder = path.rpartition("/")[0]
+                for upstream, text in manifest.upstream.items():
+                    place = f"{folder}/{text}"
+                    if upstream in by_name and place in by_name[upstream].manifests:
+                        wanted.add((upstream, place))
+            wanted -= {(name, path) for name, opened in needed.items() for path in opened}
+    return needed
+
+
+class _Stage:
+    """A stage's folders as they are listed; paths are relative to `parts` and to `manifests`."""
+
+    def __init__(self, store: Store, pipeline: str, name: str) -> None:
+        self.name = name
+        self._folder = store.root.child(pipeline, name)
+        self._store = store
+        self._label = f"{pipeline}/{name}"
+        # Parts first: a part that is listed is named by a manifest that is listed after it, or by
+        # none yet.
+        self._parts = self._folder.child("parts").entries()
+        self.manifests = self._folder.child("manifests").entries()
+        self._condemned = store.condemned(pipeline, name)
+
+    def open(self, path: str) -> Manifest:
+        """Reads a manifest."""
+        folder, _, name = path.rpartition("/")
+        return self._store.opened(self._folder.child("manifests", folder), name)
+
+    def current(self, terms: Terms) -> Iterator[str]:
+        """The manifests in force, announced, or superseded of late."""
+        by_folder: dict[str, list[tuple[ManifestName, str]]] = {}
+        unfinished = set()
+        for path in self.manifests:
+            folder, _, name = path.rpartition("/")
+            if parsed := ManifestName.parse(name):
+                by_folder.setdefault(folder, []).append((parsed, path))
+            elif name.startswith(ANNOUNCED):
+                unfinished.add(folder)
+                yield path
+        for folder, found in by_folder.items():
+            found.sort(key=lambda item: (item[0].sequence, item[0].plan, item[0].content))
+            for (_, path), (_, successor) in itertools.pairwise(found):
+                superseded = self.manifests[successor].modified
+                if folder in unfinished or terms.now - superseded <= terms.keep:
+                    yield path
+            yield found[-1][1]
+
+    def collect(self, needed: Mapping[str, Manifest], terms: Terms) -> Collected:
+        """Condemns and deletes; what was condemned and is needed again is pardoned."""
+        found = Collected(self._label)
+        kept = {
+            f"{path.rpartition('/')[0]}/{part.name}"
+            for path, manifest in needed.items()
+            for part in manifest.parts
+        }
+        condemned = {}
+        parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
+        for path, stored in self._parts.items():
+            since = self._condemned.get(path, terms.now)
+            if path in kept or terms.now - stored.modified <= terms.keep:
+                continue
+            if path.rpartition("/")[2].startswith(TEMPORARY):
+                found.temporaries[parts.file_url(path)] = stored.size
+            elif parse_part_name(path.rpartition("/")[2]) is None:
+                continue
+            elif terms.now - since >= terms.grace:
+                found.deleted[parts.file_url(path)] = stored.size
+            else:
+                found.condemned[parts.file_url(path)] = stored.size
+                condemned[path] = since
+        for path, stored in self.manifests.items():
+            name = path.rpartition("/")[2]
+            if name.startswith(TEMPORARY) and terms.now - stored.modified > terms.keep:
+                found.temporaries[manifests.file_url(path)] = stored.size
+            elif path not in needed and ManifestName.parse(name):
+                found.manifests[manifests.file_url(path)] = stored.size
+        if not terms.dry_run:
+            self._carry_out(found, condemned)
+        return found
+
+    def _carry_out(self, found: Collected, condemned: Mapping[str, float]) -> None:
+        if condemned != self._condemned:
+            if condemned:
+                self._folder.write(CONDEMNED, json.dumps(dict(condemned)).encode())
+            else:
+                self._folder.delete([CONDEMNED])
+        urls = [*found.manifests, *found.deleted, *found.temporaries]
+        by_folder: dict[str, list[str]] = {}
+        for url in urls:
+            folder, _, name = url.rpartition("/")
+            by_folder.setdefault(folder, []).append(name)
+        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+            options = self._folder.storage_options
+            deletions = threads.map(
+                lambda item: Location(item[0], options).delete(item[1]), by_folder.items()
+            )
+            list(deletions)

@@ -1,0 +1,213 @@
+"""A source's files, partition by partition, by as few listings as there can be."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import Any, Union
+
+import fsspec
+from fsspec.utils import glob_translate
+
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.manifest import FileRecord
+from vane_dagster.declare.source import ParquetSource
+from vane_dagster.errors import SourceError
+from vane_dagster.plan.source import file_record
+
+_LISTERS = 16
+_LISTED_ONE_BY_ONE = 64
+_MAGIC = re.compile(r"[*?\[]")
+
+Listed = Union[tuple[FileRecord, ...], SourceError]
+"""The files of a partition, sorted by URL and perhaps none, or why they cannot be listed."""
+
+
+def list_source(
+    source: ParquetSource, partitions: Sequence[str | None], culprit: str
+) -> dict[str | None, Listed]:
+    """The source files of some partitions.
+
+    Few partitions are listed one by one, side by side. Many are found by one recursive listing of
+    the folder that they have in common.
+    """
+    source_fs = Location(source.url, source.storage_options).fs
+    source_fs.invalidate_cache()
+    if len(partitions) > _LISTED_ONE_BY_ONE:
+        return _list_together(source, partitions, culprit)
+    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+        found = threads.map(lambda key: _list_one(source, key, culprit), partitions)
+        return dict(zip(partitions, found))
+
+
+def list_files(
+    source: ParquetSource, partition: str | None, culprit: str
+) -> tuple[FileRecord, ...]:
+    """The source files of one partition, sorted by URL.
+
+    Raises:
+        SourceError: If there are none, or the listing fails.
+    """
+    return required(
+        list_source(source, [partition], culprit)[partition], source, partition, culprit
+    )
+
+
+def required(
+    listed: Listed, source: ParquetSource, partition: str | None, culprit: str
+) -> tuple[FileRecord, ...]:
+    """The files, of which there have to be some.
+
+    Raises:
+        SourceError: If there are none, or they could not be listed.
+    """
+    if isinstance(listed, SourceError):
+        raise listed
+    if not listed:
+        where = "" if partition is None else f" for partition {partition!r}"
+        raise SourceError(
+            f"{culprit}: no Parquet file{where} at {source.url_for(partition)!r}; expected a file, "
+            "a folder that holds *.parquet, or a glob that matches some. Check the path, or write "
+            "the partition first"
+        )
+    return listed
+
+
+def _list_one(source: ParquetSource, partition: str | None, culprit: str) -> Listed:
+    try:
+        location = _place(source, partition)
+        return _recorded(location.fs, _expand(location.fs, location.path))
+    except SourceError as error:
+        return SourceError(f"{culprit}: {error}")
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
+        return _unlisted(source.url_for(partition), error, culprit)
+
+
+def _unlisted(url: str, error: Exception, culprit: str) -> SourceError:
+    made = SourceError(
+        f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. Check the "
+        "URL and the credentials"
+    )
+    made.__cause__ = error
+    return made
+
+
+def _place(source: ParquetSource, partition: str | None) -> Location:
+    """A partition's pattern, in which the key stands for itself."""
+    if partition is not None and ".." in re.split(r"[/\\|]", str(partition)):
+        raise SourceError(
+            f"partition {str(partition)!r} would leave the source's folder; expected a key without "
+            "'..' between separators"
+        )
+    return Location(source.url_for(partition, escape=glob.escape), source.storage_options)
+
+
+def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
+    if not glob.has_magic(path):
+        return list(_data_below(fs, path))
+    fixed = len(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0])
+    files = {}
+    for name, info in fs.glob(path, detail=True).items():
+        if _is_hidden(name[fixed:]):
+            continue
+        found = [info] if info["type"] == "file" else _data_below(fs, name)
+        files.update({info["name"]: info for info in found})
+    return list(files.values())
+
+
+def _data_below(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[dict[str, Any]]:
+    """The file at a path, or the Parquet files in the folder there."""
+    base = len(path.rstrip("/")) + 1
+    for name, info in _files_below(fs, path).items():
+        if name == path or _is_data(name[base:]):
+            yield info
+
+
+def _files_below(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = fs.find(path, detail=True)
+    except FileNotFoundError:  # of a bucket
+        return {}
+    return found
+
+
+def _is_data(relative: str) -> bool:
+    return relative.endswith(".parquet") and not _is_hidden(relative)
+
+
+def _is_hidden(relative: str) -> bool:
+    """Whether a path goes through a name as `.x` or `_x`, which readers of Parquet pass over."""
+    return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
+
+
+def _recorded(
+    fs: fsspec.AbstractFileSystem, found: Collection[dict[str, Any]]
+) -> tuple[FileRecord, ...]:
+    return tuple(sorted((file_record(fs, info) for info in found), key=lambda record: record.url))
+
+
+class _Pattern:
+    """Which files are a partition's: those that `literal` leads to, or a glob matches."""
+
+    def __init__(self, partition: str | None, path: str) -> None:
+        self.partition = partition
+        self.literal = _MAGIC.split(path, maxsplit=1)[0]
+        self._glob = re.compile(glob_translate(path)) if self.literal != path else None
+        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
+
+    def matches(self, path: str) -> bool:
+        """Whether it takes a file whose path begins with `literal`."""
+        relative = path[self._fixed :]
+        if self._glob is None:
+            return path == self.literal or (
+                path[: self._fixed] == f"{self.literal}/" and _is_data(relative)
+            )
+        if _is_hidden(relative):
+            return False
+        if self._glob.fullmatch(path):
+            return True
+        folders = PurePosixPath(path).parents
+        return path.endswith(".parquet") and any(
+            self._glob.fullmatch(str(folder))
+            for folder in folders
+            if len(str(folder)) >= len(self.literal)
+        )
+
+
+def _list_together(
+    source: ParquetSource, partitions: Sequence[str | None], culprit: str
+) -> dict[str | None, Listed]:
+    found: dict[str | None, Listed] = {}
+    patterns: dict[str, list[_Pattern]] = {}
+    for key in partitions:
+        try:
+            pattern = _Pattern(key, _place(source, key).path)
+        except SourceError as error:
+            found[key] = SourceError(f"{culprit}: {error}")
+        else:
+            patterns.setdefault(pattern.literal, []).append(pattern)
+    fs = Location(source.url, source.storage_options).fs
+    lengths = sorted({len(literal) for literal in patterns})
+    files: dict[str | None, list[dict[str, Any]]] = {}
+    try:
+        for path, info in _files_below(fs, _common_folder(patterns)).items():
+            for length in lengths:
+                for pattern in patterns.get(path[:length], ()):
+                    if pattern.matches(path):
+                        files.setdefault(pattern.partition, []).append(info)
+                if length >= len(path):
+                    break
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
+        return dict.fromkeys(partitions, _unlisted(source.url, error, culprit))
+    listed = {key: _recorded(fs, files.get(key, ())) for key in partitions if key not in found}
+    return {**found, **listed}
+
+
+def _common_folder(literals: Collection[str]) -> str:
+    first, last = min(literals), max(literals)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last))
+    return "".join(letter for letter, _ in same).rpartition("/")[0] or "/"
