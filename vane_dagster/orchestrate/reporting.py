@@ -144,17 +144,18 @@ class RunReport:
         self._progress.close()
 
     def results(self) -> Iterator[dg.MaterializeResult[Any]]:
-        """What the step yields.
+        """What the step yields: each stage of which no partition failed.
 
         Raises:
             dg.Failure: If a partition failed; the others are materialized all the same.
         """
-        if self._failed:
-            raise self._failure()
+        failed = {failure.stage for failure in self._failed}
         for stage in self._pipeline.stages:
             key = stage_key(self._pipeline, stage)
-            if key in self._context.selected_asset_keys:
+            if key in self._context.selected_asset_keys and stage not in failed:
                 yield dg.MaterializeResult(asset_key=key, metadata=LOGGED_ALREADY)
+        if self._failed:
+            raise self._failure()
 
     def _failure(self) -> dg.Failure:
         roots = [failure for failure in self._failed if failure.because is None]
