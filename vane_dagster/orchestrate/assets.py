@@ -3,6 +3,7 @@
 Dagster reads the annotations of the steps as they are, so they must not be postponed here.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,11 +81,6 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
     """See `Pipeline.build_source`."""
     key = stage_key(pipeline, SOURCE)
 
-    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
-        name=f"{pipeline.name}_source",
-        specs=[source_spec(pipeline, options)],
-        partitions_def=pipeline.partitions_def,
-    )
     def observe_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
         partitions: Sequence[str | None]
         if pipeline.partitions_def is None:
@@ -103,8 +99,16 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
         context.log.info(f"{changed} of {len(partitions)} partitions have changed")
         yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
 
-    assert isinstance(observe_source, dg.AssetsDefinition)
-    return observe_source
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.multi_observable_source_asset(
+            name=f"{pipeline.name}_source",
+            specs=[source_spec(pipeline, options)],
+            partitions_def=pipeline.partitions_def,
+        )
+    made = decorate(observe_source)
+    assert isinstance(made, dg.AssetsDefinition)
+    return made
 
 
 def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
