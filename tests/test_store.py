@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from vane_dagster.commit.manifest import (
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.commit.writer import PartTarget, read_part, write_part
 from vane_dagster.plan.listing import list_files
+from vane_dagster.plan.planner import plan_run
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +256,17 @@ KEYS = st.one_of(
 def test_no_two_partitions_share_a_folder(keys):
     one, other = map(partition_folder, keys)
     assert one.lower() != other.lower()
+
+
+def test_entries_say_when_files_were_changed(root):
+    root.child("a").write("x.json", b"12")
+    ((path, stored),) = root.entries().items()
+    assert path == "a/x.json"
+    assert stored.size == 2
+    assert abs(time.time() - stored.modified) < 3600
+    assert root.folders() == ["a"]
+    assert root.child("nothing").entries() == {}
+    assert root.child("nothing").folders() == []
 
 
 @given(KEYS)
@@ -671,3 +684,38 @@ def test_a_source_on_s3_that_is_not_there(s3, tmp_path, local, materialize):
             materialize(docs, local)
         assert words in raised.value.description
         assert url in raised.value.description
+
+
+def test_planning_many_done_partitions_on_s3_is_two_listings(s3, local, caplog):
+    """One of the source and one of the manifests, however many partitions there are."""
+    base = f"lake/{uuid.uuid4().hex}"
+    fs = fsspec.filesystem("s3", **s3)
+    keys = [f"p{number}" for number in range(70)]
+    for key in keys:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(3)]}), sink)
+        fs.pipe_file(f"{base}/src/{key}/a.parquet", sink.getvalue().to_pybytes())
+    many = vd.Pipeline(
+        "many",
+        source=vd.parquet(f"s3://{base}/src/{{partition_key}}", storage_options=s3),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    many.project("clean", ["id"])
+    store = vd.FragmentStore(root=f"s3://{base}/store", storage_options=s3)
+    whole = {
+        "dagster/asset_partition_range_start": "p0",
+        "dagster/asset_partition_range_end": "p69",
+    }
+    resources = {"compute": local, "store": store}
+    assert dg.materialize([many.build_assets()], resources=resources, tags=whole).success
+
+    caplog.clear()
+    planned = plan_run(many, ["clean"], keys, store.open())
+
+    assert all(partition.stages["clean"].done for partition in planned.partitions)
+    asked = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
+    listings = [line for line in asked if "list-type=2" in line]
+    assert len(listings) == 2, listings
+    others = [line for line in asked if line not in listings]
+    assert all("/store/many/fragments.json" in line for line in others), others

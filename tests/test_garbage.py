@@ -1,0 +1,211 @@
+"""Parts that nobody needs are removed, and never one that somebody does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from conftest import metadata, read_stage, write_source
+
+import vane_dagster as vd
+from vane_dagster.cli import main
+from vane_dagster.commit.garbage import Collected, Terms, collect
+from vane_dagster.commit.location import Location
+from vane_dagster.commit.store import Store
+
+DAY = 86_400.0
+KEEP = 7 * DAY
+GRACE = DAY
+
+
+def docs(root: Path, text: str = "lower(text)", **fragments: int) -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(root / "src")), id="id", **fragments)
+    clean = pipeline.project("clean", {"id": "id", "text": text})
+    clean.project("long", {"length": "length(text)"})
+    return pipeline
+
+
+@pytest.fixture
+def made(tmp_path, local, materialize):
+    """A store that holds two versions of both stages."""
+    write_source(tmp_path / "src", {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
+    materialize(docs(tmp_path), local)
+    materialize(docs(tmp_path, "upper(text)"), local)
+    return tmp_path
+
+
+def gc(root: Path, days: float = 0.0, **terms) -> dict[str, Collected]:
+    """Collects as if some days had passed."""
+    given = {"now": time.time() + days * DAY, "keep": KEEP, "grace": GRACE, **terms}
+    return {f.stage: f for f in collect(Store(Location(str(root / "store"))), Terms(**given))}
+
+
+def counts(found: Mapping[str, Collected]) -> dict[str, tuple[int, int, int, int]]:
+    return {
+        stage: (len(f.condemned), len(f.deleted), len(f.manifests), len(f.temporaries))
+        for stage, f in found.items()
+    }
+
+
+def files(root: Path, stage: str) -> tuple[int, int]:
+    folder = root / "store" / "docs" / stage
+    parts = list(folder.glob("parts/*/*.parquet"))
+    return len(parts), len(list(folder.glob("manifests/*/*.json")))
+
+
+def test_former_versions_go_in_two_steps(made):
+    assert files(made, "clean") == (2, 2)
+    assert counts(gc(made)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+
+    assert counts(gc(made, 8))["docs/clean"] == (1, 0, 1, 0)
+    assert files(made, "clean") == (2, 1)
+    assert counts(gc(made, 8.5))["docs/clean"] == (1, 0, 0, 0), "the grace period is not over"
+
+    assert counts(gc(made, 9.1))["docs/clean"] == (0, 1, 0, 0)
+    assert files(made, "clean") == (1, 1)
+    assert files(made, "long") == (1, 1)
+    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["A", "BB", "CCC"]
+    assert counts(gc(made, 100)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+    assert not (made / "store/docs/clean/condemned.json").exists()
+
+
+def test_dry_run_changes_nothing(made):
+    before = sorted((made / "store").rglob("*"))
+    assert counts(gc(made, 8, dry_run=True))["docs/clean"] == (1, 0, 1, 0)
+    assert sorted((made / "store").rglob("*")) == before
+
+
+def test_nothing_is_computed_again_after_a_collection(made, local, materialize):
+    gc(made, 8)
+    gc(made, 10)
+    result = materialize(docs(made, "upper(text)"), local)
+    assert metadata(result, "clean")["fragments_computed"] == 0
+
+
+def test_condemned_parts_are_not_built_on(made, local, materialize):
+    """The plan may not rely on a part that the next collection deletes."""
+    gc(made, 8)
+    result = materialize(docs(made), local)
+    assert metadata(result, "clean")["fragments_computed"] == 1
+    assert files(made, "clean")[0] in (2, 3), "the same bytes have the same name"
+    gc(made, 10)
+    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+
+
+def test_a_part_that_is_named_again_is_pardoned(made, local, materialize):
+    """A run that planned before the condemnation, and committed after it."""
+    gc(made, 8)
+    (made / "store/docs/clean/condemned.json").rename(made / "kept.json")
+    assert metadata(materialize(docs(made), local), "clean")["fragments_reused"] == 1
+    (made / "kept.json").rename(made / "store/docs/clean/condemned.json")
+
+    assert counts(gc(made, 10))["docs/clean"][1] == 0
+    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+    assert read_stage(made / "store", "docs", "long").num_rows == 3
+
+
+def test_unfinished_work_is_kept_for_its_time(made, local, materialize):
+    """Parts that no manifest names yet are what a killed run left for the next."""
+    folder = made / "store/docs/clean"
+    shutil.rmtree(folder / "manifests")
+    shutil.rmtree(made / "store/docs/long")
+    assert counts(gc(made, 6)) == {"docs/clean": (0, 0, 0, 0)}
+    assert metadata(materialize(docs(made), local), "clean")["fragments_reused"] == 1
+
+
+def test_what_led_to_a_manifest_in_force_is_kept(made, local, materialize):
+    """`long` was made from the first `clean`, which is not in force any more."""
+    write_source(made / "src", {"id": [1, 2], "text": ["A", "B"]})
+    materialize(docs(made, "trim(text)"), local, select=["clean"])
+    gc(made, 8)
+    gc(made, 20)
+    manifest = json.loads(next((made / "store/docs/long/manifests").glob("*/*.json")).read_bytes())
+    upstream = manifest["upstream"]["clean"]
+    (named,) = (made / "store/docs/clean/manifests").glob(f"*/{upstream}")
+    (part,) = json.loads(named.read_bytes())["parts"]
+    name = f"{part['key']}-{part['digest']}.parquet"
+    assert list((made / "store/docs/clean/parts").glob(f"*/{name}"))
+    assert files(made, "clean") == (2, 2)
+
+
+def test_what_killed_writers_left_is_removed(made):
+    folder = next((made / "store/docs/clean/parts").iterdir())
+    (folder / ".writing-00ff").write_bytes(b"half a part")
+    (folder / "notes.txt").write_text("of somebody else")
+    assert counts(gc(made, 1))["docs/clean"] == (0, 0, 0, 0)
+    assert counts(gc(made, 8))["docs/clean"] == (1, 0, 1, 1)
+    assert sorted(p.suffix for p in folder.iterdir()) == [".parquet", ".parquet", ".txt"]
+
+
+def test_published_files_and_their_manifest_are_left_alone(tmp_path, local, materialize):
+    write_source(tmp_path / "src", {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
+    for text in ("text", "upper(text)"):
+        pipeline = docs(tmp_path, text)
+        pipeline["clean"].write("out", str(tmp_path / "out"))
+        materialize(pipeline, local)
+    published = sorted((tmp_path / "out").iterdir())
+    gc(tmp_path, 8)
+    gc(tmp_path, 20)
+    assert sorted((tmp_path / "out").iterdir()) == published
+    pipeline = docs(tmp_path, "upper(text)")
+    pipeline["clean"].write("out", str(tmp_path / "out"))
+    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
+
+
+def test_store_in_memory(made):
+    """File systems tell in different words when a file was changed."""
+    fs = fsspec.filesystem("memory")
+    for path in (made / "store").rglob("*"):
+        if path.is_file():
+            fs.pipe_file(f"/gc/{path.relative_to(made / 'store')}", path.read_bytes())
+    opened = Store(Location("memory://gc"))
+    found = counts({f.stage: f for f in collect(opened, Terms(time.time(), KEEP, GRACE))})
+    assert found["docs/clean"] == (0, 0, 0, 0)
+    now = time.time() + 8 * DAY
+    found = counts({f.stage: f for f in collect(opened, Terms(now, KEEP, GRACE))})
+    assert found["docs/clean"] == (1, 0, 1, 0)
+
+
+# The command
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["store", "gc", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_command(made):
+    store = str(made / "store")
+    assert run(store) == "Nothing to remove in 2 stages.\n"
+    for path in (made / "store").rglob("*.*"):
+        os.utime(path, (time.time() - 30 * DAY,) * 2)
+    said = run(store, "--dry-run", "--verbose")
+    assert "docs/clean: would have deleted 1 former manifest (" in said
+    assert ", condemned 1 part (" in said
+    assert f"  would have condemned {store}/docs/clean/parts/~unpartitioned/" in said
+    assert files(made, "clean") == (2, 2)
+    assert "docs/clean: deleted 1 former manifest (" in run(store)
+    assert "docs/clean: deleted 1 part (" in run(store, "--grace", "0s")
+    assert files(made, "clean") == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "--keep", "week"], "'week' is no duration; expected a number with s, m, h or d"),
+        (["x", "--storage-options", "[1]"], "expected a JSON object"),
+        ([], "Missing argument 'ROOT'"),
+    ],
+)
+def test_command_refuses(arguments, words):
+    result = CliRunner().invoke(main, ["store", "gc", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output

@@ -1,0 +1,118 @@
+"""How a source's files are found: partitions one by one, or many by one listing."""
+
+from __future__ import annotations
+
+import dagster as dg
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from vane_dagster.errors import SourceError
+from vane_dagster.plan.listing import _list_together, list_source
+
+MEMORY = fsspec.filesystem("memory")
+FILES = (
+    "2026-01-01/a.parquet",
+    "2026-01-01/deep/b.parquet",
+    "2026-01-01/_temporary/c.parquet",
+    "2026-01-01/.hidden.parquet",
+    "2026-01-01/notes.txt",
+    "2026-01-010/a.parquet",
+    "2026-01-02.parquet",
+    "2026-01-02/a.parquet",
+    "part-2026-01-01-x.parquet",
+    "part-2026-01-02-x.parquet",
+    "_part-2026-01-02-x.parquet",
+    "eu/2026-01-01/a.parquet",
+    "eu/2026-01-01/a.parquet.crc",
+    "us/2026-01-01/a.parquet",
+    "[x]/a.parquet",
+    "a*/a.parquet",
+    "ab/a.parquet",
+)
+KEYS = ("2026-01-01", "2026-01-010", "2026-01-02", "2026-01-03", "[x]", "a*", "eu", "../src")
+PATTERNS = (
+    "{partition_key}",
+    "{partition_key}/",
+    "{partition_key}/*.parquet",
+    "{partition_key}/**/*.parquet",
+    "{partition_key}.parquet",
+    "part-{partition_key}-*.parquet",
+    "*{partition_key}*",
+    "*/{partition_key}",
+    "??/{partition_key}/a.parquet",
+    "{partition_key}/deep",
+    "{partition_key}/d*",
+    "[ep]*/{partition_key}",
+)
+
+
+@pytest.fixture(scope="module", params=["file", "memory"])
+def root(request, tmp_path_factory) -> str:
+    if request.param == "file":
+        base = str(tmp_path_factory.mktemp("listing"))
+        fs, folder = fsspec.filesystem("file"), f"{base}/src"
+    else:
+        fs, folder = MEMORY, "/listing/src"
+    for name in FILES:
+        fs.makedirs(f"{folder}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{folder}/{name}", name.encode())
+    return folder if request.param == "file" else f"memory:/{folder}"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_listing_together_finds_what_listing_one_by_one_finds(root, pattern):
+    source = vd.parquet(f"{root}/{pattern}")
+    single = list_source(source, KEYS, "here")
+    together = _list_together(source, KEYS, "here")
+    assert set(together) == set(KEYS)
+    for key in KEYS:
+        assert described(together[key]) == described(single[key]), key
+
+
+def described(listed):
+    return str(listed) if isinstance(listed, SourceError) else [file.url for file in listed]
+
+
+def test_every_pattern_finds_something(root):
+    for pattern in PATTERNS:
+        found = list_source(vd.parquet(f"{root}/{pattern}"), KEYS, "here").values()
+        assert any(not isinstance(files, SourceError) and files for files in found), pattern
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sets(st.text("ab/.-_", min_size=1, max_size=6), min_size=1, max_size=8),
+    st.sets(st.text("ab.-_", min_size=1, max_size=3), min_size=1, max_size=6),
+)
+def test_listings_agree_on_any_tree(names, keys):
+    folder = "/any"
+    if MEMORY.exists(folder):
+        MEMORY.rm(folder, recursive=True)
+    for name in names:
+        MEMORY.pipe_file(f"{folder}/x/{name.strip('/')}/f.parquet", b"1")
+    for pattern in ("x/{partition_key}", "x/*{partition_key}*/*.parquet"):
+        source = vd.parquet(f"memory:/{folder}/{pattern}")
+        together = _list_together(source, sorted(keys), "here")
+        single = list_source(source, sorted(keys), "here")
+        assert {k: described(v) for k, v in together.items()} == {
+            k: described(v) for k, v in single.items()
+        }
+
+
+def test_a_key_never_leads_out_of_the_source(root):
+    source = vd.parquet(f"{root}/eu/{{partition_key}}")
+    for key in ("../us", "..", "a/../../us"):
+        listed = list_source(source, [key], "here")[key]
+        assert isinstance(listed, SourceError)
+        assert "would leave the source's folder" in str(listed)
+
+
+def test_dimensions_of_a_multi_partition(root):
+    source = vd.parquet(f"{root}/{{partition_key.region}}/{{partition_key.day}}")
+    keys = [dg.MultiPartitionKey({"day": "2026-01-01", "region": r}) for r in ("eu", "us", "as")]
+    together = _list_together(source, keys, "here")
+    assert [len(together[key]) for key in keys] == [1, 1, 0]
+    assert together == list_source(source, keys, "here")
