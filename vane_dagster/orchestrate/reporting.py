@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -135,6 +135,7 @@ class RunReport:
                     "dagster/data_version_is_user_provided": "true",
                     "dagster/code_version": code_version(manifest.definition),
                     **self._provenance.tags(key, partition, versions),
+                    **_dimension_tags(partition),
                 },
             )
         )
@@ -172,6 +173,12 @@ class RunReport:
             description=description,
             metadata={"failed_stages": ", ".join(dict.fromkeys(f.stage for f in self._failed))},
         )
+
+
+def _dimension_tags(partition: str | None) -> dict[str, str]:
+    """What Dagster tags the event of a multi-partition with."""
+    keys: Mapping[str, str] = getattr(partition, "keys_by_dimension", {})
+    return {f"dagster/partition/{dimension}": key for dimension, key in keys.items()}
 
 
 def _source_log(
