@@ -78,7 +78,7 @@ class RunReport:
                 self._log.error(_told(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
-        elif isinstance(event, WaveStarted):
+        elif isinstance(event, WaveStarted) and event.count > 1:
             models = f", models {', '.join(event.models)}" if event.models else ""
             self._log.info(
                 f"wave {event.index} of {event.count}: {', '.join(event.stages)}{models}"
@@ -89,11 +89,14 @@ class RunReport:
             self._log.warning(event.text)
 
     def _worker_ready(self, event: WorkerReady) -> None:
+        """Logs each load, and of warm workers the first of a model: there may be hundreds."""
         report = event.report
-        state = "was warm" if report.warm else f"loaded in {report.seconds:.1f} s"
-        self._log.info(
-            f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
-        )
+        first = not any(self._uses[stage].warm for stage in event.stages if stage in self._uses)
+        if first or not report.warm:
+            state = "is warm" if report.warm else f"loaded in {report.seconds:.1f} s"
+            self._log.info(
+                f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
+            )
         for stage in event.stages:
             use = self._uses.setdefault(stage, PoolUse())
             use.loads += not report.warm
