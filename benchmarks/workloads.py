@@ -178,7 +178,7 @@ def workload(key: str, quick: bool = False) -> Workload:
     if key == "b":
         return Workload(
             "b", "50 ms of sleep a batch of 64 rows", Sleeper, ("x",), "y", keeps=("id", "x"),
-            partitions=1, files=2 if quick else 4, rows=128 if quick else 1600, batch_size=64,
+            partitions=1, files=2 if quick else 4, rows=128 if quick else 6400, batch_size=64,
             passes=2, sleep=0.05,
         )  # fmt: skip
     if key == "c":

@@ -10,7 +10,7 @@ from vane_dagster.execute.work import PoolSpec
 
 DEFAULT_BATCH = 4096
 """Rows that a stage without a batch size is handed at least, where there are as many."""
-_SLICE_SECONDS = 0.25
+_SLICE_SECONDS = 0.5
 _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
 _SMALL_SECONDS = 0.2
@@ -64,7 +64,7 @@ class Pacing:
         return seconds <= _SMALL_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
 
     def slice_rows(self, spec: MapBatchesSpec, left: int, workers: int, last: bool) -> int:
-        """Rows of the next slice of a table: whole units worth some 250 ms, fewer towards the end.
+        """Rows of the next slice of a table: whole units worth some 500 ms, fewer towards the end.
 
         A unit is a batch, or as many batches as an async worker has in flight.
 
