@@ -47,7 +47,7 @@ type: $(VENV)/.test
 
 clean:
 	@if [ -x $(BIN)/vane-dagster ]; then $(BIN)/vane-dagster cluster stop || true; fi
-	rm -rf $(addprefix $(VANE_DEMO_DATA)/,stdlib store published dagster logs)
+	rm -rf $(addprefix $(VANE_DEMO_DATA)/,stdlib store published questions published_questions dagster logs)
 	@rmdir $(VANE_DEMO_DATA) 2>/dev/null || true
 	rm -rf $(VENV) build dist
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,7 +1,25 @@
-"""The demo: semantic search over the documentation of Python's own standard library."""
+"""The demo: semantic search over the documentation of Python's own standard library.
+
+Two pipelines share one warm model: `docs` embeds what can be found, `questions` what people asked.
+"""
 
 from __future__ import annotations
 
-from definitions.assets import defs
+import dagster as dg
+
+import vane_dagster as vd
+from definitions import docs, questions
+from definitions.settings import data_folder
 
 __all__ = ["defs"]
+
+defs = dg.Definitions(
+    assets=[*docs.assets, *questions.assets],
+    jobs=[docs.job, questions.job],
+    schedules=[questions.schedule],
+    resources={
+        "compute": vd.RayCompute(cluster=vd.LocalCluster()),
+        "store": vd.FragmentStore(root=str(data_folder() / "store")),
+    },
+    executor=dg.in_process_executor,  # the work is on the cluster: a process a step gains nothing
+)

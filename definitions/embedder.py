@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 DIMENSIONS = 384
+SCHEMA = {"embedding": f"FLOAT[{DIMENSIONS}]"}
 
 
 class SentenceEmbedder:

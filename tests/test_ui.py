@@ -107,9 +107,12 @@ def page() -> Iterator[Any]:
     shutil.rmtree(profile, ignore_errors=True)
 
 
-def test_asset_graph_draws_the_source_and_every_stage(webserver, page):
-    page.goto(f"{webserver}/locations/definitions/asset-groups/stdlib_search/lineage")
-    for name in ("stdlib_docs", *STAGES):
+@pytest.mark.parametrize(
+    ("group", "source"), [("stdlib_search", "stdlib_docs"), ("questions", "source")]
+)
+def test_asset_graph_draws_the_source_and_every_stage(webserver, page, group, source):
+    page.goto(f"{webserver}/locations/definitions/asset-groups/{group}/lineage")
+    for name in (source, *STAGES):
         page.get_by_text(name, exact=True).first.wait_for(timeout=60_000)
     # The edges between them, as the graph draws them.
     assert page.locator("svg path").count() >= len(STAGES)

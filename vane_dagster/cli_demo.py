@@ -46,11 +46,22 @@ def demo(partitions: str) -> None:
 @click.argument("question")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Answers.")
 def search(question: str, top: int) -> None:
-    """Finds names of the standard library by what they do, from the published vectors."""
+    """Finds names of the standard library by what they do, and remembers what was asked."""
     module = _demo_module("search")
     module.published_files()
     _check_extra()
-    _show(module.search(question, top))
+    hits = module.search(question, top)
+    _show(hits)
+    _remember(question, hits[0])
+
+
+def _remember(question: str, best: Any) -> None:
+    """Leaves the question to the demo's pipeline of questions."""
+    try:
+        importlib.import_module("definitions.asked").remember(question, best)
+    except Exception as error:  # whatever it is: the answer was given, and that was the task
+        reason = f"{type(error).__name__}: {error}"
+        click.echo(f"Warning: the question was not remembered: {reason}", err=True)
 
 
 def _command() -> str:

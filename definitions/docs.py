@@ -1,20 +1,16 @@
-"""The demo's assets: an ordinary one that extracts, and a pipeline that embeds and publishes.
+"""The documentation: an ordinary asset that extracts, a pipeline that embeds and publishes.
 
 Dagster reads the annotations of assets as they are, so they must not be postponed here.
 """
 
 import hashlib
-import os
-import secrets
 import warnings
-from pathlib import Path
 
 import dagster as dg
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 import vane_dagster as vd
-from definitions.embedder import DIMENSIONS, SentenceEmbedder
+from definitions.embedder import SCHEMA, SentenceEmbedder
+from definitions.files import write_parquet
 from definitions.settings import PARTITIONS, data_folder
 from definitions.stdlib import extract
 
@@ -39,24 +35,12 @@ def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # t
     for package in context.partition_keys:
         table = extract(package)
         target = DATA / "stdlib" / package / "docs.parquet"
-        contents.update(_write(table, target))
+        contents.update(write_parquet(table, target))
         context.add_asset_metadata(
             {"dagster/partition_row_count": table.num_rows, "dagster/uri": str(target)},
             partition_key=package,
         )
     return dg.MaterializeResult(data_version=dg.DataVersion(contents.hexdigest()))
-
-
-def _write(table: pa.Table, target: Path) -> bytes:
-    """Puts a file in place whole or not at all, and returns what it holds."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    written: bytes = sink.getvalue().to_pybytes()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{secrets.token_hex(8)}")
-    unfinished.write_bytes(written)
-    os.replace(unfinished, target)
-    return written
 
 
 docs = vd.Pipeline(
@@ -85,7 +69,7 @@ clean = docs.project(
 embedding = clean.map_batches(
     "embedding",
     SentenceEmbedder,
-    schema={"embedding": f"FLOAT[{DIMENSIONS}]"},
+    schema=SCHEMA,
     columns=["text"],
     batch_size=32,
     description="A vector of length 1 for each text, by all-MiniLM-L6-v2.",
@@ -106,11 +90,10 @@ enriched.write(
     kinds={"parquet"},
 )
 
-defs = dg.Definitions(
-    assets=[stdlib_docs, docs.build_assets()],
-    resources={
-        "compute": vd.RayCompute(cluster=vd.LocalCluster()),
-        "store": vd.FragmentStore(root=str(DATA / "store")),
-    },
-    executor=dg.in_process_executor,  # the work is on the cluster: a process a step gains nothing
+assets = [stdlib_docs, docs.build_assets()]
+
+job = dg.define_asset_job(
+    "stdlib_search",
+    selection=dg.AssetSelection.groups(GROUP),
+    description="Extracts, embeds and publishes packages of the standard library.",
 )

@@ -1,0 +1,47 @@
+"""Remembers what people ask of `vane-dagster search`: a small Parquet file for each question."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+
+from definitions.files import write_parquet
+from definitions.search import Hit
+from definitions.settings import data_folder
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "asked_at": pa.timestamp("us"),  # in UTC, as the days are
+        "question": pa.string(),
+        "answer": pa.string(),
+        "score": pa.float64(),
+    }
+)
+
+
+def day_folder(day: str) -> Path:
+    """Where the questions of a day lie, which is written as 2026-01-31."""
+    return data_folder() / "questions" / day
+
+
+def remember(question: str, best: Hit) -> Path:
+    """Writes down a question with the best answer to it, among those of today.
+
+    Returns:
+        The file.
+    """
+    now = datetime.now(timezone.utc)
+    row = {
+        "id": secrets.token_hex(8),
+        "asked_at": now.replace(tzinfo=None),
+        "question": question,
+        "answer": best.qualname,
+        "score": best.score,
+    }
+    target = day_folder(f"{now:%Y-%m-%d}") / f"{now:%H%M%S}-{row['id']}.parquet"
+    write_parquet(pa.Table.from_pylist([row], schema=SCHEMA), target)
+    return target

@@ -1,0 +1,88 @@
+"""What people asked, embedded day by day: a daily-partitioned pipeline with a job and a schedule.
+
+Its source is written by nobody in Dagster: each `vane-dagster search` leaves a file. So it is
+observed, and Dagster knows which days have new questions. Its model is that of the pipeline `docs`,
+class and arguments alike, and so both use the same warm workers.
+
+Dagster reads the annotations of schedules as they are, so they must not be postponed here.
+"""
+
+from datetime import timedelta, timezone
+
+import dagster as dg
+
+import vane_dagster as vd
+from definitions.asked import day_folder
+from definitions.embedder import SCHEMA, SentenceEmbedder
+from definitions.settings import data_folder
+
+GROUP = "questions"
+TEXT = r"trim(regexp_replace(question, '\s+', ' ', 'g'))"
+
+questions = vd.Pipeline(
+    "questions",
+    source=vd.parquet(f"{day_folder('{partition_key}')}/*.parquet"),
+    id="id",
+    # Today is a partition too: run again, it computes only what was asked since.
+    partitions_def=dg.DailyPartitionsDefinition("2026-01-01", timezone="UTC", end_offset=1),
+    group_name=GROUP,
+)
+
+clean = questions.project(
+    "clean",
+    {"asked_at": "asked_at", "text": TEXT, "answer": "answer", "score": "score"},
+    where=f"{TEXT} <> ''",
+    description="Questions that say something, each with the best answer it got and its score.",
+    kinds={"duckdb"},
+)
+
+embedding = clean.map_batches(
+    "embedding",
+    SentenceEmbedder,
+    schema=SCHEMA,
+    columns=["text"],
+    batch_size=32,
+    description="A vector of length 1 for each question, by the warm model of docs/embedding.",
+    kinds={"pytorch"},
+)
+
+enriched = questions.join(
+    "enriched",
+    clean,
+    embedding,
+    description="The questions and their vectors side by side.",
+)
+
+enriched.write(
+    "published",
+    f"{data_folder()}/published_questions/{{partition_key}}",
+    description="A plain folder of Parquet for each day, to see what people look for.",
+    kinds={"parquet"},
+)
+
+source = questions.build_source(
+    description="A file for each question, left by `vane-dagster search`.",
+)
+assets = [source, questions.build_assets()]
+
+job = dg.define_asset_job(
+    "daily_questions",
+    selection=[stage.key for stage in questions],
+    description="Embeds and publishes the questions of a day.",
+)
+
+
+@dg.schedule(
+    name="daily_questions_schedule",
+    job=job,
+    cron_schedule="0 1 * * *",
+    execution_timezone="UTC",
+    description="Each night, the questions of the day that has ended.",
+)
+def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    """Requests the day before, if anything was asked on it."""
+    now = context.scheduled_execution_time.astimezone(timezone.utc)
+    day = f"{now - timedelta(days=1):%Y-%m-%d}"
+    if not any(day_folder(day).glob("*.parquet")):
+        return dg.SkipReason(f"nobody asked anything on {day}")
+    return dg.RunRequest(run_key=day, partition_key=day)
