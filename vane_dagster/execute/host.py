@@ -93,14 +93,14 @@ class Host:
         self.busy += 1
         try:
             table, facts = self._do(work, tables)
+            if facts.pop("cancelled", False):  # only some of its batches are done
+                return None, Report(cancelled=True)
             facts["part"] = write_part(table, work.target) if work.target else None
         except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
             return None, Report(fault=work_fault(work, error), output=self._printed.drain())
         finally:
             self.busy -= 1
         self.served += facts.get("batches", 1)
-        if facts.pop("cancelled", False):
-            return None, Report(cancelled=True)
         if isinstance(work.op, CallUdf) and facts["rows_in"]:
             self._row_seconds = (time.perf_counter() - started) / facts["rows_in"]
         report = Report(

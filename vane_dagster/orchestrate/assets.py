@@ -66,6 +66,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 context.run.run_id,
                 listen=report.listen,
                 log=context.log.info,
+                check=lambda: _check_is_wanted(context),
                 force=config.force,
             )
         except VaneError as error:
@@ -121,3 +122,17 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
             "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
     return list(context.partition_keys)
+
+
+def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
+    """Stops a step whose run is over: its process was killed, or it was ended by force.
+
+    The step is in a process of its own, and would compute on beside the run that takes its place.
+    """
+    run = context.instance.get_run_by_id(context.run.run_id)
+    if run is not None and run.is_finished:
+        raise dg.Failure(
+            f"run {run.run_id} is over, {run.status.value}, so its step stops. Finished parts are "
+            "kept; start it again to go on from there",
+            allow_retries=False,
+        )

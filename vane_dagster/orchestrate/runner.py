@@ -6,7 +6,8 @@ import importlib.metadata
 import queue
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.commit.store import Store
@@ -18,6 +19,7 @@ from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.planner import plan_run
 
 _STOP_SECONDS = 30.0
+_CHECK_SECONDS = 2.0
 
 
 def run_pipeline(
@@ -29,6 +31,7 @@ def run_pipeline(
     run_id: str,
     listen: Callable[[Event], None],
     log: Callable[[str], None],
+    check: Callable[[], None],
     force: bool = False,
 ) -> RunPlan:
     """Brings stages of some partitions up to date.
@@ -42,6 +45,7 @@ def run_pipeline(
         run_id: Names the run in leases and manifests.
         listen: Called with each event, on this thread.
         log: Takes a line of text.
+        check: Called every few seconds on this thread; what it raises stops the run.
         force: Computes everything again.
 
     Returns:
@@ -64,6 +68,7 @@ def run_pipeline(
                 plan, backend, store, run_id, emit, cancelled, versions()
             ),
             listen,
+            check,
         )
     finally:
         if backend is not None:
@@ -74,10 +79,11 @@ def run_pipeline(
 def _on_a_thread(
     work: Callable[[Callable[[Event], None], threading.Event], None],
     listen: Callable[[Event], None],
+    check: Callable[[], None],
 ) -> None:
     """Runs `work` on a thread and hands its events over; a slow listener stalls nothing.
 
-    An interruption of this thread cancels the work and waits for it.
+    An interruption of this thread, or what `check` raises, cancels the work and waits for it.
     """
     events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     cancelled = threading.Event()
@@ -94,7 +100,7 @@ def _on_a_thread(
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()
     try:
-        while (event := _next(events)) is not None:
+        for event in _events(events, check):
             listen(event)
     except BaseException:
         cancelled.set()
@@ -105,12 +111,20 @@ def _on_a_thread(
         raise raised[0]
 
 
-def _next(events: queue.SimpleQueue[Event | None]) -> Event | None:
+def _events(events: queue.SimpleQueue[Event | None], check: Callable[[], None]) -> Iterator[Event]:
+    """The events up to the last one, with a check now and then."""
+    checked = time.monotonic()
     while True:
+        if time.monotonic() - checked > _CHECK_SECONDS:
+            check()
+            checked = time.monotonic()
         try:
-            return events.get(timeout=0.5)  # so that a signal is seen while nothing happens
+            event = events.get(timeout=0.5)  # so that a signal is seen while nothing happens
         except queue.Empty:
             continue
+        if event is None:
+            return
+        yield event
 
 
 def versions() -> Mapping[str, Any]:
