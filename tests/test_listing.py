@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import dagster as dg
 import fsspec
 import pytest
@@ -104,10 +106,52 @@ def test_listings_agree_on_any_tree(names, keys):
 
 def test_a_key_never_leads_out_of_the_source(root):
     source = vd.parquet(f"{root}/eu/{{partition_key}}")
-    for key in ("../us", "..", "a/../../us"):
+    for key in ("../us", "..", "a/../../us", ".", "/us", "a//b"):
         listed = list_source(source, [key], "here")[key]
         assert isinstance(listed, SourceError)
         assert "would leave the source's folder" in str(listed)
+
+
+def test_a_glob_before_the_key_costs_no_comparison_of_all_with_all(monkeypatch):
+    from vane_dagster.plan import listing
+
+    keys = [f"k{number}" for number in range(200)]
+    for key in keys:
+        MEMORY.pipe_file(f"/hive/region=eu/dt={key}/a.parquet", b"1")
+    compared = []
+    matches = listing._Pattern.matches
+    monkeypatch.setattr(
+        listing._Pattern, "matches", lambda self, path: compared.append(path) or matches(self, path)
+    )
+    source = vd.parquet("memory://hive/region=*/dt={partition_key}/*.parquet")
+    assert all(len(files) == 1 for files in list_source(source, keys, "here").values())
+    assert len(compared) == len(keys)
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "k1" / "deep").mkdir(parents=True)
+    (tmp_path / "k1" / "a.parquet").write_bytes(b"1")
+    scandir = os.scandir
+
+    def broken(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    listed = list_source(vd.parquet(f"{tmp_path}/{{partition_key}}"), ["k1"], "here")["k1"]
+    assert isinstance(listed, SourceError)
+    assert "cannot be listed: PermissionError" in str(listed)
+
+
+def test_a_file_that_is_gone_fails_its_partition_alone(tmp_path):
+    keys = [f"k{number}" for number in range(70)]
+    for key in keys:
+        (tmp_path / key).mkdir()
+        (tmp_path / key / "a.parquet").write_bytes(b"1")
+    (tmp_path / "k7" / "b.parquet").symlink_to(tmp_path / "nothing")
+    listed = list_source(vd.parquet(f"{tmp_path}/{{partition_key}}"), keys, "here")
+    assert [key for key in keys if isinstance(listed[key], SourceError)] == ["k7"]
 
 
 def test_dimensions_of_a_multi_partition(root):

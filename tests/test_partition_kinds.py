@@ -32,6 +32,9 @@ STRANGE = (
     "con",
     "'; drop table docs; --",
     "~unpartitioned",
+    "C++::std",
+    "a://b",
+    "s3://lake/b",
 )
 
 

@@ -85,16 +85,23 @@ def gc(
     So run it regularly, once a day say. Published folders are not touched.
     """
     terms = Terms(time.time(), keep, grace, dry_run)
-    found = list(collect(Store(Location(root, storage_options)), terms))
-    for stage in found:
-        if told := _told(stage, dry_run):
+    stages = nothing = 0
+    for stage in collect(Store(Location(root, storage_options)), terms):
+        stages += 1
+        told = _told(stage, dry_run)
+        if told:
             click.echo(told)
         if verbose:
             for verb, files in _verbs(stage, dry_run):
                 for url, size in files.items():
                     click.echo(f"  {verb} {url} ({size:,} bytes)")
-    if not any(_told(stage, dry_run) for stage in found):
-        click.echo(f"Nothing to remove in {len(found)} stage{'s' * (len(found) != 1)}.")
+        nothing += not told
+    if not stages:
+        raise click.ClickException(
+            f"{root!r} holds no stage of any pipeline; is it a store's root?"
+        )
+    if stages == nothing:
+        click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
 
 
 def _verbs(stage: Collected, dry_run: bool) -> list[tuple[str, dict[str, int]]]:

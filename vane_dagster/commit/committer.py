@@ -15,7 +15,7 @@ from typing import Any
 
 from vane_dagster.commit.location import Location, duckdb_path
 from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
-from vane_dagster.commit.publish import promote, retire
+from vane_dagster.commit.publish import promote, require_all, retire
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote
@@ -131,7 +131,15 @@ class Committer:
         self._store.announce(manifest)
         promote(*commit.publish, manifest.parts)
         name = self._store.commit(manifest)
-        retire(commit.publish[0], self._store.published_before(*place), manifest.parts)
+        # Another run may have published the partition meanwhile: the later manifest wins.
+        in_force = self._store.in_force(*place) or manifest
+        retire(commit.publish[0], self._store.published_before(*place), in_force.parts)
+        if in_force.content == manifest.content:
+            try:
+                require_all(commit.publish[0], manifest.parts)
+            except StoreError:
+                self._store.announce(manifest)  # so that the next run publishes what was lost
+                raise
         self._store.forget_announced(*place)
         return name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,8 +17,12 @@ from dataclasses import dataclass, field
 from vane_dagster.commit.location import TEMPORARY, Location
 from vane_dagster.commit.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.commit.store import ANNOUNCED, CONDEMNED, Store
+from vane_dagster.errors import StoreError
 
 _READERS = 16
+_LOOKS = 3
+
+_Needed = dict[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -63,19 +68,40 @@ def collect(store: Store, terms: Terms) -> Iterator[Collected]:
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
     for pipeline in store.root.folders():
+        for stage, needed in _survey(store, pipeline, terms):
+            yield stage.collect(needed, terms)
+
+
+class _ChangedError(Exception):
+    """A manifest that was listed is gone: a run or another collection works on the same stage."""
+
+
+def _survey(store: Store, pipeline: str, terms: Terms) -> list[tuple[_Stage, _Needed]]:
+    """The stages of a pipeline, each with the manifests to keep, at one moment.
+
+    Raises:
+        StoreError: If they change again and again while they are looked at.
+    """
+    for _ in range(_LOOKS):
         stages = [_Stage(store, pipeline, stage) for stage in store.root.child(pipeline).folders()]
-        needed = _needed(stages, terms)
-        for stage in stages:
-            yield stage.collect(needed[stage.name], terms)
+        try:
+            needed = _needed(stages, terms)
+        except _ChangedError:
+            continue
+        return [(stage, needed[stage.name]) for stage in stages]
+    raise StoreError(
+        f"pipeline {pipeline!r} changes while its garbage is collected, {_LOOKS} times in a row. "
+        "Collect again when fewer runs commit"
+    )
 
 
-def _needed(stages: list[_Stage], terms: Terms) -> dict[str, dict[str, Manifest]]:
-    """The manifests to keep, by stage and path.
+def _needed(stages: list[_Stage], terms: Terms) -> dict[str, _Needed]:
+    """The manifests to keep, by stage and path, with the names of their parts.
 
     They are those in force, those superseded of late, and those that one of them was made from.
     """
     by_name = {stage.name: stage for stage in stages}
-    needed: dict[str, dict[str, Manifest]] = {stage.name: {} for stage in stages}
+    needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
     wanted = {(stage.name, path) for stage in stages for path in stage.current(terms)}
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
         while wanted:
@@ -83,7 +109,7 @@ def _needed(stages: list[_Stage], terms: Terms) -> dict[str, dict[str, Manifest]
             opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
             wanted = set()
             for (name, path), manifest in zip(places, opened):
-                needed[name][path] = manifest
+                needed[name][path] = frozenset(part.name for part in manifest.parts)
                 folder = path.rpartition("/")[0]
                 for upstream, text in manifest.upstream.items():
                     place = f"{folder}/{text}"
@@ -103,6 +129,7 @@ class _Stage:
         self._label = f"{pipeline}/{name}"
         # Parts first: a part that is listed is named by a manifest that is listed after it, or by
         # none yet.
+        self._listed = time.monotonic()
         self._parts = self._folder.child("parts").entries()
         self.manifests = self._folder.child("manifests").entries()
         self._condemned = store.condemned(pipeline, name)
@@ -110,7 +137,12 @@ class _Stage:
     def open(self, path: str) -> Manifest:
         """Reads a manifest."""
         folder, _, name = path.rpartition("/")
-        return self._store.opened(self._folder.child("manifests", folder), name)
+        try:
+            return self._store.opened(self._folder.child("manifests", folder), name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise _ChangedError from error
+            raise
 
     def current(self, terms: Terms) -> Iterator[str]:
         """The manifests in force, announced, or superseded of late."""
@@ -131,29 +163,29 @@ class _Stage:
                     yield path
             yield found[-1][1]
 
-    def collect(self, needed: Mapping[str, Manifest], terms: Terms) -> Collected:
+    def collect(self, needed: _Needed, terms: Terms) -> Collected:
         """Condemns and deletes; what was condemned and is needed again is pardoned."""
         found = Collected(self._label)
         kept = {
-            f"{path.rpartition('/')[0]}/{part.name}"
-            for path, manifest in needed.items()
-            for part in manifest.parts
+            f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names
         }
         condemned = {}
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
         for path, stored in self._parts.items():
-            since = self._condemned.get(path, terms.now)
             if path in kept or terms.now - stored.modified <= terms.keep:
                 continue
             if path.rpartition("/")[2].startswith(TEMPORARY):
                 found.temporaries[parts.file_url(path)] = stored.size
             elif parse_part_name(path.rpartition("/")[2]) is None:
                 continue
-            elif terms.now - since >= terms.grace:
-                found.deleted[parts.file_url(path)] = stored.size
             else:
-                found.condemned[parts.file_url(path)] = stored.size
-                condemned[path] = since
+                since = self._condemned.get(path)
+                gone = since is not None and terms.now - since >= terms.grace
+                chosen = found.deleted if gone else found.condemned
+                chosen[parts.file_url(path)] = stored.size
+                # What is deleted stays condemned until it is seen to be gone: a plan that lists it
+                # meanwhile must not build on it.
+                condemned[path] = since or terms.now + time.monotonic() - self._listed
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and terms.now - stored.modified > terms.keep:

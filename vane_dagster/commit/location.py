@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ _EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
 }
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 TEMPORARY = ".writing-"
 """How the names of files begin that are being written."""
 
@@ -59,12 +62,17 @@ class Location:
 
     def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
         options = dict(self.storage_options)
-        if self.url.partition("://")[0] in _OBJECT_STORES:
+        protocol = protocol_of(self.url)
+        if protocol in _OBJECT_STORES:
             options.setdefault("use_listings_cache", False)  # other processes write there too
+        url = os.path.expanduser(self.url) if protocol == "file" else self.url
         try:
-            fs, path = fsspec.core.url_to_fs(os.path.expanduser(self.url), **options)
+            # By hand, as fsspec takes "::" for a chain of file systems, also in a partition's key.
+            kind = fsspec.get_filesystem_class(protocol)
+            fs = kind(**{**kind._get_kwargs_from_urls(url), **options})
+            path = kind._strip_protocol(url)
         except ImportError as error:
-            extra = _EXTRAS.get(self.url.partition("://")[0])
+            extra = _EXTRAS.get(protocol)
             driver = f"vane-dagster[{extra}]" if extra else "the fsspec driver for it"
             raise StoreError(
                 f"{self.url!r} has no file system: {error}. Install {driver}"
@@ -107,7 +115,7 @@ class Location:
         """Paths relative to the folder, and sizes, of all files below it."""
         with self._told("listed"):
             self.fs.invalidate_cache(self.path)
-            found = self.fs.find(self.path, detail=True)
+            found = files_below(self.fs, self.path)
         start = len(self.path.lstrip("/")) + 1
         return {
             path.lstrip("/")[start:]: int(info["size"] or 0)
@@ -119,7 +127,7 @@ class Location:
         """All files below the folder, those being written too, by path relative to it."""
         with self._told("listed"):
             self.fs.invalidate_cache(self.path)
-            found = self.fs.find(self.path, detail=True)
+            found = files_below(self.fs, self.path)
         start = len(self.path.lstrip("/")) + 1
         return {
             path.lstrip("/")[start:]: Stored(int(info["size"] or 0), modified(info))
@@ -201,15 +209,21 @@ class Location:
             ) from error
 
 
+def protocol_of(url: str) -> str:
+    """The protocol of a URL; "file" for a path."""
+    match = _PROTOCOL.match(url)
+    return match.group(1) if match else "file"
+
+
 def modified(info: Mapping[str, Any]) -> float:
-    """When a file was last changed, as its file system tells, in Unix seconds; 0 if it does not."""
+    """When a file was last changed, in Unix seconds; infinite where nobody tells."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
         if (value := info.get(name)) is None:
             continue
         if isinstance(value, str):
             value = datetime.fromisoformat(value.replace("Z", "+00:00"))
         return value.timestamp() if isinstance(value, datetime) else float(value)
-    return 0.0
+    return math.inf
 
 
 def _joined(url: str, *parts: str) -> str:
@@ -230,6 +244,55 @@ def _write_local(path: str, data: Any) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def files_below(
+    fs: fsspec.AbstractFileSystem, path: str, prefix: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Every file below a folder, or the file that is there, by path; none if there is neither.
+
+    Args:
+        fs: The file system.
+        path: The folder.
+        prefix: How the paths below it begin that are wanted. Where the file system cannot select
+            by it, others come too.
+
+    Raises:
+        OSError: If a folder cannot be listed; it is not passed over.
+    """
+    if "file" in protocols(fs):
+        return _local_files(path)
+    selects = prefix and set(protocols(fs)) & _OBJECT_STORES
+    options = {"prefix": prefix} if selects else {}
+    try:
+        found: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
+    except FileNotFoundError:  # of a bucket
+        return {}
+    return found
+
+
+def _local_files(path: str) -> dict[str, dict[str, Any]]:
+    """As fsspec's `find`, which passes over folders that it cannot list."""
+    if os.path.isfile(path):
+        return {path: _local_info(path)}
+    found = {}
+    for folder, _, names in os.walk(path, onerror=_unless_missing, followlinks=True):
+        for name in names:
+            found[os.path.join(folder, name)] = _local_info(os.path.join(folder, name))
+    return found
+
+
+def _local_info(path: str) -> dict[str, Any]:
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:  # gone since it was listed, or a link to nothing
+        return {"name": path, "size": 0, "type": "file"}
+    return {"name": path, "size": stat.st_size, "type": "file", "mtime": stat.st_mtime}
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:

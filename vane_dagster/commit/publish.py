@@ -40,6 +40,15 @@ def promote(target: Location, staging: Location, parts: Sequence[PartInfo]) -> N
     with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
         moved = [part.name for part in parts if part.name in staged]
         list(threads.map(lambda name: staging.move(name, target, name), moved))
+    require_all(target, parts)
+
+
+def require_all(target: Location, parts: Sequence[PartInfo]) -> None:
+    """Sees that all parts are published.
+
+    Raises:
+        StoreError: If one is not.
+    """
     present = target.names()
     if lost := [part.name for part in parts if part.name not in present]:
         raise StoreError(

@@ -85,6 +85,11 @@ class Store:
                 f"{error}. Delete it and materialize the stage again"
             ) from error
 
+    def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
+        """The manifest in force of a partition, opened; None if it was never materialized."""
+        name = self.latest(pipeline, stage, [partition]).get(partition)
+        return None if name is None else self.read(pipeline, stage, partition, name)
+
     def commit(self, manifest: Manifest) -> ManifestName:
         """Puts a manifest in force, as the last step of a partition.
 
@@ -110,7 +115,13 @@ class Store:
         """Names of the parts of each former or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
-            yield {part.name for part in self.opened(location, name).parts}
+            try:
+                manifest = self.opened(location, name)
+            except StoreError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    continue  # another run has ended its publication
+                raise
+            yield {part.name for part in manifest.parts}
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Removes what `announce` wrote."""

@@ -20,12 +20,21 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Where a part goes, and how it is written; without a codec, with the best for each column."""
+    """Where a part goes, and how it is written.
+
+    Attributes:
+        folder: Where it goes.
+        key: Its fragment key.
+        id: Name of the id column.
+        compression: A codec; without one, each column has the best for it.
+        salt: Makes the file another one than any with the same rows, which is about to be deleted.
+    """
 
     folder: Location
     key: str
     id: str
     compression: str | None = None
+    salt: str | None = None
 
 
 def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
@@ -35,7 +44,8 @@ def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
         StoreError: If the store refuses.
     """
     low, high = id_range(table.column(target.id))
-    stored = json.dumps({"id_min": low, "id_max": high})
+    salt = {"salt": target.salt} if target.salt else {}
+    stored = json.dumps({"id_min": low, "id_max": high, **salt})
     table = table.replace_schema_metadata({"vane": stored})
     sink = pa.BufferOutputStream()
     pq.write_table(

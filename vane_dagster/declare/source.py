@@ -73,6 +73,11 @@ def check_url(where: str, url: str) -> None:
     """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
     if not isinstance(url, str) or not url.strip():
         raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+    if "::" in url:
+        raise DefinitionError(
+            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
+            "a path or one URL, with storage_options for the rest"
+        )
     for name in _FIELD.findall(url):
         if name.partition(".")[0] != "partition_key":
             raise DefinitionError(

@@ -27,9 +27,11 @@ class Pacing:
     def __init__(self, pools: Mapping[str, PoolSpec]) -> None:
         self._pools = pools
         self._row_seconds: dict[str, float] = {}
+        self._seen: set[str] = set()
 
     def learn(self, stage: str, seconds: float, rows: int) -> None:
         """Takes in a call's time; half of what is known is the last one's."""
+        self._seen.add(stage)
         if rows:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
@@ -45,9 +47,13 @@ class Pacing:
         return not pool.bundle.get("GPU") and pool.slots == 1
 
     def is_learning(self, stages: Collection[str]) -> bool:
-        """Whether one of the stages may go whole, and its speed is not known yet."""
+        """Whether one of the stages may go whole, and none of its rows has shown its speed yet.
+
+        A stage of which a fragment came back without rows is not waited for: there may be none.
+        """
+        known = self._seen | self._row_seconds.keys()
         return any(
-            stage in stages and stage not in self._row_seconds and self.may_go_whole(stage)
+            stage in stages and stage not in known and self.may_go_whole(stage)
             for stage in self._pools
         )
 

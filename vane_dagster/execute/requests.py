@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,9 +130,11 @@ class Requests:
 
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
-        key = self._plan.partitions[run.partition].stages[spec.name].keys[run.index]
+        plan = self._plan.partitions[run.partition].stages[spec.name]
         compression = spec.compression if isinstance(spec, WriteSpec) else None
-        return PartTarget(self.folder(run, spec), key, self._pipeline.id, compression)
+        salt = secrets.token_hex(8) if run.index in plan.leaving else None
+        folder, key = self.folder(run, spec), plan.keys[run.index]
+        return PartTarget(folder, key, self._pipeline.id, compression, salt)
 
     def _input(
         self, run: FragmentRun, node: Node, upstream: str, position: int

@@ -255,11 +255,12 @@ class Stream:
         stats.work_seconds += report.seconds
         stats.call_seconds += report.call_seconds
         stats.batches += report.batches
-        if item.kind in ("whole", "slice"):
+        given = run.nodes[item.stage].given_rows
+        empty = item.kind == "gather" and not given
+        if item.kind in ("whole", "slice") or empty:
             stats.rows_in += report.rows_in
             self._pacing.learn(item.stage, report.seconds, report.rows_in)
-        given = run.nodes[item.stage].given_rows
-        if item.kind == "whole" or (item.kind == "gather" and not given):
+        if item.kind == "whole" or empty:
             self._behind[item.stage] += run.fragment.stop - run.fragment.start
         elif item.kind == "slice":
             share = report.rows_in / given

@@ -63,7 +63,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 partitions,
                 compute,
                 opened,
-                context.run.run_id,
+                _run_ids(context),
                 listen=report.listen,
                 log=context.log.info,
                 check=lambda: _check_is_wanted(context),
@@ -124,12 +124,21 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
     return list(context.partition_keys)
 
 
+def _run_ids(context: dg.AssetExecutionContext) -> Sequence[str]:
+    """The run, and the one that it is a retry of."""
+    run = context.run
+    return [run.run_id, *filter(None, [run.root_run_id])]
+
+
 def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
     """Stops a step whose run is over: its process was killed, or it was ended by force.
 
     The step is in a process of its own, and would compute on beside the run that takes its place.
     """
-    run = context.instance.get_run_by_id(context.run.run_id)
+    try:
+        run = context.instance.get_run_by_id(context.run.run_id)
+    except Exception:  # of a database that is away for a moment
+        return
     if run is not None and run.is_finished:
         raise dg.Failure(
             f"run {run.run_id} is over, {run.status.value}, so its step stops. Finished parts are "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
@@ -20,7 +20,7 @@ class SourceLog:
     """The source's observations: what Dagster knows of some partitions, and what it is told.
 
     Args:
-        context: Of the step that observes.
+        context: Of the step that observes. Make this object before the source is listed.
         pipeline: Whose source it is.
         partitions: Keys; ``[None]`` for an unpartitioned pipeline.
     """
@@ -33,19 +33,32 @@ class SourceLog:
     ) -> None:
         self._context = context
         self._pipeline = pipeline
+        self._partitions = partitions
         self.key = stage_key(pipeline, SOURCE)
-        self._known = EventLog(context.instance).versions(
-            self.key, dg.DagsterEventType.ASSET_OBSERVATION, partitions
-        )
+        self._before = self._read()
 
-    def tell(self, partition: str | None, files: Sequence[FileRecord]) -> bool:
-        """Logs what a partition holds, where it is not what Dagster knows.
+    def _read(self) -> Mapping[str | None, str]:
+        kind = dg.DagsterEventType.ASSET_OBSERVATION
+        return EventLog(self._context.instance).versions(self.key, kind, self._partitions)
+
+    def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
+        """Logs what partitions hold, where it is not what Dagster knows.
+
+        What was logged by others since this object was made may be newer than `found`, and stays.
 
         Returns:
-            Whether it was logged.
+            The partitions logged.
         """
+        known = self._read()
+        return [
+            partition
+            for partition, files in found.items()
+            if known.get(partition) == self._before.get(partition)
+            and self._tell(partition, files, known.get(partition))
+        ]
+
+    def _tell(self, partition: str | None, files: Sequence[FileRecord], known: str | None) -> bool:
         version = source_version(files)
-        known = self._known.get(partition)
         if version == known or (known is None and not files):
             return False
         self._context.log_event(
@@ -60,7 +73,6 @@ class SourceLog:
                 },
             )
         )
-        self._known[partition] = version
         return True
 
 
@@ -75,9 +87,8 @@ def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog
     """
     listed = list_source(pipeline.source, list(partitions), f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
-    changed = sum(
-        log.tell(key, files) for key, files in listed.items() if not isinstance(files, SourceError)
-    )
+    found = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
+    changed = log.tell(found)
     if errors:
         raise errors[0]
-    return changed
+    return len(changed)

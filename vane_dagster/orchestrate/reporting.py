@@ -11,7 +11,7 @@ from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE
-from vane_dagster.errors import names
+from vane_dagster.errors import StoreError, names
 from vane_dagster.execute.events import (
     Committed,
     Event,
@@ -28,6 +28,7 @@ from vane_dagster.execute.events import (
 from vane_dagster.orchestrate.event_log import DATA_VERSION
 from vane_dagster.orchestrate.observing import SourceLog
 from vane_dagster.orchestrate.provenance import Provenance
+from vane_dagster.orchestrate.read_ahead import ReadAhead
 from vane_dagster.orchestrate.specs import code_version, stage_key
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.report.metadata import PoolUse, stage_metadata
@@ -57,6 +58,8 @@ class RunReport:
         self._progress = ProgressReport(context.log.info)
         self._uses: dict[str, PoolUse] = {}
         self._failed: list[Failed] = []
+        self._done: ReadAhead | None = None
+        self._before = _logged_before(context)
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, pipeline, partitions)
 
@@ -69,9 +72,7 @@ class RunReport:
         elif isinstance(event, Committed):
             self._materialized(event, event.manifest, event.stats)
         elif isinstance(event, Unchanged):
-            name, stage = self._pipeline.name, event.stage
-            manifest = self._store.read(name, stage, event.partition, event.name)
-            self._materialized(event, manifest, StageStats())
+            self._unchanged(event)
         elif isinstance(event, Failed):
             self._failed.append(event)
             if event.because is None:
@@ -106,15 +107,23 @@ class RunReport:
     def _planned(self, plan: RunPlan) -> None:
         """Tells Dagster which source files the run has found, so that nothing below is stale."""
         self._log.info(str(plan))
+        self._done = ReadAhead(self._store, plan)
         if self._source is None:
             return
-        changed = [
-            partition.key
-            for partition in plan.partitions
-            if partition.files and self._source.tell(partition.key, partition.found)
-        ]
-        if changed:
+        listed = {partition.key: partition.found for partition in plan.partitions}
+        if changed := self._source.tell(listed):
             self._provenance.observed(self._source.key, changed)
+
+    def _unchanged(self, event: Unchanged) -> None:
+        assert self._done is not None
+        try:
+            manifest = self._done.next(event.stage, event.partition)
+        except StoreError as error:
+            self.listen(Failed(event.stage, event.partition, error))
+            return
+        key = stage_key(self._pipeline, event.stage)
+        if (key, event.partition, event.name.content) not in self._before:
+            self._materialized(event, manifest, StageStats())
 
     def _materialized(
         self, event: Committed | Unchanged, manifest: Manifest, stats: StageStats
@@ -144,8 +153,10 @@ class RunReport:
         )
 
     def close(self) -> None:
-        """Ends what draws in the terminal."""
+        """Ends what draws in the terminal, and what reads ahead."""
         self._progress.close()
+        if self._done is not None:
+            self._done.close()
 
     def results(self) -> Iterator[dg.MaterializeResult[Any]]:
         """What the step yields: each stage of which no partition failed.
@@ -193,6 +204,18 @@ def _source_log(
         for stage in pipeline
     )
     return SourceLog(context, pipeline, partitions) if reads and pipeline.is_observed else None
+
+
+def _logged_before(
+    context: dg.AssetExecutionContext,
+) -> set[tuple[dg.AssetKey | None, str | None, str | None]]:
+    """What a former attempt of this step has logged: assets, partitions and data versions."""
+    if not context.retry_number:
+        return set()
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    records = context.instance.get_records_for_run(context.run.run_id, of_type=kind).records
+    events = [record.asset_materialization for record in records]
+    return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
 
 
 def _told(failure: Failed) -> str:

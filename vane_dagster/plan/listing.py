@@ -13,14 +13,15 @@ from typing import Any, Union
 import fsspec
 from fsspec.utils import glob_translate
 
-from vane_dagster.commit.location import Location
+from vane_dagster.commit.location import Location, files_below
 from vane_dagster.commit.manifest import FileRecord
 from vane_dagster.declare.source import ParquetSource
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import SourceError, VaneError
 from vane_dagster.plan.source import file_record
 
 _LISTERS = 16
 _LISTED_ONE_BY_ONE = 64
+_COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
 
 Listed = Union[tuple[FileRecord, ...], SourceError]
@@ -98,12 +99,16 @@ def _unlisted(url: str, error: Exception, culprit: str) -> SourceError:
 
 def _place(source: ParquetSource, partition: str | None) -> Location:
     """A partition's pattern, in which the key stands for itself."""
-    if partition is not None and ".." in re.split(r"[/\\|]", str(partition)):
+    return Location(source.url_for(partition, escape=_escaped), source.storage_options)
+
+
+def _escaped(key: str) -> str:
+    if {"", ".", ".."} & set(re.split(r"[/\\]", key)):
         raise SourceError(
-            f"partition {str(partition)!r} would leave the source's folder; expected a key without "
-            "'..' between separators"
+            f"partition {key!r} would leave the source's folder; expected a key without '.', '..' "
+            "or nothing between separators"
         )
-    return Location(source.url_for(partition, escape=glob.escape), source.storage_options)
+    return glob.escape(key)
 
 
 def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
@@ -122,17 +127,9 @@ def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
 def _data_below(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[dict[str, Any]]:
     """The file at a path, or the Parquet files in the folder there."""
     base = len(path.rstrip("/")) + 1
-    for name, info in _files_below(fs, path).items():
+    for name, info in files_below(fs, path).items():
         if name == path or _is_data(name[base:]):
             yield info
-
-
-def _files_below(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
-    try:
-        found: dict[str, dict[str, Any]] = fs.find(path, detail=True)
-    except FileNotFoundError:  # of a bucket
-        return {}
-    return found
 
 
 def _is_data(relative: str) -> bool:
@@ -156,6 +153,7 @@ class _Pattern:
     def __init__(self, partition: str | None, path: str) -> None:
         self.partition = partition
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
+        self.names = path.split("/")
         self._glob = re.compile(glob_translate(path)) if self.literal != path else None
         self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
 
@@ -178,36 +176,77 @@ class _Pattern:
         )
 
 
+class _Patterns:
+    """Patterns with one literal beginning, told apart by a name in their paths where one does."""
+
+    def __init__(self, patterns: Sequence[_Pattern]) -> None:
+        self._patterns = patterns
+        self._by_name: dict[str, list[_Pattern]] = {}
+        if len(patterns) <= _COMPARED_ONE_BY_ONE:
+            return
+        columns = zip(*(pattern.names for pattern in patterns))
+        plain = [names for names in columns if not any(map(glob.has_magic, names))]
+        for name, pattern in zip(max(plain, key=lambda n: len(set(n)), default=()), patterns):
+            self._by_name.setdefault(name, []).append(pattern)
+
+    def candidates(self, path: str) -> Iterator[_Pattern]:
+        """Those that may match a path."""
+        if not self._by_name:
+            yield from self._patterns
+            return
+        for name in set(path.split("/")):
+            yield from self._by_name.get(name, ())
+
+
 def _list_together(
     source: ParquetSource, partitions: Sequence[str | None], culprit: str
 ) -> dict[str | None, Listed]:
+    fs = Location(source.url, source.storage_options).fs
     found: dict[str | None, Listed] = {}
-    patterns: dict[str, list[_Pattern]] = {}
+    patterns: list[_Pattern] = []
     for key in partitions:
         try:
-            pattern = _Pattern(key, _place(source, key).path)
-        except SourceError as error:
+            patterns.append(_Pattern(key, _place(source, key).path))
+        except VaneError as error:
             found[key] = SourceError(f"{culprit}: {error}")
-        else:
-            patterns.setdefault(pattern.literal, []).append(pattern)
-    fs = Location(source.url, source.storage_options).fs
-    lengths = sorted({len(literal) for literal in patterns})
-    files: dict[str | None, list[dict[str, Any]]] = {}
+    if not patterns:
+        return found
     try:
-        for path, info in _files_below(fs, _common_folder(patterns)).items():
-            for length in lengths:
-                for pattern in patterns.get(path[:length], ()):
-                    if pattern.matches(path):
-                        files.setdefault(pattern.partition, []).append(info)
-                if length >= len(path):
-                    break
+        matched = _matched(fs, patterns)
     except Exception as error:  # drivers have exceptions of their own, of many kinds
-        return dict.fromkeys(partitions, _unlisted(source.url, error, culprit))
-    listed = {key: _recorded(fs, files.get(key, ())) for key in partitions if key not in found}
-    return {**found, **listed}
+        return {**dict.fromkeys(partitions, _unlisted(source.url, error, culprit)), **found}
+    for pattern in patterns:
+        key = pattern.partition
+        try:
+            found[key] = _recorded(fs, matched.get(key, ()))
+        except OSError as error:  # gone since it was listed
+            found[key] = _unlisted(source.url_for(key), error, culprit)
+    return found
 
 
-def _common_folder(literals: Collection[str]) -> str:
-    first, last = min(literals), max(literals)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last))
-    return "".join(letter for letter, _ in same).rpartition("/")[0] or "/"
+def _matched(
+    fs: fsspec.AbstractFileSystem, patterns: Sequence[_Pattern]
+) -> dict[str | None, list[dict[str, Any]]]:
+    """The files of each partition, by one recursive listing."""
+    by_literal: dict[str, list[_Pattern]] = {}
+    for pattern in patterns:
+        by_literal.setdefault(pattern.literal, []).append(pattern)
+    groups = {literal: _Patterns(same) for literal, same in by_literal.items()}
+    lengths = sorted({len(literal) for literal in groups})
+    found: dict[str | None, list[dict[str, Any]]] = {}
+    folder, _, beginning = _common(groups).rpartition("/")
+    for path, info in files_below(fs, folder or "/", beginning).items():
+        for length in lengths:
+            if length > len(path):
+                break
+            group = groups.get(path[:length])
+            for pattern in group.candidates(path) if group else ():
+                if pattern.matches(path):
+                    found.setdefault(pattern.partition, []).append(info)
+    return found
+
+
+def _common(texts: Collection[str]) -> str:
+    """What all texts begin with."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts)))
+    return "".join(letter for letter, _ in same)

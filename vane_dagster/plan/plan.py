@@ -38,6 +38,7 @@ class StagePlan:
         done: The manifest in force, where it has this digest: nothing is to be done.
         keys: A fragment key for each fragment; empty where the whole partition is done.
         parts: Parts that the store holds, by index of fragment.
+        leaving: Indexes of fragments whose part the store is about to delete.
     """
 
     digest: str
@@ -45,6 +46,7 @@ class StagePlan:
     done: ManifestName | None
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
+    leaving: frozenset[int] = frozenset()
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ def plan_run(
     partitions: Sequence[str | None],
     store: Store,
     force: bool = False,
+    run_ids: Collection[str] = (),
 ) -> RunPlan:
     """Plans a run: what is done, found by listings alone, and what is left.
 
@@ -39,13 +40,14 @@ def plan_run(
         partitions: Keys; ``[None]`` for an unpartitioned pipeline.
         store: Where parts and manifests are.
         force: Computes everything selected again.
+        run_ids: The run and those that it takes up again: what they committed is not forced twice.
 
     Raises:
         DefinitionError: If a stage's code has no identity.
         StoreError: If the store cannot be listed.
     """
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force)
+    planner = _Planner(pipeline, order, store, force, run_ids)
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -72,13 +74,19 @@ class _Planner:
     """Plans partitions of one run, each on its own."""
 
     def __init__(
-        self, pipeline: Pipeline, selected: tuple[str, ...], store: Store, force: bool
+        self,
+        pipeline: Pipeline,
+        selected: tuple[str, ...],
+        store: Store,
+        force: bool,
+        run_ids: Collection[str],
     ) -> None:
         self.pipeline = pipeline
         self.culprit = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
         self.force = force
+        self.run_ids = run_ids
         self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         upstream = dict.fromkeys(u for s in selected for u in pipeline[s].spec.upstream)
@@ -103,6 +111,9 @@ class _Planner:
             return self.plan(key)
         except VaneError as error:
             return error
+        except Exception as error:  # a file that cannot be read, say: the others can be planned
+            where = "" if key is None else f", partition {key!r}"
+            return PlanError(f"{self.culprit}{where}: {type(error).__name__}: {error}")
 
     def plan(self, key: str | None) -> PartitionPlan:
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
@@ -147,7 +158,8 @@ class _Planner:
         plans = {}
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
-            generation = (in_force.generation if in_force else 0) + int(self.force)
+            generation = in_force.generation if in_force else 0
+            generation += self.force and not self._is_forced_already(key, stage)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
             done = None
@@ -155,6 +167,14 @@ class _Planner:
                 done = in_force
             plans[stage] = StagePlan(known[stage], generation, done)
         return plans
+
+    def _is_forced_already(self, key: str | None, stage: str) -> bool:
+        """Whether this run, or the one that it takes up again, has committed the partition."""
+        name = self.latest[stage].get(key)
+        if name is None or not self.run_ids:
+            return False
+        made = self.store.read(self.pipeline.name, stage, key, name)
+        return made.run_id in self.run_ids
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
         """The files, those touched and not changed as the manifests in force recorded them."""
@@ -189,9 +209,11 @@ class _Planner:
         keys = self._keys(fragments, stages, inputs)
         expanded = {}
         for stage, plan in stages.items():
-            parts = self._parts(key, stage, keys[stage])
+            parts, leaving = self._parts(key, stage, keys[stage])
             done = plan.done if len(parts) == len(fragments) else None  # some were deleted
-            expanded[stage] = replace(plan, keys=keys[stage], parts=parts, done=done)
+            expanded[stage] = replace(
+                plan, keys=keys[stage], parts=parts, done=done, leaving=leaving
+            )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
     def _condemned(self, stage: str) -> Collection[str]:
@@ -236,10 +258,13 @@ class _Planner:
             known[stage] = tuple(digest(*base, *keys) for keys in zip(*upstream))
         return known
 
-    def _parts(self, key: str | None, stage: str, keys: Sequence[str]) -> dict[int, Part]:
+    def _parts(
+        self, key: str | None, stage: str, keys: Sequence[str]
+    ) -> tuple[dict[int, Part], frozenset[int]]:
         """Parts that the store holds for `keys`, those that a manifest names first.
 
-        Those that are condemned and that no manifest in force names are about to be deleted.
+        Those that are condemned and that no manifest in force names are about to be deleted: their
+        indexes are the second result.
         """
         partition = partition_folder(key)
         folder = self.store.parts(self.pipeline.name, stage, key)
@@ -251,6 +276,7 @@ class _Planner:
             manifest = self.store.read(self.pipeline.name, stage, key, in_force)
             named = {part.name: part for part in manifest.parts}
         found: dict[int, Part] = {}
+        lost = set()
         unread = []
         for index, fragment_key in enumerate(keys):
             candidates = existing.get(fragment_key, {})
@@ -258,11 +284,13 @@ class _Planner:
             if known:
                 found[index] = Part(candidates[known[0]], named[known[0]])
                 continue
-            candidates = {f: p for f, p in candidates.items() if f"{partition}/{f}" not in leaving}
-            if candidates:
-                file = min(candidates)
-                unread.append((index, candidates[file], file))
+            staying = {f: p for f, p in candidates.items() if f"{partition}/{f}" not in leaving}
+            if len(staying) < len(candidates):
+                lost.add(index)
+            if staying:
+                file = min(staying)
+                unread.append((index, staying[file], file))
         with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
             infos = threads.map(lambda item: read_part_info(item[1], item[2]), unread)
             found |= {index: Part(place, info) for (index, place, _), info in zip(unread, infos)}
-        return found
+        return found, frozenset(lost)
