@@ -1,0 +1,402 @@
+"""A real ``dagster dev`` (webserver, daemon, code server), talked to in GraphQL as its UI does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
+ENDED = ("SUCCESS", "FAILURE", "CANCELED")
+
+# What a user would have who writes no dagster.yaml, but for a queue that is looked at more often.
+INSTANCE = """
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+run_queue:
+  dequeue_interval_seconds: 1
+"""
+
+# The daemon looks for backfills every 30 s, and nothing sets that. Two seconds, so that a test
+# waits for what is done and not for the clock; without it the tests are slow, not wrong.
+QUICK_DAEMON = """
+import sys
+
+if "dagster._daemon" in sys.orig_argv:
+    from dagster._daemon import controller
+
+    controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
+"""
+
+
+class DagsterDev:
+    """``dagster dev`` over ``definitions.py`` in a folder, with an instance of its own there.
+
+    Args:
+        folder: Where the definitions lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.log = folder / "dagster-dev.log"
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(QUICK_DAEMON)
+        self.home.mkdir()
+        (self.home / "dagster.yaml").write_text(INSTANCE)
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: set[psutil.Process] = set()
+
+    def start(self) -> None:
+        """Starts it and waits until it answers and its daemons are at work."""
+        # A process that has connected to a local head has its settings in its environment.
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment = {
+            **clean,
+            "DAGSTER_HOME": str(self.home),
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
+            ),
+        }
+        command = [sys.executable, "-m", "dagster", "dev", "-f", "definitions.py"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.wait(self._is_up, "dagster dev is up", 120)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"dagster dev ended: {self._said()}"
+        try:
+            found = self.ask(
+                "{ instance { daemonHealth { allDaemonStatuses { required healthy } } } "
+                "  repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
+            )
+        except (urllib.error.URLError, OSError):
+            return False
+        daemons = found["instance"]["daemonHealth"]["allDaemonStatuses"]
+        loaded = found["repositoriesOrError"].get("nodes")
+        return bool(loaded) and all(d["healthy"] for d in daemons if d["required"])
+
+    def stop(self) -> None:
+        """Ends it with all that it has started, runs too."""
+        if self._process is not None:
+            self.processes()
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        _, left = psutil.wait_procs(self._seen, timeout=5)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def kill_daemon(self) -> None:
+        """Kills the daemon, and waits until the rest has ended, as it does without one."""
+        assert self._process is not None
+        next(p for p in self.processes() if "dagster._daemon" in p.cmdline()).kill()
+        self._process.wait(timeout=60)
+        self._process = None
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes below it."""
+        assert self._process is not None
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        self._seen.update(found)
+        return found
+
+    def _said(self) -> str:
+        return self.log.read_text()[-4000:]
+
+    # GraphQL
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Sends a query or mutation, and returns its data."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                found = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{error}: {error.read().decode()}") from error
+        assert "errors" not in found, found["errors"]
+        return dict(found["data"])
+
+    def do(self, mutation: str, expected: str, **variables: Any) -> dict[str, Any]:
+        """Sends a mutation of one field, and returns its result, which has to be as expected."""
+        (found,) = self.ask(mutation, **variables).values()
+        assert found["__typename"] == expected, found
+        return dict(found)
+
+    def wait(self, true: Callable[[], Any], what: str, seconds: float = 90) -> None:
+        """Waits until something is true."""
+        until = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < until, f"in {seconds} s not: {what}\n{self._said()}"
+            time.sleep(0.2)
+
+    # Runs
+
+    def launch(self, stages: Sequence[str], partition: str) -> str:
+        """Launches a run of some assets in a partition, as the dialog of one partition does."""
+        job = {"pipelineName": "__ASSET_JOB", "assetSelection": asset_keys(stages)}
+        tags = [{"key": "dagster/partition", "value": partition}]
+        launched = self.do(
+            """mutation($params: ExecutionParams!) {
+                 launchPipelineExecution(executionParams: $params) { __typename
+                   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }""",
+            "LaunchRunSuccess",
+            params={
+                "selector": {**REPOSITORY, **job},
+                "mode": "default",
+                "runConfigData": {},
+                "executionMetadata": {"tags": tags},
+            },
+        )
+        return str(launched["run"]["runId"])
+
+    def terminate(self, run: str) -> None:
+        """Asks for a run's end, as the UI's button does."""
+        answer = self.do(
+            """mutation($ids: [String!]!) {
+                 terminateRuns(runIds: $ids, terminatePolicy: SAFE_TERMINATE) { __typename
+                   ... on TerminateRunsResult { terminateRunResults { __typename } } } }""",
+            "TerminateRunsResult",
+            ids=[run],
+        )
+        (result,) = answer["terminateRunResults"]
+        assert result["__typename"] == "TerminateRunSuccess", result
+
+    def status(self, run: str) -> str:
+        """A run's status."""
+        found = self.ask(
+            "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run
+        )
+        return str(found["runOrError"]["status"])
+
+    def ended(self, run: str, seconds: float = 90) -> str:
+        """Waits for a run's end, and returns how it ended."""
+        self.wait(lambda: self.status(run) in ENDED, f"run {run} has ended", seconds)
+        return self.status(run)
+
+    def succeeded(self, run: str) -> None:
+        """Waits for a run's end, which has to be a success."""
+        assert self.ended(run) == "SUCCESS", self.said(run)
+
+    def said(self, run: str) -> str:
+        """A run's log as text, with its errors."""
+        lines = []
+        for event in self._events(run):
+            error = (event.get("error") or {}).get("message", "")
+            lines.append(f"{event['eventType']} {event['message']} {error}".rstrip())
+        return "\n".join(lines)
+
+    def pid(self, run: str, event_type: str) -> int:
+        """The process that the first such event of a run names."""
+        entries = [
+            entry
+            for event in self._events(run)
+            if event["eventType"] == event_type
+            for entry in event.get("metadataEntries") or ()
+            if entry["label"] == "pid"
+        ]
+        return int(entries[0]["text"])
+
+    def _events(self, run: str) -> list[dict[str, Any]]:
+        found = self.ask(
+            """query($id: ID!) { runOrError(runId: $id) { ... on Run {
+                 eventConnection(limit: 1000) { events {
+                   ... on MessageEvent { message eventType }
+                   ... on ErrorEvent { error { message } }
+                   ... on DisplayableEvent { metadataEntries { label
+                     ... on TextMetadataEntry { text } } }
+                 } } } } }""",
+            id=run,
+        )
+        return list(found["runOrError"]["eventConnection"]["events"])
+
+    # Backfills
+
+    def backfill(self, stages: Sequence[str], partitions: Sequence[str]) -> str:
+        """Launches a backfill of assets, as the dialog of several partitions does."""
+        launched = self.do(
+            """mutation($params: LaunchBackfillParams!) {
+                 launchPartitionBackfill(backfillParams: $params) { __typename
+                   ... on LaunchBackfillSuccess { backfillId }
+                   ... on PythonError { message } } }""",
+            "LaunchBackfillSuccess",
+            params={"assetSelection": asset_keys(stages), "partitionNames": list(partitions)},
+        )
+        return str(launched["backfillId"])
+
+    def retry_failed(self, backfill: str) -> str:
+        """Launches the failed and missing partitions of a backfill again, as the UI's menu does."""
+        launched = self.do(
+            """mutation($params: ReexecutionParams!) {
+                 reexecutePartitionBackfill(reexecutionParams: $params) { __typename
+                   ... on LaunchBackfillSuccess { backfillId }
+                   ... on PythonError { message } } }""",
+            "LaunchBackfillSuccess",
+            params={"parentRunId": backfill, "strategy": "FROM_FAILURE"},
+        )
+        return str(launched["backfillId"])
+
+    def cancel(self, backfill: str) -> None:
+        """Asks for a backfill's end, as the UI's button does."""
+        self.do(
+            "mutation($id: String!) { cancelPartitionBackfill(backfillId: $id) { __typename } }",
+            "CancelBackfillSuccess",
+            id=backfill,
+        )
+
+    def backfill_state(self, backfill: str) -> dict[str, Any]:
+        """A backfill as its page shows it: status, partitions, runs, and counts by asset."""
+        state = self.ask(
+            """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
+                 ... on PartitionBackfill {
+                   status partitionNames
+                   runs { runId status }
+                   assetBackfillData { assetBackfillStatuses {
+                     ... on AssetPartitionsStatusCounts { assetKey { path }
+                       targeted: numPartitionsTargeted materialized: numPartitionsMaterialized
+                       failed: numPartitionsFailed } } }
+                 } } }""",
+            id=backfill,
+        )["partitionBackfillOrError"]
+        counts = (state.pop("assetBackfillData") or {}).get("assetBackfillStatuses", ())
+        state["assets"] = {"/".join(count.pop("assetKey")["path"]): count for count in counts}
+        return dict(state)
+
+    def backfill_ended(self, backfill: str) -> dict[str, Any]:
+        """Waits for a backfill's end, and returns its state."""
+
+        def over() -> bool:
+            status = self.backfill_state(backfill)["status"]
+            return status in ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED")
+
+        self.wait(over, f"backfill {backfill} has ended", seconds=150)
+        return self.backfill_state(backfill)
+
+    # Schedules and pools
+
+    def start_schedule(self, name: str) -> None:
+        """Turns a schedule on, as the UI's switch does."""
+        self.do(
+            """mutation($selector: ScheduleSelector!) {
+                 startSchedule(scheduleSelector: $selector) { __typename } }""",
+            "ScheduleStateResult",
+            selector={**REPOSITORY, "scheduleName": name},
+        )
+
+    def ticks(self, name: str) -> list[dict[str, Any]]:
+        """A schedule's ticks: status, and the runs that each launched."""
+        found = self.ask(
+            """query($selector: ScheduleSelector!) {
+                 scheduleOrError(scheduleSelector: $selector) {
+                   ... on Schedule { scheduleState { ticks { status runIds } } } } }""",
+            selector={**REPOSITORY, "scheduleName": name},
+        )
+        return list(found["scheduleOrError"]["scheduleState"]["ticks"])
+
+    def limit_pool(self, pool: str, slots: int) -> None:
+        """Sets the slots of a concurrency pool."""
+        self.ask(
+            """mutation($pool: String!, $slots: Int!) {
+                 setConcurrencyLimit(concurrencyKey: $pool, limit: $slots) }""",
+            pool=pool,
+            slots=slots,
+        )
+
+    # Assets
+
+    def asset(self, stage: str, partitions: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What Dagster says of some partitions of an asset.
+
+        By partition: ``status`` of the partition's square, ``stale`` status, data ``version``,
+        number of materialization ``events``, and the plain ``metadata`` of the latest.
+        """
+        (node,) = self.ask(
+            """query($keys: [AssetKeyInput!]!, $partitions: [String!]!) {
+                 assetNodes(assetKeys: $keys) {
+                   staleStatusByPartition(partitions: $partitions)
+                   dataVersionByPartition(partitions: $partitions)
+                   assetMaterializations(partitions: $partitions) {
+                     partition metadataEntries { label
+                       ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue } } }
+                   partitionKeys
+                   assetPartitionStatuses {
+                     ... on TimePartitionStatuses { ranges { startKey endKey status } }
+                     ... on DefaultPartitionStatuses {
+                       materializedPartitions failedPartitions materializingPartitions } }
+                 } }""",
+            keys=asset_keys([stage]),
+            partitions=list(partitions),
+        )["assetNodes"]
+        statuses = _statuses(node)
+        found = {}
+        for index, partition in enumerate(partitions):
+            events = [e for e in node["assetMaterializations"] if e["partition"] == partition]
+            found[partition] = {
+                "status": statuses.get(partition, "MISSING"),
+                "stale": node["staleStatusByPartition"][index],
+                "version": node["dataVersionByPartition"][index],
+                "events": len(events),
+                "metadata": _metadata(events[0]) if events else {},
+            }
+        return found
+
+
+def asset_keys(stages: Sequence[str]) -> list[Mapping[str, list[str]]]:
+    """Stages, as ``days/doubles``, as GraphQL's asset keys."""
+    return [{"path": stage.split("/")} for stage in stages]
+
+
+def _statuses(node: Mapping[str, Any]) -> dict[str, str]:
+    """The status of each partition that has one, of ranges as of lists."""
+    found, statuses = {}, node["assetPartitionStatuses"]
+    for kind in ("materialized", "failed", "materializing"):
+        found |= dict.fromkeys(statuses.get(f"{kind}Partitions") or [], kind.upper())
+    keys = node["partitionKeys"]
+    for span in statuses.get("ranges") or []:
+        first, last = keys.index(span["startKey"]), keys.index(span["endKey"])
+        found |= dict.fromkeys(keys[first : last + 1], span["status"])
+    return found
+
+
+def _metadata(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {e["label"]: e.get("intValue", e.get("text")) for e in event["metadataEntries"]}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
