@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,9 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import write_source
+from dagster_dev import DagsterDev
 
 PROJECT = Path(__file__).resolve().parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+CLICKED = """
+import dagster as dg
+import vane_dagster as vd
+
+
+def measure(batch):
+    return {{"length": [len(text) for text in batch["text"].to_pylist()]}}
+
+
+texts = vd.Pipeline(
+    "texts",
+    source=vd.parquet("{root}/src/{{partition_key}}"),
+    id="id",
+    partitions_def=dg.StaticPartitionsDefinition(["monday"]),
+    group_name="texts",
+)
+texts.map_batches("length", measure, schema={{"length": "BIGINT"}})
+defs = dg.Definitions(
+    assets=[texts.build_source(group_name="texts"), texts.build_assets()],
+    resources={{
+        "compute": vd.LocalCompute(),
+        "store": vd.FragmentStore(root="{root}/store"),
+    }},
+)
+"""
 STAGES = ("clean", "embedding", "enriched", "published")
 
 pytestmark = [
@@ -122,3 +150,27 @@ def test_asset_page_says_what_a_stage_is(webserver, page):
     page.goto(f"{webserver}/assets/docs/embedding")
     page.get_by_text("by all-MiniLM-L6-v2").first.wait_for(timeout=60_000)
     assert page.get_by_text("stdlib_search").count() >= 1
+
+
+def test_partition_is_materialized_by_clicking(tmp_path, page):
+    """From the button of an asset's page to the numbers of the partition, with a real daemon."""
+    write_source(tmp_path / "src" / "monday", {"id": [1, 2, 3], "text": ["a", "bb", "ccc"]})
+    (tmp_path / "definitions.py").write_text(CLICKED.format(root=tmp_path))
+    dev = DagsterDev(tmp_path)
+    dev.start()
+    try:
+        base = f"http://127.0.0.1:{dev.port}"
+        page.goto(f"{base}/assets/texts/length")
+        page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
+        page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
+        until = time.monotonic() + 90
+        while not list((tmp_path / "store/texts/length/manifests").glob("monday/*.json")):
+            assert time.monotonic() < until, dev.log.read_text()
+            page.wait_for_timeout(500)
+        page.goto(f"{base}/assets/texts/length?view=partitions&partition=monday")
+        page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
+        page.get_by_text("Materialized (1)").first.wait_for(timeout=60_000)
+        page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
+    finally:
+        dev.stop()
