@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import duckdb
 import pytest
-from conftest import metadata, write_source
+from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
+from vane_dagster.commit.manifest import Manifest, ManifestName
+from vane_dagster.commit.store import Store
 
 SCRIPT = """
 import sys
@@ -184,23 +187,64 @@ def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
     """Its manifest was in force already, and the former files were still there."""
     from vane_dagster.commit import committer
 
-    def make(where: str) -> vd.Pipeline:
-        pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-        pipeline.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
-        return pipeline
-
     def cut_off(*args: object) -> None:
         raise OSError("the store went away")
 
     write_source(tmp_path / "src", {"id": range(10)})
-    materialize(make("id < 5"), local)
+    materialize(_publishing(tmp_path, "id < 5"), local)
     with monkeypatch.context() as patch:
         patch.setattr(committer, "retire", cut_off)
-        assert not materialize(make("id < 8"), local, raises=False).success
+        assert not materialize(_publishing(tmp_path, "id < 8"), local, raises=False).success
     assert _published(tmp_path) != list(range(8))
 
-    materialize(make("id < 8"), local)
+    materialize(_publishing(tmp_path, "id < 8"), local)
 
+    assert _published(tmp_path) == list(range(8))
+
+
+def _publishing(tmp_path: Path, where: str) -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
+    return pipeline
+
+
+def test_of_two_publishers_the_later_manifest_wins(tmp_path, local, materialize, monkeypatch):
+    """The other run publishes between this one's manifest and its cleaning up."""
+    write_source(tmp_path / "src", {"id": range(10)})
+    commit = Store.commit
+
+    def overtaken(store: Store, manifest: Manifest) -> ManifestName:
+        name = commit(store, manifest)
+        if manifest.stage == "published":
+            monkeypatch.undo()
+            materialize(_publishing(tmp_path, "id < 8"), local)
+        return name
+
+    monkeypatch.setattr(Store, "commit", overtaken)
+    materialize(_publishing(tmp_path, "id < 5"), local)
+
+    assert _published(tmp_path) == list(range(8))
+
+
+def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_mends_it(
+    tmp_path, local, materialize, monkeypatch
+):
+    """The other run publishes while this one cleans up."""
+    from vane_dagster.commit import committer
+
+    write_source(tmp_path / "src", {"id": range(10)})
+    retire = committer.retire
+
+    def raced(*args: Any) -> None:
+        monkeypatch.undo()
+        materialize(_publishing(tmp_path, "id < 8"), local)
+        retire(*args)
+
+    monkeypatch.setattr(committer, "retire", raced)
+    result = materialize(_publishing(tmp_path, "id < 5"), local, raises=False)
+    assert "another run published the same partition at the same time" in failure(result)
+
+    materialize(_publishing(tmp_path, "id < 8"), local)
     assert _published(tmp_path) == list(range(8))
 
 
