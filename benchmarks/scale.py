@@ -187,7 +187,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         keys,
         vd.LocalCompute(),
         store,
-        ["run"],
+        "run",
         listen=listen,
         log=lambda _: None,
         check=lambda: None,

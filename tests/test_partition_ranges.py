@@ -132,7 +132,7 @@ def test_slow_reporting_stalls_nothing(tmp_path, local):
 
     store = vd.FragmentStore(root=str(tmp_path / "store")).open()
     run_pipeline(
-        many, ["doubles"], keys, local, store, ["run"], listen, log=print, check=lambda: None
+        many, ["doubles"], keys, local, store, "run", listen, log=print, check=lambda: None
     )
     assert sorted(committed) == keys
 

@@ -16,6 +16,7 @@ from vane_dagster.commit.store import Store
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+# Click's parameter types are generic in some of its versions.
 class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A number and its unit, as "7d"; in seconds."""
 

@@ -21,6 +21,8 @@ from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote
 from vane_dagster.errors import SourceError, StoreError, VaneError, names
 
+_MOST_MEMORY = "1GB"
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -43,9 +45,6 @@ class Commit:
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
     done: Callable[[Manifest, ManifestName | VaneError], None]
-
-
-_MOST_MEMORY = "1GB"
 
 
 class WithheldError(StoreError):

@@ -115,7 +115,7 @@ def _needed(stages: list[_Stage], terms: Terms) -> dict[str, _Needed]:
                     place = f"{folder}/{text}"
                     if upstream in by_name and place in by_name[upstream].manifests:
                         wanted.add((upstream, place))
-            wanted -= {(name, path) for name, opened in needed.items() for path in opened}
+            wanted -= {(name, path) for name, paths in needed.items() for path in paths}
     return needed
 
 

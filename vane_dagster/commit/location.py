@@ -113,13 +113,9 @@ class Location:
 
     def walk(self) -> dict[str, int]:
         """Paths relative to the folder, and sizes, of all files below it."""
-        with self._told("listed"):
-            self.fs.invalidate_cache(self.path)
-            found = files_below(self.fs, self.path)
-        start = len(self.path.lstrip("/")) + 1
         return {
-            path.lstrip("/")[start:]: int(info["size"] or 0)
-            for path, info in found.items()
+            path: stored.size
+            for path, stored in self.entries().items()
             if not PurePosixPath(path).name.startswith(TEMPORARY)
         }
 

@@ -63,7 +63,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 partitions,
                 compute,
                 opened,
-                _run_ids(context),
+                context.run.run_id,
                 listen=report.listen,
                 log=context.log.info,
                 check=lambda: _check_is_wanted(context),
@@ -122,12 +122,6 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
             "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
     return list(context.partition_keys)
-
-
-def _run_ids(context: dg.AssetExecutionContext) -> Sequence[str]:
-    """The run, and the one that it is a retry of."""
-    run = context.run
-    return [run.run_id, *filter(None, [run.root_run_id])]
 
 
 def _check_is_wanted(context: dg.AssetExecutionContext) -> None:

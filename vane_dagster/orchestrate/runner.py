@@ -28,7 +28,7 @@ def run_pipeline(
     partitions: Sequence[str | None],
     compute: Compute,
     store: Store,
-    run_ids: Sequence[str],
+    run_id: str,
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
@@ -42,7 +42,7 @@ def run_pipeline(
         partitions: Keys; ``[None]`` for an unpartitioned pipeline.
         compute: Where the work is done.
         store: Where results are kept.
-        run_ids: The run, which leases and manifests name, then those that it takes up again.
+        run_id: Names the run in leases and manifests.
         listen: Called with each event, on this thread.
         log: Takes a line of text.
         check: Called every few seconds on this thread; what it raises stops the run.
@@ -54,7 +54,7 @@ def run_pipeline(
     Raises:
         VaneError: If nothing could be planned, or the cluster cannot do it.
     """
-    plan = plan_run(pipeline, selected, partitions, store, force, run_ids)
+    plan = plan_run(pipeline, selected, partitions, store, force, run_id)
     listen(Planned(plan))
     for key, error in plan.failed.items():
         first, *others = plan.selected
@@ -65,7 +65,7 @@ def run_pipeline(
     try:
         _on_a_thread(
             lambda emit, cancelled: execute(
-                plan, backend, store, run_ids[0], emit, cancelled, versions()
+                plan, backend, store, run_id, emit, cancelled, versions()
             ),
             listen,
             check,

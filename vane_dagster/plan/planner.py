@@ -30,7 +30,7 @@ def plan_run(
     partitions: Sequence[str | None],
     store: Store,
     force: bool = False,
-    run_ids: Collection[str] = (),
+    run_id: str | None = None,
 ) -> RunPlan:
     """Plans a run: what is done, found by listings alone, and what is left.
 
@@ -40,14 +40,15 @@ def plan_run(
         partitions: Keys; ``[None]`` for an unpartitioned pipeline.
         store: Where parts and manifests are.
         force: Computes everything selected again.
-        run_ids: The run and those that it takes up again: what they committed is not forced twice.
+        run_id: The run, of which this may be a second attempt: what it has committed before is not
+            forced again.
 
     Raises:
         DefinitionError: If a stage's code has no identity.
         StoreError: If the store cannot be listed.
     """
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force, run_ids)
+    planner = _Planner(pipeline, order, store, force, run_id)
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -79,14 +80,14 @@ class _Planner:
         selected: tuple[str, ...],
         store: Store,
         force: bool,
-        run_ids: Collection[str],
+        run_id: str | None,
     ) -> None:
         self.pipeline = pipeline
         self.culprit = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
         self.force = force
-        self.run_ids = run_ids
+        self.run_id = run_id
         self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         upstream = dict.fromkeys(u for s in selected for u in pipeline[s].spec.upstream)
@@ -169,12 +170,11 @@ class _Planner:
         return plans
 
     def _is_forced_already(self, key: str | None, stage: str) -> bool:
-        """Whether this run, or the one that it takes up again, has committed the partition."""
+        """Whether a former attempt of this run has committed the partition."""
         name = self.latest[stage].get(key)
-        if name is None or not self.run_ids:
+        if name is None or self.run_id is None:
             return False
-        made = self.store.read(self.pipeline.name, stage, key, name)
-        return made.run_id in self.run_ids
+        return self.store.read(self.pipeline.name, stage, key, name).run_id == self.run_id
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
         """The files, those touched and not changed as the manifests in force recorded them."""
