@@ -17,16 +17,38 @@ _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True)
+class Made:
+    """Who made a part.
+
+    Attributes:
+        run_id: The run.
+        workers: Names of the workers that computed its rows.
+        at: Unix time in seconds at which it was written.
+        seconds: What the workers took, all together.
+    """
+
+    run_id: str
+    workers: tuple[str, ...]
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class PartInfo:
     """One part: a stage's output for one fragment.
 
     Attributes:
         key: The fragment key.
-        digest: Digest of the file's bytes.
+        digest: Digest of the rows as they are stored.
         rows: Rows in it.
         bytes: Its size in the store.
         id_min: Smallest id, None without rows.
         id_max: Largest id, None without rows.
+        rows_in: Rows that it was made from.
+        filtered: Of which nothing came out, as the stage declares.
+        quarantined: Of which nothing came out, because of errors.
+        made: Which run made it, on which workers, when, and how long it took.
+        measures: What was counted of its columns, for checks: by column and measure.
     """
 
     key: str
@@ -35,11 +57,32 @@ class PartInfo:
     bytes: int
     id_min: Any = None
     id_max: Any = None
+    rows_in: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    made: Made | None = None
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The part's file name."""
         return part_name(self.key, self.digest)
+
+    def as_record(self) -> dict[str, Any]:
+        """The fields as JSON holds them, without those that have their default."""
+        record = {name: getattr(self, name) for name in _PART_FIELDS}
+        record = {name: value for name, value in record.items() if value}
+        if self.made:
+            record["made"] = asdict(self.made)
+        return {"rows": 0, "id_min": self.id_min, "id_max": self.id_max, **record}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
+        """Reads what `as_record` wrote."""
+        made = record.get("made")
+        if made:
+            made = Made(**{**made, "workers": tuple(made["workers"])})
+        return cls(**{**record, "made": made})
 
 
 def part_name(key: str, digest: str) -> str:
@@ -51,6 +94,9 @@ def parse_part_name(name: str) -> tuple[str, str] | None:
     """Fragment key and digest of a part's file name; None for another file."""
     match = _PART.fullmatch(name)
     return (match.group(1), match.group(2)) if match else None
+
+
+_PART_FIELDS = tuple(name for name in PartInfo.__dataclass_fields__ if name != "made")
 
 
 @dataclass(frozen=True)
@@ -105,6 +151,46 @@ class ManifestName:
 
 
 @dataclass(frozen=True)
+class CheckResult:
+    """What a check of a stage found in a partition.
+
+    Attributes:
+        name: The check's name.
+        passed: Whether it passed.
+        blocking: Whether what lies below is withheld where it did not.
+        severity: "ERROR" or "WARN", of a check that did not pass.
+        description: What was found, in a sentence.
+        metadata: The numbers.
+        definition: Digest of the check's own thresholds, by which a change of them is seen.
+    """
+
+    name: str
+    passed: bool
+    blocking: bool
+    severity: str
+    description: str
+    metadata: Mapping[str, Any]
+    definition: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a `write` stage has put a partition.
+
+    Attributes:
+        url: The folder, or the table.
+        files: Names of the files in it, relative to `url`.
+        format: "parquet" or "delta".
+        version: The table's version, for formats that have one.
+    """
+
+    url: str
+    files: Sequence[str]
+    format: str = "parquet"
+    version: int | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The commit record of a stage in a partition.
 
@@ -123,6 +209,14 @@ class Manifest:
         run_id: The run that committed it.
         committed_at: Unix time in seconds.
         info: What else is worth keeping: versions, counts.
+        kind: The stage's kind, as "map_batches".
+        keys: The columns that identify a row: its id, then the ids of the rows it came from.
+        reads: What the stage reads: "source", or names of stages.
+        model: The user's class or function, and the pool that ran it; empty without one.
+        lineage: For each column the columns that it came from, as [node, column] pairs.
+        checks: What the stage's checks found.
+        sample: Some rows as texts, for people.
+        published: Where a `write` stage has put the rows.
     """
 
     pipeline: str
@@ -139,6 +233,14 @@ class Manifest:
     run_id: str
     committed_at: float
     info: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    keys: Sequence[str] = ()
+    reads: Sequence[str] = ()
+    model: Mapping[str, str] = field(default_factory=dict)
+    lineage: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    checks: Sequence[CheckResult] = ()
+    sample: Sequence[Mapping[str, str]] = ()
+    published: Published | None = None
 
     @property
     def rows(self) -> int:
@@ -158,12 +260,14 @@ class Manifest:
     def dumps(self) -> bytes:
         """The manifest as JSON."""
         record = {
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in (*_PLAIN, *_LISTS)},
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "fragments": [asdict(f) for f in self.fragments],
-            "parts": [asdict(p) for p in self.parts],
+            "parts": [p.as_record() for p in self.parts],
             "files": [asdict(f) for f in self.files],
-            "format": 1,
+            "checks": [asdict(c) for c in self.checks],
+            "published": self.published and asdict(self.published),
+            "format": 2,
         }
         return json.dumps(record).encode()
 
@@ -172,11 +276,14 @@ class Manifest:
         """Reads what `dumps` wrote."""
         record = json.loads(data)
         return cls(
-            **{name: record[name] for name in _PLAIN},
+            **{name: record[name] for name in _PLAIN if name in record},
+            **{name: tuple(record.get(name, ())) for name in _LISTS},
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record["schema"]))),
             fragments=[FragmentRecord(**f) for f in record["fragments"]],
-            parts=[PartInfo(**p) for p in record["parts"]],
+            parts=[PartInfo.from_record(p) for p in record["parts"]],
             files=[FileRecord(**f) for f in record["files"]],
+            checks=tuple(CheckResult(**c) for c in record.get("checks", ())),
+            published=Published(**found) if (found := record.get("published")) else None,
         )
 
 
@@ -191,7 +298,11 @@ _PLAIN = (
     "run_id",
     "committed_at",
     "info",
+    "kind",
+    "model",
+    "lineage",
 )
+_LISTS = ("keys", "reads", "sample")
 
 
 def content_digest(parts: Sequence[PartInfo]) -> str:
