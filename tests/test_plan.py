@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Manifest
-from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.execute.run_state import RunState
@@ -135,9 +135,9 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():
             spec = planned.pipeline[stage].spec
-            published = publish_folders(spec, partition.key)
+            publisher = publisher_of(spec, partition.key)
             folder = store.parts(planned.pipeline.name, stage, partition.key)
-            folder = published[1] if published else folder
+            folder = publisher.staging if publisher else folder
             for i in wanted.missing:
                 table = partition.schemas[stage].empty_table()
                 info = write_part(table, PartTarget(folder, wanted.keys[i], "id"))

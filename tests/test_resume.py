@@ -185,7 +185,7 @@ def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
     tmp_path, local, materialize, monkeypatch
 ):
     """Its manifest was in force already, and the former files were still there."""
-    from vane_dagster.commit import committer
+    from vane_dagster.commit.publish import FolderPublisher
 
     def cut_off(*args: object) -> None:
         raise OSError("the store went away")
@@ -193,7 +193,7 @@ def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
     write_source(tmp_path / "src", {"id": range(10)})
     materialize(_publishing(tmp_path, "id < 5"), local)
     with monkeypatch.context() as patch:
-        patch.setattr(committer, "retire", cut_off)
+        patch.setattr(FolderPublisher, "retire", cut_off)
         assert not materialize(_publishing(tmp_path, "id < 8"), local, raises=False).success
     assert _published(tmp_path) != list(range(8))
 
@@ -230,17 +230,17 @@ def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_mends_it
     tmp_path, local, materialize, monkeypatch
 ):
     """The other run publishes while this one cleans up."""
-    from vane_dagster.commit import committer
+    from vane_dagster.commit.publish import FolderPublisher
 
     write_source(tmp_path / "src", {"id": range(10)})
-    retire = committer.retire
+    retire = FolderPublisher.retire
 
     def raced(*args: Any) -> None:
         monkeypatch.undo()
         materialize(_publishing(tmp_path, "id < 8"), local)
         retire(*args)
 
-    monkeypatch.setattr(committer, "retire", raced)
+    monkeypatch.setattr(FolderPublisher, "retire", raced)
     result = materialize(_publishing(tmp_path, "id < 5"), local, raises=False)
     assert "another run published the same partition at the same time" in failure(result)
 

@@ -163,7 +163,7 @@ def heavy() -> int:
 def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
     url = "metered://src/a.parquet"
-    rows = FileRows(url, start, stop, schema, listed_file(url, vd.parquet(url)))
+    rows = FileRows(url, start, stop, schema, listed_file(url, vd.parquet(url)), "id")
     op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
     work = Work("here", op, (rows,), schema, "id", None, True)
     Metered.read.clear()
@@ -183,7 +183,7 @@ def test_a_name_with_glob_characters_is_that_file_alone(name, url, tmp_path):
         pq.write_table(pa.table({"id": [10 * first, 10 * first + 1, 10 * first + 2]}), sink)
         Location(url).write(f"{other}.parquet", sink.getvalue().to_pybytes())
     file = f"{url}/{name}.parquet"
-    rows = FileRows(file, 0, 2, schema, listed_file(file, vd.parquet(file)))
+    rows = FileRows(file, 0, 2, schema, listed_file(file, vd.parquet(file)), "id")
     found = scan(rows, Work("here", Gather(), (rows,), schema, "id", None, True))
     assert found["id"].to_pylist() == {"a[1]": [0, 1], "a*": [10, 11], "a1": [20, 21]}[name]
 
@@ -230,7 +230,7 @@ def test_every_type_is_read_as_planned(kind, tmp_path):
     schema = read_footers(files, source, FragmentRule(10), "here").schema
     expected = array.cast(schema.field("x").type).to_pylist()
     for stop in (3, 2):
-        rows = FileRows(str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))))
+        rows = FileRows(str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))), "id")
         work = Work("here", Gather(), (rows,), schema, "id", None, True)
         assert scan(rows, work)["x"].to_pylist() == expected[:stop]
         op = Project((("id", "id"), ("x", "x")), None)
@@ -249,7 +249,7 @@ def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
         options = {"path": str(tmp_path / place), "target_protocol": "file"}
         source = vd.parquet("dir://a.parquet", storage_options=options)
         file = listed_file(source.url, source)
-        rows = FileRows(source.url, 0, 1, schema, file, options)
+        rows = FileRows(source.url, 0, 1, schema, file, "id", options)
         project = Project((("id", "id"),), None)
         found += scan_projected(project, rows, work(project, rows, schema))["id"].to_pylist()
 
@@ -259,7 +259,7 @@ def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
 def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
     schema = pa.schema([("id", pa.int64())])
     file = str(write_source(tmp_path, {"id": [1, 2, 3]}))
-    rows = FileRows(file, 0, 3, schema, listed_file(file, vd.parquet(file)))
+    rows = FileRows(file, 0, 3, schema, listed_file(file, vd.parquet(file)), "id")
     write_source(tmp_path, {"id": [1, 2, 3, 4]})
 
     with pytest.raises(vd.SourceError, match="was replaced while the run read it"):

@@ -9,24 +9,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vane_dagster import checks as checks
     from vane_dagster.declare.pipeline import Pipeline as Pipeline
     from vane_dagster.declare.pipeline import Stage as Stage
     from vane_dagster.declare.source import ParquetSource as ParquetSource
+    from vane_dagster.declare.source import StoredSource as StoredSource
     from vane_dagster.declare.source import parquet as parquet
+    from vane_dagster.declare.source import stored as stored
     from vane_dagster.errors import CodeIdentityError as CodeIdentityError
     from vane_dagster.errors import ComputeError as ComputeError
     from vane_dagster.errors import DefinitionError as DefinitionError
+    from vane_dagster.errors import IntegrityError as IntegrityError
     from vane_dagster.errors import ModelLoadError as ModelLoadError
     from vane_dagster.errors import PlanError as PlanError
     from vane_dagster.errors import SchemaError as SchemaError
     from vane_dagster.errors import SourceError as SourceError
     from vane_dagster.errors import StoreError as StoreError
+    from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
+    from vane_dagster.orchestrate.loading import load as load
     from vane_dagster.orchestrate.resources import FragmentStore as FragmentStore
     from vane_dagster.orchestrate.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestrate.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestrate.resources import RayCompute as RayCompute
+    from vane_dagster.orchestrate.tracing import trace as trace
+    from vane_dagster.tracing.steps import Step as Step
+    from vane_dagster.tracing.steps import Trace as Trace
 
 __version__ = "0.1.0"
 
@@ -34,27 +43,39 @@ _HOME = {
     "Pipeline": "declare.pipeline",
     "Stage": "declare.pipeline",
     "ParquetSource": "declare.source",
+    "StoredSource": "declare.source",
     "parquet": "declare.source",
+    "stored": "declare.source",
+    "load": "orchestrate.loading",
     "CodeIdentityError": "errors",
     "ComputeError": "errors",
     "DefinitionError": "errors",
+    "IntegrityError": "errors",
     "ModelLoadError": "errors",
     "PlanError": "errors",
     "SchemaError": "errors",
     "SourceError": "errors",
     "StoreError": "errors",
+    "TraceError": "errors",
     "UdfError": "errors",
     "VaneError": "errors",
     "FragmentStore": "orchestrate.resources",
     "LocalCluster": "orchestrate.resources",
     "LocalCompute": "orchestrate.resources",
     "RayCompute": "orchestrate.resources",
+    "trace": "orchestrate.tracing",
+    "Trace": "tracing.steps",
+    "Step": "tracing.steps",
 }
 
-__all__ = ["__version__", *_HOME]
+_MODULES = ("checks",)
+
+__all__ = ["__version__", *_MODULES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

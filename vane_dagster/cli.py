@@ -16,6 +16,7 @@ _COMMANDS = {
     "cluster": "vane_dagster.cli_cluster:cluster",
     "pools": "vane_dagster.cli_pools:pools",
     "store": "vane_dagster.cli_store:store",
+    "trace": "vane_dagster.cli_trace:trace",
 }
 
 

@@ -31,7 +31,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(match.group(1)) * _UNITS[match.group(2)]
 
 
-class _Options(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A JSON object."""
 
     name = "json"
@@ -68,7 +68,7 @@ def store() -> None:
     help="Time between condemning a part and deleting it; longer than any run goes on.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--storage-options", type=_Options(), default="{}", help="For fsspec, as JSON.")
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
 def gc(
     root: str,
@@ -83,7 +83,8 @@ def gc(
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
     led to one in force elsewhere. Others are condemned once they are older than --keep: runs
     compute such a part again rather than build on it. A later gc deletes them, --grace after that.
-    So run it regularly, once a day say. Published folders are not touched.
+    So run it regularly, once a day say. In the targets of write stages only what killed runs have
+    left in _vane_staging is collected, with --storage-options where they have ROOT's protocol.
     """
     terms = Terms(time.time(), keep, grace, dry_run)
     stages = nothing = 0
@@ -96,6 +97,8 @@ def gc(
             for verb, files in _verbs(stage, dry_run):
                 for url, size in files.items():
                     click.echo(f"  {verb} {url} ({size:,} bytes)")
+        for url, reason in stage.unreadable.items():
+            click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
         nothing += not told
     if not stages:
         raise click.ClickException(

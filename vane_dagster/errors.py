@@ -33,8 +33,16 @@ class StoreError(VaneError):
     """The store cannot be read or written."""
 
 
+class TraceError(VaneError):
+    """A row that is to be traced, its stage or its partition is not there."""
+
+
 class ComputeError(VaneError):
     """The cluster or a worker cannot do what a stage asks."""
+
+
+class IntegrityError(VaneError):
+    """Rows of a stage are missing, invented or there twice."""
 
 
 class UdfError(VaneError):

@@ -14,14 +14,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vane_dagster.commit.location import Location, duckdb_path
-from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
-from vane_dagster.commit.publish import promote, require_all, retire
-from vane_dagster.commit.store import Store
+from vane_dagster.commit.manifest import CheckResult, FileRecord, Manifest, ManifestName
+from vane_dagster.commit.publish import Publisher, publish
+from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote
-from vane_dagster.errors import SourceError, StoreError, VaneError, names
+from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
 
 _MOST_MEMORY = "1GB"
+IDS_COMPLETE = "ids_complete"
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,23 @@ class Commit:
     Attributes:
         manifest: The record to put in force, without the content hashes of files and the upstream.
         folder: Where the parts are.
-        publish: For a `write` stage: target and staging folder.
+        publish: For a `write` stage: what publishes it.
         unique: Name of the id, where ids have to be checked across the fragments; else None.
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
+        done_above: Upstream stages of this run that were in force before: their manifests.
+        judge: Evaluates the checks of a manifest's stage.
         done: Called with what came of it.
     """
 
     manifest: Manifest
     folder: Location
-    publish: tuple[Location, Location] | None
+    publish: Publisher | None
     unique: str | None
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
+    done_above: Sequence[str]
+    judge: Callable[[Manifest], tuple[CheckResult, ...]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
 
 
@@ -53,6 +58,16 @@ class WithheldError(StoreError):
     def __init__(self, upstream: str, error: VaneError) -> None:
         super().__init__(f"its upstream {upstream!r} was not committed: {error}")
         self.upstream = upstream
+
+
+class BlockedError(VaneError):
+    """A partition whose upstream broke a blocking check."""
+
+    def __init__(self, upstream: str, check: CheckResult) -> None:
+        super().__init__(
+            f"the blocking check {check.name!r} of its upstream {upstream!r} failed: "
+            f"{check.description}. It was not committed, and what was there before stays in force"
+        )
 
 
 class Committer:
@@ -69,6 +84,7 @@ class Committer:
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
+        self._found: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
         self._hashes: dict[tuple[str, str], Future[str | None]] = {}
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
@@ -94,8 +110,9 @@ class Committer:
         while (commit := self._queue.get()) is not None:
             manifest = commit.manifest
             try:
-                manifest = self._completed(commit)
-                outcome: ManifestName | VaneError = self._put_in_force(commit, manifest)
+                manifest = self._checked(commit, self._completed(commit))
+                outcome: ManifestName | VaneError
+                manifest, outcome = self._put_in_force(commit, manifest)
             except VaneError as error:
                 outcome = error
             except Exception as error:
@@ -115,32 +132,50 @@ class Committer:
             upstream[stage] = str(outcome)
         self.hash_ahead(commit.manifest.files)
         files = [self._hashed(file) for file in commit.manifest.files]
-        return replace(commit.manifest, files=files, upstream=upstream, committed_at=time.time())
+        sample = commit.manifest.sample or self._read_sample(commit)
+        now = time.time()
+        return replace(
+            commit.manifest, files=files, upstream=upstream, sample=sample, committed_at=now
+        )
+
+    def _read_sample(self, commit: Commit) -> Sequence[Mapping[str, str]]:
+        """Of parts that were all there before, what the first says in its footer."""
+        names = [part.name for part in commit.manifest.parts if part.rows]
+        if not names or commit.publish:
+            return ()
+        return tuple(read_part_info(commit.folder, names[0]).sample)
+
+    def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
+        """The manifest with what its checks found, unless a check above withholds it."""
+        partition = manifest.partition
+        for stage in (*commit.waits_for, *commit.done_above):
+            if (partition, stage) not in self._found:
+                above = self._store.in_force(manifest.pipeline, stage, partition)
+                assert above is not None, "a stage that is done has a manifest"
+                self._found[partition, stage] = commit.judge(above)
+            for found in self._found[partition, stage]:
+                if found.blocking and not found.passed:
+                    raise BlockedError(stage, found)
+        found_here = commit.judge(manifest)
+        for found in found_here:
+            if found.name == IDS_COMPLETE and not found.passed:
+                raise IntegrityError(
+                    f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
+                    f"{found.description}. It was not committed; materialize it with force"
+                )
+        self._found[partition, manifest.stage] = found_here
+        return replace(manifest, checks=found_here)
 
     def _hashed(self, file: FileRecord) -> FileRecord:
         future = self._hashes.get((file.url, file.version))
         return file if future is None else replace(file, content=future.result())
 
-    def _put_in_force(self, commit: Commit, manifest: Manifest) -> ManifestName:
+    def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
-        if not commit.publish:
-            return self._store.commit(manifest)
-        place = (manifest.pipeline, manifest.stage, manifest.partition)
-        self._store.announce(manifest)
-        promote(*commit.publish, manifest.parts)
-        name = self._store.commit(manifest)
-        # Another run may have published the partition meanwhile: the later manifest wins.
-        in_force = self._store.in_force(*place) or manifest
-        retire(commit.publish[0], self._store.published_before(*place), in_force.parts)
-        if in_force.content == manifest.content:
-            try:
-                require_all(commit.publish[0], manifest.parts)
-            except StoreError:
-                self._store.announce(manifest)  # so that the next run publishes what was lost
-                raise
-        self._store.forget_announced(*place)
-        return name
+        if commit.publish:
+            return publish(self._store, commit.publish, manifest)
+        return manifest, self._store.commit(manifest)
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:

@@ -2,7 +2,8 @@
 
 A part goes in two steps. A first collection condemns it, and from then on no plan builds on it. A
 later one, when every run and reader that may have begun before is over, deletes it, unless a
-manifest names it by then.
+manifest names it by then. So do the parts that killed runs have staged in the target of a `write`
+stage; what is published there is not looked at.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from vane_dagster.commit.location import TEMPORARY, Location
+from vane_dagster.commit.location import TEMPORARY, Location, Stored
 from vane_dagster.commit.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.commit.publish import STAGING
+from vane_dagster.commit.reading import options_for
+from vane_dagster.commit.staged import staged_parts
 from vane_dagster.commit.store import ANNOUNCED, CONDEMNED, Store
 from vane_dagster.errors import StoreError
 
@@ -52,6 +56,7 @@ class Collected:
         deleted: Parts that nobody needs any more.
         manifests: Manifests that are not in force any more.
         temporaries: What killed processes were writing.
+        unreadable: Targets of `write` stages that could not be looked at, and why.
     """
 
     stage: str
@@ -59,6 +64,7 @@ class Collected:
     deleted: dict[str, int] = field(default_factory=dict)
     manifests: dict[str, int] = field(default_factory=dict)
     temporaries: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def collect(store: Store, terms: Terms) -> Iterator[Collected]:
@@ -133,6 +139,7 @@ class _Stage:
         self._parts = self._folder.child("parts").entries()
         self.manifests = self._folder.child("manifests").entries()
         self._condemned = store.condemned(pipeline, name)
+        self._target = store.target(pipeline, name)
 
     def open(self, path: str) -> Manifest:
         """Reads a manifest."""
@@ -169,23 +176,12 @@ class _Stage:
         kept = {
             f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names
         }
-        condemned = {}
+        condemned: dict[str, float] = {}
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
         for path, stored in self._parts.items():
-            if path in kept or terms.now - stored.modified <= terms.keep:
-                continue
-            if path.rpartition("/")[2].startswith(TEMPORARY):
-                found.temporaries[parts.file_url(path)] = stored.size
-            elif parse_part_name(path.rpartition("/")[2]) is None:
-                continue
-            else:
-                since = self._condemned.get(path)
-                gone = since is not None and terms.now - since >= terms.grace
-                chosen = found.deleted if gone else found.condemned
-                chosen[parts.file_url(path)] = stored.size
-                # What is deleted stays condemned until it is seen to be gone: a plan that lists it
-                # meanwhile must not build on it.
-                condemned[path] = since or terms.now + time.monotonic() - self._listed
+            if path not in kept:
+                self._sort(path, parts.file_url(path), stored, terms, found, condemned)
+        self._collect_staged(terms, found, condemned)
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and terms.now - stored.modified > terms.keep:
@@ -195,6 +191,44 @@ class _Stage:
         if not terms.dry_run:
             self._carry_out(found, condemned)
         return found
+
+    def _sort(
+        self,
+        path: str,
+        url: str,
+        stored: Stored,
+        terms: Terms,
+        found: Collected,
+        condemned: dict[str, float],
+    ) -> None:
+        """Decides about a part that no manifest needs, under its name among the condemned."""
+        name = path.rpartition("/")[2]
+        if terms.now - stored.modified <= terms.keep:
+            return
+        if name.startswith(TEMPORARY):
+            found.temporaries[url] = stored.size
+        elif parse_part_name(name):
+            since = self._condemned.get(path)
+            gone = since is not None and terms.now - since >= terms.grace
+            (found.deleted if gone else found.condemned)[url] = stored.size
+            # What is deleted stays condemned until it is seen to be gone: a plan that lists it
+            # meanwhile must not build on it.
+            condemned[path] = since or terms.now + time.monotonic() - self._listed
+
+    def _collect_staged(self, terms: Terms, found: Collected, condemned: dict[str, float]) -> None:
+        """Goes over what is staged in the target of a `write` stage."""
+        if self._target is None:
+            return
+        try:
+            staged = staged_parts(self._target, options_for(self._store, self._target))
+        except StoreError as error:
+            found.unreadable[self._target] = str(error)
+            below = f"{STAGING}/"
+            condemned |= {p: t for p, t in self._condemned.items() if p.startswith(below)}
+            return
+        for url, stored in staged.items():
+            path = f"{STAGING}/{url.rpartition('/')[2]}"
+            self._sort(path, url, stored, terms, found, condemned)
 
     def _carry_out(self, found: Collected, condemned: Mapping[str, float]) -> None:
         if condemned != self._condemned:
@@ -208,8 +242,19 @@ class _Stage:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
         with ThreadPoolExecutor(max_workers=_READERS) as threads:
-            options = self._folder.storage_options
             deletions = threads.map(
-                lambda item: Location(item[0], options).delete(item[1]), by_folder.items()
+                lambda item: self._delete(found, item[0], item[1]), by_folder.items()
             )
             list(deletions)
+
+    def _delete(self, found: Collected, folder: str, names: list[str]) -> None:
+        """Deletes files; a target that refuses stops nothing."""
+        try:
+            Location(folder, options_for(self._store, folder)).delete(names)
+        except StoreError as error:
+            if f"/{STAGING}" not in folder:
+                raise
+            found.unreadable[folder] = str(error)
+            for name in names:
+                found.deleted.pop(f"{folder}/{name}", None)
+                found.temporaries.pop(f"{folder}/{name}", None)

@@ -174,6 +174,21 @@ class Location:
                 raise error.__cause__ from None
             raise
 
+    def put(self, name: str, path: str) -> None:
+        """Writes a file from one on the local disk, so that it is seen whole or not at all.
+
+        Raises:
+            StoreError: If the file system refuses.
+        """
+        with self._told("written"):
+            if _PUT_IS_ATOMIC & set(protocols(self.fs)):
+                self.fs.put_file(path, self.file(name))
+                return
+            temporary = self.file(f"{TEMPORARY}{secrets.token_hex(6)}")
+            self.fs.makedirs(self.path, exist_ok=True)
+            self.fs.put_file(path, temporary)
+            self.fs.mv(temporary, self.file(name))
+
     def delete(self, names: list[str]) -> None:
         """Deletes files of the folder; those already gone are passed over."""
         with self._told("deleted from"):

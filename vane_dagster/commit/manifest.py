@@ -49,6 +49,7 @@ class PartInfo:
         quarantined: Of which nothing came out, because of errors.
         made: Which run made it, on which workers, when, and how long it took.
         measures: What was counted of its columns, for checks: by column and measure.
+        sample: Some rows as texts, of a part just written.
     """
 
     key: str
@@ -62,6 +63,7 @@ class PartInfo:
     quarantined: int = 0
     made: Made | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -96,7 +98,7 @@ def parse_part_name(name: str) -> tuple[str, str] | None:
     return (match.group(1), match.group(2)) if match else None
 
 
-_PART_FIELDS = tuple(name for name in PartInfo.__dataclass_fields__ if name != "made")
+_PART_FIELDS = tuple(set(PartInfo.__dataclass_fields__) - {"made", "sample"})
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,13 @@ class Manifest:
         return sum(part.bytes for part in self.parts)
 
     @property
+    def published_files(self) -> Sequence[str]:
+        """The files that a `write` stage has in its target."""
+        if self.published is None:
+            return [part.name for part in self.parts]
+        return self.published.files
+
+    @property
     def content(self) -> str:
         """Digest of the parts: the same rows from the same computation have the same."""
         return content_digest(self.parts)
@@ -260,7 +269,7 @@ class Manifest:
     def dumps(self) -> bytes:
         """The manifest as JSON."""
         record = {
-            **{name: getattr(self, name) for name in (*_PLAIN, *_LISTS)},
+            **{name: getattr(self, name) for name in (*_PLAIN, "keys", "reads", "sample")},
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "fragments": [asdict(f) for f in self.fragments],
             "parts": [p.as_record() for p in self.parts],
@@ -277,7 +286,9 @@ class Manifest:
         record = json.loads(data)
         return cls(
             **{name: record[name] for name in _PLAIN if name in record},
-            **{name: tuple(record.get(name, ())) for name in _LISTS},
+            keys=tuple(record.get("keys", ())),
+            reads=tuple(record.get("reads", ())),
+            sample=tuple(record.get("sample", ())),
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record["schema"]))),
             fragments=[FragmentRecord(**f) for f in record["fragments"]],
             parts=[PartInfo.from_record(p) for p in record["parts"]],
@@ -302,7 +313,6 @@ _PLAIN = (
     "model",
     "lineage",
 )
-_LISTS = ("keys", "reads", "sample")
 
 
 def content_digest(parts: Sequence[PartInfo]) -> str:

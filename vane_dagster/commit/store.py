@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vane_dagster.commit.folders import partition_folder
-from vane_dagster.commit.location import Location
+from vane_dagster.commit.location import Location, protocol_of
 from vane_dagster.commit.manifest import Manifest, ManifestName, PartInfo, parse_part_name
 from vane_dagster.errors import StoreError
 
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
 """How the names of manifests begin whose publication is not ended."""
+TARGET = "target.json"
+"""The file of a `write` stage that says where it publishes."""
 CONDEMNED = "condemned.json"
 """The file of a stage that names the parts no plan builds on; see `garbage`."""
 
@@ -42,24 +46,24 @@ class Store:
     ) -> dict[str | None, ManifestName]:
         """The manifests in force of a stage, by partition, found by listings alone."""
         wanted = {partition_folder(key): key for key in partitions}
-        if len(wanted) <= _LISTED_ONE_BY_ONE:
-            listed = {
-                folder: list(self.manifests(pipeline, stage, key).names())
-                for folder, key in wanted.items()
-            }
-        else:
-            listed = {}
-            for path in self.root.child(pipeline, stage, "manifests").walk():
-                folder, _, name = path.rpartition("/")
-                listed.setdefault(folder, []).append(name)
+        if len(wanted) > _LISTED_ONE_BY_ONE:
+            listed = self.latest_of_all(pipeline, stage)
+            return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
         found: dict[str | None, ManifestName] = {}
-        for folder, names in listed.items():
-            parsed = [name for name in map(ManifestName.parse, names) if name is not None]
-            if parsed and folder in wanted:
-                in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
-                unfinished = any(name.startswith(ANNOUNCED) for name in names)
-                found[wanted[folder]] = replace(in_force, unfinished=unfinished)
+        for key in wanted.values():
+            name = _in_force(list(self.manifests(pipeline, stage, key).names()))
+            if name is not None:
+                found[key] = name
         return found
+
+    def latest_of_all(self, pipeline: str, stage: str) -> dict[str, ManifestName]:
+        """The manifests in force of a stage, by the partition's folder, found by one listing."""
+        listed: dict[str, list[str]] = {}
+        for path in self.root.child(pipeline, stage, "manifests").walk():
+            folder, _, name = path.rpartition("/")
+            listed.setdefault(folder, []).append(name)
+        found = {folder: _in_force(names) for folder, names in listed.items()}
+        return {folder: name for folder, name in found.items() if name is not None}
 
     def read(
         self, pipeline: str, stage: str, partition: str | None, name: ManifestName
@@ -111,8 +115,8 @@ class Store:
 
     def published_before(
         self, pipeline: str, stage: str, partition: str | None
-    ) -> Iterator[set[str]]:
-        """Names of the parts of each former or announced manifest, the newest first."""
+    ) -> Iterator[Sequence[str]]:
+        """The published files of each former or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
             try:
@@ -121,7 +125,7 @@ class Store:
                 if isinstance(error.__cause__, FileNotFoundError):
                     continue  # another run has ended its publication
                 raise
-            yield {part.name for part in manifest.parts}
+            yield manifest.published_files
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Removes what `announce` wrote."""
@@ -155,6 +159,25 @@ class Store:
                 f"{folder.file_url(CONDEMNED)!r} is not readable: {error}. Delete it"
             ) from error
 
+    def target(self, pipeline: str, stage: str) -> str | None:
+        """The URL pattern of a `write` stage's target, as the last run has kept it."""
+        folder = self.root.child(pipeline, stage)
+        try:
+            return str(json.loads(folder.read(TARGET))["url"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{folder.file_url(TARGET)!r} is not readable: {error}. Delete it"
+            ) from error
+
+    def keep_target(self, pipeline: str, stage: str, url: str) -> None:
+        """Keeps the URL pattern of a `write` stage's target, so that garbage in it is found."""
+        if protocol_of(url) == "file":
+            url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+        if self.target(pipeline, stage) != url:
+            self.root.child(pipeline, stage).write(TARGET, json.dumps({"url": url}).encode())
+
     def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
         """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""
         folder = self.root.child(pipeline)
@@ -170,33 +193,29 @@ class Store:
             ) from error
 
 
-def open_dataset(store: Store, pipeline: str, stage: str, partition: str | None) -> Any:
-    """The parts that a stage's manifest in force names, as a `pyarrow.dataset.Dataset`.
+def _in_force(names: list[str]) -> ManifestName | None:
+    """Of the files in a folder of manifests, the name of the one in force."""
+    parsed = [name for name in map(ManifestName.parse, names) if name is not None]
+    if not parsed:
+        return None
+    in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
+    return replace(in_force, unfinished=any(name.startswith(ANNOUNCED) for name in names))
 
-    Raises:
-        StoreError: If there is no manifest, or the parts lie elsewhere.
+
+def state_home() -> Path:
+    """Where this package keeps state of its own.
+
+    It is ``$VANE_DAGSTER_HOME``, else ``$XDG_STATE_HOME/vane_dagster``, else
+    ``~/.local/state/vane_dagster``.
     """
-    import pyarrow.dataset as ds
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    home = os.environ.get("VANE_DAGSTER_HOME") or f"{state}/vane_dagster"
+    return Path(home).expanduser().resolve()
 
-    culprit = f"'{pipeline}/{stage}'" + ("" if partition is None else f", partition {partition!r}")
-    in_force = store.latest(pipeline, stage, [partition]).get(partition)
-    if in_force is None:
-        raise StoreError(
-            f"{culprit} was never materialized into {store.root.url!r}; materialize it first, and "
-            "give the partition of a partitioned pipeline"
-        )
-    manifest = store.read(pipeline, stage, partition, in_force)
-    folder = store.parts(pipeline, stage, partition)
-    present = folder.names()
-    if any(part.name not in present for part in manifest.parts):
-        raise StoreError(
-            f"{culprit} has parts that are not in {folder.url!r}. A write stage publishes into a "
-            "folder of its own: read that; else materialize it again"
-        )
-    files = [folder.file(part.name) for part in manifest.parts if part.rows]
-    if not files:
-        return ds.dataset(manifest.schema.empty_table())
-    return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format="parquet")
+
+def default_root() -> str:
+    """A store's root where none is given: ``$VANE_DAGSTER_STORE``, else one in `state_home`."""
+    return os.environ.get("VANE_DAGSTER_STORE") or str(state_home() / "store")
 
 
 def read_part_info(folder: Location, name: str) -> PartInfo:
@@ -212,9 +231,10 @@ def read_part_info(folder: Location, name: str) -> PartInfo:
         path = folder.file(name)
         with folder.fs.open(path, "rb") as file:
             metadata = pq.read_metadata(file)
-        size = int(folder.fs.size(path) or 0)
         stored = json.loads((metadata.metadata or {})[b"vane"])
-        return PartInfo(key, digest, metadata.num_rows, size, stored["id_min"], stored["id_max"])
+        known = {**stored["part"], "key": key, "digest": digest, "rows": metadata.num_rows}
+        size = int(folder.fs.size(path) or 0)
+        return PartInfo.from_record({**known, "bytes": size, "sample": stored["sample"]})
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(
             f"part {folder.file_url(name)!r} cannot be read: {type(error).__name__}: {error}. "

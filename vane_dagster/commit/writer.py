@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo, part_name
+from vane_dagster.commit.measures import measure
+from vane_dagster.commit.sample import sample_rows
 
 _SAMPLE = 4096
 
@@ -25,40 +27,64 @@ class PartTarget:
     Attributes:
         folder: Where it goes.
         key: Its fragment key.
-        id: Name of the id column.
+        id: Name of the id column; none for rows that have none.
+        measured: The columns of which checks want counts.
         compression: A codec; without one, each column has the best for it.
         salt: Makes the file another one than any with the same rows, which is about to be deleted.
     """
 
     folder: Location
     key: str
-    id: str
+    id: str | None
+    measured: tuple[str, ...] = ()
     compression: str | None = None
     salt: str | None = None
 
 
-def write_part(table: pa.Table, target: PartTarget) -> PartInfo:
-    """Writes a table as a part, once and atomically, under its key and the digest of its bytes.
+def write_part(table: pa.Table, target: PartTarget, **facts: Any) -> PartInfo:
+    """Writes a table as a part, once and atomically, under its key and the digest of its rows.
+
+    Args:
+        table: The rows.
+        target: Where they go.
+        **facts: What else is known of the part; see `PartInfo`.
+
+    Returns:
+        The part, with a sample of its rows.
 
     Raises:
         StoreError: If the store refuses.
     """
-    low, high = id_range(table.column(target.id))
-    salt = {"salt": target.salt} if target.salt else {}
-    stored = json.dumps({"id_min": low, "id_max": high, **salt})
-    table = table.replace_schema_metadata({"vane": stored})
+    low, high = id_range(table.column(target.id)) if target.id else (None, None)
+    counted = measure(table, target.measured)
+    info = PartInfo(
+        target.key, "", table.num_rows, 0, low, high,
+        measures=counted, sample=sample_rows(table), **facts,
+    )  # fmt: skip
+    stored = json.dumps({"part": info.as_record(), "sample": info.sample})
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table,
+        table.replace_schema_metadata({"vane": stored}),
         sink,
         compression=_codecs(table.schema, target.compression),
         use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],
     )
-    data = sink.getvalue()
-    digest = hashlib.sha256(data).hexdigest()[:16]
-    name = part_name(target.key, digest)
-    target.folder.write(name, memoryview(data))
-    return PartInfo(target.key, digest, table.num_rows, data.size, low, high)
+    data = memoryview(sink.getvalue())
+    digest = rows_digest(data, target.salt)
+    target.folder.write(part_name(target.key, digest), data)
+    return replace(info, digest=digest, bytes=data.nbytes)
+
+
+def rows_digest(data: memoryview, salt: str | None = None) -> str:
+    """Digest of a Parquet file's rows; of its footer, which tells who wrote it, the schema alone.
+
+    16 hex digits. The same rows written by two runs have the same.
+    """
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    state = hashlib.sha256(data[: data.nbytes - footer])
+    schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
+    state.update(f"{schema.to_string()}{salt or ''}".encode())
+    return state.hexdigest()[:16]
 
 
 def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -76,3 +76,28 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
     return tuple(value)
+
+
+def selection(
+    where: str, value: Sequence[str] | Mapping[str, str] | None
+) -> tuple[tuple[str, str], ...]:
+    """Columns, or output column to column, as pairs.
+
+    Raises:
+        DefinitionError: If it is neither, or a name stands twice.
+    """
+    pairs: Any = value
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = [(column, column) for column in value]
+    if not isinstance(pairs, list) or not all(
+        isinstance(name, str) and isinstance(column, str) for name, column in pairs
+    ):
+        raise DefinitionError(
+            f"{where} is {value!r}; expected a list of columns, or a mapping of output column to "
+            "column"
+        )
+    if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
+        raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
+    return tuple(pairs)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster.declare.arguments import (
+    list_of_names,
+    mapping,
     one_of,
     positive,
+    selection,
 )
+from vane_dagster.declare.check import Check
+from vane_dagster.declare.columns import stage_checks
+from vane_dagster.declare.keys import Key, Keys, stage_keys
 from vane_dagster.declare.rows import Rows, asset_options
-from vane_dagster.declare.source import ParquetSource, check_url
+from vane_dagster.declare.source import ParquetSource, Source, as_source, check_url
 from vane_dagster.declare.stage import (
     SOURCE,
+    Children,
     JoinHow,
     JoinSpec,
     StageSpec,
@@ -41,6 +48,11 @@ class Stage(Rows):
         return self.spec.name
 
     @property
+    def id(self) -> str:
+        """The column that identifies the stage's rows."""
+        return self.pipeline.keys(self.name)[0].column
+
+    @property
     def key(self) -> dg.AssetKey:
         """Key of the stage's Dagster asset, for the deps of other assets."""
         import dagster as dg
@@ -56,7 +68,8 @@ class Pipeline(Rows):
 
     Args:
         name: First part of the stages' asset keys.
-        source: Where the rows come from; see `parquet`.
+        source: Where the rows come from: `parquet` files, a stage of another pipeline, an ordinary
+            asset whose rows are in the store, or `stored` with the key of one.
         id: A column that is unique and not null inside a partition; every stage keeps it.
         partitions_def: A Dagster partitions definition; none for an unpartitioned pipeline.
         backfill_policy: How Dagster cuts a backfill into runs. Default: one run for all
@@ -76,7 +89,7 @@ class Pipeline(Rows):
         self,
         name: str,
         *,
-        source: ParquetSource,
+        source: Source | Stage | dg.AssetsDefinition | dg.AssetKey,
         id: str,
         partitions_def: dg.PartitionsDefinition[Any] | None = None,
         backfill_policy: dg.BackfillPolicy | None = None,
@@ -91,15 +104,13 @@ class Pipeline(Rows):
             raise DefinitionError(
                 f"{culprit}: a name has letters, digits and '_', and does not begin with a digit"
             )
-        if not isinstance(source, ParquetSource):
-            raise DefinitionError(
-                f"{culprit}: source is a {type(source).__name__}; expected vd.parquet(url)"
-            )
+        source = as_source(culprit, source)
         if not isinstance(id, str) or not id:
             raise DefinitionError(f"{culprit}: id is {id!r}; expected the name of the id column")
-        check_url(culprit, source.url)
+        if isinstance(source, ParquetSource):
+            check_url(culprit, source.url)
         self.name = name
-        self.source = source
+        self.source: Source = source
         self.id = id
         self.partitions_def = partitions_def
         self.backfill_policy = backfill_policy
@@ -111,8 +122,11 @@ class Pipeline(Rows):
         self.pipeline = self
         self._node = SOURCE
         self._stages: dict[str, Stage] = {}
+        self._keys: dict[str, Keys] = {SOURCE: (Key(id, SOURCE),)}
+        self._checks: dict[str, tuple[Check, ...]] = {}
         self.is_observed = False
-        self._check_placeholders(culprit, source)
+        if isinstance(source, ParquetSource):
+            self._check_placeholders(culprit, source)
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -128,18 +142,44 @@ class Pipeline(Rows):
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
-    def join(self, name: str, *stages: Stage, how: JoinHow = "inner", **asset: Any) -> Stage:
+    def keys(self, node: str) -> Keys:
+        """The columns that identify the rows of a stage or the source, the id first."""
+        return self._keys[node]
+
+    def checks(self, stage: str) -> tuple[Check, ...]:
+        """The checks of a stage."""
+        return self._checks[stage]
+
+    def join(
+        self,
+        name: str,
+        *stages: Stage,
+        how: JoinHow = "inner",
+        columns: Mapping[str, Sequence[str] | Mapping[str, str]] | None = None,
+        source_columns: Sequence[str] = (),
+        children: Children | None = None,
+        **asset: Any,
+    ) -> Stage:
         """Adds a stage that puts stages side by side by id, fragment by fragment, with no shuffle.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            *stages: Two or more stages of this pipeline. Rows keep the order of the first.
+            *stages: Stages of this pipeline, two or more, or one with `source_columns`. Rows keep
+                the order of the first.
             how: "inner" keeps rows that every stage has; "left" keeps the rows of the first, with
                 nulls where another stage has none.
+            columns: What to take of a stage, by its name: columns, or output column to column.
+                Default: all. Columns of one name from two stages are refused, so rename them here.
+            source_columns: Columns of the source to carry along.
+            children: Where a stage has many rows for one of another: "rows", one row for each of
+                them, with the other's columns repeated; "list", one row for each of the other,
+                with a list of structs named after the stage. A parent without children is dropped
+                by an inner join and has an empty list in a left one.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
-            DefinitionError: If a stage is of another pipeline, or there are fewer than two.
+            DefinitionError: If a stage is of another pipeline, there are too few, or their rows
+                have no id in common.
         """
         culprit = self._culprit(name)
         for stage in stages:
@@ -149,13 +189,29 @@ class Pipeline(Rows):
                     "of one pipeline share its fragments and id"
                 )
         upstream = tuple(dict.fromkeys(stage.name for stage in stages))
-        if len(upstream) < 2 or len(upstream) != len(stages):
+        carried = list_of_names(culprit, "source_columns", source_columns) or ()
+        if len(upstream) + bool(carried) < 2 or len(upstream) != len(stages) or not upstream:
             raise DefinitionError(
                 f"{culprit}: joins {names(s.name for s in stages)}; expected two or more different "
-                "stages"
+                "stages, or one and source_columns"
             )
+        chosen = {
+            node: selection(f"{culprit}, columns[{node!r}]", listed)
+            for node, listed in mapping(culprit, "columns", columns).items()
+        }
+        if unknown := [node for node in chosen if node not in upstream]:
+            raise DefinitionError(
+                f"{culprit}: columns names {names(unknown)}; the stages joined are "
+                f"{names(upstream)}"
+            )
+        if carried:
+            upstream = (*upstream, SOURCE)
+            chosen[SOURCE] = tuple((column, column) for column in carried)
         one_of(culprit, "how", how, ("inner", "left"))
-        return self._add(JoinSpec(name, upstream, asset_options(culprit, asset), how))
+        if children is not None:
+            one_of(culprit, "children", children, ("rows", "list"))
+        options = asset_options(culprit, asset)
+        return self._add(JoinSpec(name, upstream, options, how, children, chosen))
 
     def build_assets(self) -> dg.AssetsDefinition:
         """The pipeline as one Dagster `multi_asset`, any subset of whose stages can be selected.
@@ -182,13 +238,14 @@ class Pipeline(Rows):
                 ``AutomationCondition.on_cron`` says when to observe.
 
         Raises:
-            DefinitionError: If the source names the asset that writes it, which reports itself.
+            DefinitionError: If the source is another asset, or names the one that writes it:
+                that one reports itself.
         """
         culprit = self._culprit(SOURCE)
         if self.source.asset:
             raise DefinitionError(
                 f"{culprit}: the asset {self.source.asset!r} writes the source and reports its own "
-                "versions; observe that one, or leave asset= out of vd.parquet"
+                "versions; observe that one, or declare vd.parquet without asset="
             )
         from vane_dagster.orchestrate.assets import build_source
 
@@ -218,6 +275,9 @@ class Pipeline(Rows):
                 f"{culprit}: reads {writes[0]!r}, which publishes and ends a branch; add it to the "
                 "stage that is published"
             )
+        above = {node: self._keys[node] for node in spec.upstream}
+        self._keys[spec.name] = stage_keys(spec, above, culprit)
+        self._checks[spec.name] = stage_checks(self, spec, culprit)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage
 

@@ -23,7 +23,15 @@ from vane_dagster.declare.stage import (
     MapBatchesSpec,
     ProjectSpec,
     Resources,
+    WriteFormat,
     WriteSpec,
+)
+from vane_dagster.declare.table import (
+    PARTITION_COLUMN,
+    check_apart,
+    check_no_column,
+    check_table,
+    known_columns,
 )
 from vane_dagster.declare.udf import make_udf
 from vane_dagster.errors import DefinitionError, names
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline, Stage
 
 _FORMATS = ("pyarrow", "numpy", "pandas")
-_CARDINALITIES = ("one_to_one", "filter")
+_CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
 class Rows:
@@ -54,7 +62,7 @@ class Rows:
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             columns: Column names, or output column to SQL expression over one row. The id is
-                carried along where it is left out.
+                carried along where it is left out, and so are the ids of rows it was made from.
             where: SQL condition; rows for which it is not true are filtered out.
             **asset: What `dg.AssetSpec` takes: description, group_name, owners, tags, kinds,
                 metadata, deps, automation_condition, freshness_policy.
@@ -66,15 +74,16 @@ class Rows:
         pairs = as_columns(columns, culprit)
         if where is not None:
             referenced_columns(where, f"{culprit}, where")
-        id = self.pipeline.id
-        if not is_column(dict(pairs).get(id, quote(id)), id, culprit):
-            raise DefinitionError(
-                f"{culprit}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
-                "unchanged, so that each row leads back to the source. Leave it out, and give what "
-                "is computed another name"
-            )
-        if id not in dict(pairs):
-            pairs = ((id, quote(id)), *pairs)
+        ids = [key.column for key in self.pipeline.keys(self._node)]
+        for id in ids:
+            if not is_column(dict(pairs).get(id, quote(id)), id, culprit):
+                raise DefinitionError(
+                    f"{culprit}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
+                    "unchanged, so that each row leads back to the source. Leave it out, and give "
+                    "what is computed another name"
+                )
+        carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
+        pairs = (*carried, *pairs)
         options = asset_options(culprit, asset)
         return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where))
 
@@ -101,6 +110,9 @@ class Rows:
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         version: str | None = None,
         env_vars: Sequence[str] = (),
+        id: str | None = None,
+        parent_id: str | None = None,
+        column_lineage: Mapping[str, Sequence[str]] | None = None,
         **asset: Any,
     ) -> Stage:
         """Adds a stage that runs a function, or a class constructed once in a worker, over batches.
@@ -115,7 +127,8 @@ class Rows:
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas".
             batch_size: Rows a call; the last batch of a fragment may be smaller. Default: as many
                 as a worker is given at once, which follows its speed and so differs between runs.
-            cardinality: "one_to_one", every row must come back, or "filter", rows may be dropped.
+            cardinality: "one_to_one", every row must come back; "filter", rows may be dropped;
+                "one_to_many", each row becomes one or more, "zero_to_many", perhaps none.
             concurrency: Workers, or (min, max) by what the cluster has. Default: 1 for a class, up
                 to the cluster's CPUs for a function.
             max_concurrency: Batches in flight in one worker, for an async `fn`.
@@ -133,6 +146,12 @@ class Rows:
                 recomputes nothing until the version is raised.
             env_vars: Names of environment variables whose values go to the worker with each run;
                 never stored, keyed or logged.
+            id: Where many rows come of one, the column of their new id, by which the stages below
+                are keyed. Unless the schema has it, each row gets ``<parent id>-<number>``.
+            parent_id: The column that `fn` returns with the id of the row that a row comes from.
+                Default: the input's id.
+            column_lineage: For output columns, the input columns that they depend on, for Dagster
+                to show. Default: all that `fn` reads.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
@@ -173,30 +192,78 @@ class Rows:
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
             env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
+            children=self._children(culprit, cardinality, id, parent_id),
+            reads={
+                name: list_of_names(culprit, f"column_lineage[{name!r}]", listed) or ()
+                for name, listed in mapping(culprit, "column_lineage", column_lineage).items()
+            },
         )
+        if unknown := [name for name in spec.reads if name not in spec.schema.names]:
+            raise DefinitionError(
+                f"{culprit}: column_lineage names {names(unknown)}, which the schema does not "
+                f"declare; it has {names(spec.schema.names, 20)}"
+            )
         return self.pipeline._add(spec)
+
+    def _children(
+        self, culprit: str, cardinality: str, id: str | None, parent_id: str | None
+    ) -> tuple[str, str] | None:
+        """The columns of the new id and the parent's, where a stage makes many rows of one."""
+        if cardinality not in ("one_to_many", "zero_to_many"):
+            if id is not None or parent_id is not None:
+                raise DefinitionError(
+                    f"{culprit}: id and parent_id are given, but cardinality is {cardinality!r}; "
+                    'they are for "one_to_many" and "zero_to_many", the others keep their id'
+                )
+            return None
+        if not isinstance(id, str) or not id:
+            raise DefinitionError(
+                f"{culprit}: cardinality={cardinality!r} makes many rows of one, which need an id "
+                'of their own; give its column, as id="chunk_id"'
+            )
+        return id, parent_id or self.pipeline.keys(self._node)[0].column
 
     def write(
         self,
         name: str,
         url: str,
         *,
+        format: WriteFormat = "parquet",
         storage_options: Mapping[str, Any] | None = None,
         compression: str = "zstd",
+        target_file_bytes: int | None = None,
+        partition_column: str = PARTITION_COLUMN,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that publishes the rows as a plain folder of Parquet.
+        """Adds a stage that publishes the rows: as a plain folder of Parquet, or as a Delta table.
+
+        A partition is replaced as a whole, and files of others in the folder are left alone. Of a
+        Delta table it is replaced in one transaction, so that readers see the rows before or those
+        after; the files that are no longer in the table stay for Delta's own vacuum.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            url: A folder, as a path or fsspec URL, with ``{partition_key}`` where the pipeline is
-                partitioned. Files of others in it are left alone.
-            storage_options: Options of the fsspec file system.
+            url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` where the
+                pipeline is partitioned. For "delta" the table, a local path or ``s3://``, which
+                holds all partitions.
+            format: "parquet" or "delta", which needs the extra ``vane-dagster[delta]``. A Delta
+                table has no unsigned numbers and no fixed sizes: those of at most 32 bits become
+                the next larger signed ones, fixed-size lists and bytes become plain ones, and times
+                of day with a zone are in UTC.
+            storage_options: Options of the fsspec file system. For a Delta table on S3 they are
+                given to Delta's own driver too, as far as it knows them: ``key``, ``secret``,
+                ``token``, ``anon``, ``endpoint_url``, and ``endpoint_url`` and ``region_name`` of
+                ``client_kwargs``. What they leave out it finds in AWS's own environment variables
+                and profiles. The server must know conditional puts, as S3 itself does.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
+            target_file_bytes: About how large the files are to be: those of neighbouring fragments
+                are written together, larger ones split. Default: a file a fragment.
+            partition_column: The column of a Delta table that holds the partition's key.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
-            DefinitionError: If the URL does not tell partitions apart, or there is no stage above.
+            DefinitionError: If the URL does not tell partitions apart, there is no stage above, or
+                Delta Lake is not installed.
         """
         culprit = self.pipeline._culprit(name)
         if self._node == SOURCE:
@@ -204,7 +271,13 @@ class Rows:
                 f"{culprit}: would publish the source as it is; add a project, and write that"
             )
         check_url(culprit, url)
-        self.pipeline._check_placeholders(culprit, ParquetSource(url))
+        column = None
+        if one_of(culprit, "format", format, ("parquet", "delta")) == "delta":
+            check_table(culprit, url, partition_column)
+            column = None if self.pipeline.partitions_def is None else partition_column
+        else:
+            self.pipeline._check_placeholders(culprit, ParquetSource(url))
+            check_no_column(culprit, partition_column)
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         spec = WriteSpec(
             name=name,
@@ -213,7 +286,12 @@ class Rows:
             url=url,
             storage_options=dict(storage_options or {}),
             compression=one_of(culprit, "compression", compression, codecs),
+            format=format,
+            target_bytes=positive(culprit, "target_file_bytes", target_file_bytes),
+            partition_column=column,
         )
+        if column is not None:
+            check_apart(culprit, column, known_columns(self.pipeline, self._node))
         return self.pipeline._add(spec)
 
 

@@ -1,13 +1,16 @@
-"""Sources: where a pipeline's rows come from."""
+"""Sources: where a pipeline's rows come from.
+
+They are Parquet files anywhere, or what the store holds of another asset.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -45,6 +48,26 @@ class ParquetSource:
         return _FIELD.sub(value, self.url)
 
 
+@dataclass(frozen=True)
+class StoredSource:
+    """Rows in the pipeline's own store: another pipeline's stage, or an ordinary asset's.
+
+    Attributes:
+        asset: Key of the Dagster asset, as "a/b".
+        allow_empty: Whether a partition without rows is in order.
+    """
+
+    asset: str
+    allow_empty: bool = False
+
+    def url_for(self, partition_key: str | None) -> str:
+        """What stands for the place in messages."""
+        return f"asset {self.asset}"
+
+
+Source = Union[ParquetSource, StoredSource]
+
+
 def parquet(
     url: str,
     *,
@@ -66,7 +89,44 @@ def parquet(
         DefinitionError: If the URL is empty or has an unknown placeholder.
     """
     check_url("vd.parquet", url)
-    return ParquetSource(url, _asset_path(asset), allow_empty, dict(storage_options or {}))
+    writer = _asset_path(asset, "vd.parquet")
+    return ParquetSource(url, writer, allow_empty, dict(storage_options or {}))
+
+
+def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
+    """Declares what the store holds of another asset as a pipeline's source.
+
+    A partition of the pipeline reads the partition of that key; an unpartitioned pipeline reads all
+    partitions that were materialized.
+
+    Args:
+        asset: A stage of another pipeline, an ordinary asset whose rows are kept by the
+            `FragmentStore` as its IO manager, or the key of either, as "a/b".
+        allow_empty: Whether a partition without any rows is in order; an error by default.
+
+    Raises:
+        DefinitionError: If it is not one asset.
+    """
+    path = _asset_path(asset, "vd.stored")
+    if not path:
+        raise DefinitionError("vd.stored: asset is empty; expected the key of an asset, as 'a/b'")
+    return StoredSource(path, allow_empty)
+
+
+def as_source(culprit: str, source: Any) -> Source:
+    """A pipeline's source as it was declared, or by an asset alone.
+
+    Raises:
+        DefinitionError: If it is neither.
+    """
+    if isinstance(source, (ParquetSource, StoredSource)):
+        return source
+    if isinstance(source, str) or not (hasattr(source, "key") or hasattr(source, "path")):
+        raise DefinitionError(
+            f"{culprit}: source is a {type(source).__name__}; expected vd.parquet(url), a stage of "
+            "another pipeline, an asset, or vd.stored(asset key)"
+        )
+    return stored(source)
 
 
 def check_url(where: str, url: str) -> None:
@@ -86,14 +146,20 @@ def check_url(where: str, url: str) -> None:
             )
 
 
-def _asset_path(asset: Any) -> str | None:
+def _asset_path(asset: Any, culprit: str) -> str | None:
     if asset is None or isinstance(asset, str):
         return asset
+    several = getattr(asset, "keys", ())
+    if not callable(several) and len(several) > 1:
+        listed = names(sorted("/".join(key.path) for key in several))
+        raise DefinitionError(
+            f"{culprit}: asset is {len(several)} assets, {listed}; give the key of one of them"
+        )
     key = getattr(asset, "key", asset)
     path = getattr(key, "path", None)
     if path is None:
         raise DefinitionError(
-            f"vd.parquet: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
+            f"{culprit}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
             "or the asset that writes the files"
         )
     return "/".join(path)

@@ -58,9 +58,18 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
 
 def is_column(expression: str, name: str, where: str) -> bool:
     """Whether an expression is nothing but a column."""
+    column = plain_column(expression, where)
+    return column is not None and column.lower() == name.lower()
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_column(expression: str, where: str) -> str | None:
+    """The column that an expression is, as it is written; None if it computes something."""
     tree = _parsed(expression, where)
-    path = [part.lower() for part in tree.get("column_names", ())]
-    return path in ([name.lower()], ["source", name.lower()])
+    path = list(tree.get("column_names", ()))
+    if len(path) == 2 and path[0].lower() == "source":
+        return str(path[1])
+    return str(path[0]) if len(path) == 1 else None
 
 
 def _parsed(expression: str, where: str) -> dict[str, Any]:

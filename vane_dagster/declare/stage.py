@@ -13,8 +13,10 @@ from vane_dagster.declare.udf import Udf
 from vane_dagster.errors import DefinitionError
 
 BatchFormat = Literal["pyarrow", "numpy", "pandas"]
-Cardinality = Literal["one_to_one", "filter"]
+Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
+WriteFormat = Literal["parquet", "delta"]
+Children = Literal["rows", "list"]
 
 SOURCE = "source"
 """Name of the node that stands for a pipeline's source."""
@@ -33,6 +35,7 @@ class AssetOptions:
     deps: Sequence[Any] = ()
     automation_condition: Any = None
     freshness_policy: Any = None
+    checks: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,13 @@ class ProjectSpec:
 
 @dataclass(frozen=True)
 class MapBatchesSpec:
-    """A user's function or class over batches."""
+    """A user's function or class over batches.
+
+    Attributes:
+        children: Where many rows come of one: the column of their new id, and the one with the id
+            of the row that they come from.
+        reads: For output columns the input columns that they depend on, as the user declares.
+    """
 
     name: str
     upstream: tuple[str, ...]
@@ -111,25 +120,39 @@ class MapBatchesSpec:
     max_concurrency: int
     resources: Resources
     env_vars: tuple[str, ...]
+    children: tuple[str, str] | None = None
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     kind = "map_batches"
 
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """Stages of one pipeline, put side by side by id."""
+    """Stages of one pipeline, put side by side by id.
+
+    Attributes:
+        children: What becomes of rows that were made from the same row.
+        columns: Output and input columns of the nodes from which not all are taken.
+    """
 
     name: str
     upstream: tuple[str, ...]
     asset: AssetOptions
     how: JoinHow
+    children: Children | None = None
+    columns: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     kind = "join"
 
 
 @dataclass(frozen=True)
 class WriteSpec:
-    """A stage's rows, published as a plain folder of Parquet."""
+    """A stage's rows, published as a plain folder of Parquet or as a Delta table.
+
+    Attributes:
+        target_bytes: About how large files are made; None for a file a fragment.
+        partition_column: Of a Delta table that holds the partitions: where their keys stand.
+    """
 
     name: str
     upstream: tuple[str, ...]
@@ -137,8 +160,16 @@ class WriteSpec:
     url: str
     storage_options: Mapping[str, Any] = field(repr=False)
     compression: str
+    format: WriteFormat = "parquet"
+    target_bytes: int | None = None
+    partition_column: str | None = None
 
     kind = "write"
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
+
+
+def is_one_to_many(spec: StageSpec) -> bool:
+    """Whether many rows may come of one."""
+    return isinstance(spec, MapBatchesSpec) and spec.children is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.declare.stage import BatchFormat
 from vane_dagster.errors import UdfError, names
+from vane_dagster.execute.work import CallUdf, Work
 
 
 def slices(table: pa.Table, size: int | None) -> Iterator[pa.Table]:
@@ -43,20 +45,20 @@ def _to_numpy(column: pa.ChunkedArray) -> Any:
     return column.to_numpy()
 
 
-def from_result(result: Any, schema: pa.Schema, id: str, culprit: str) -> pa.Table:
-    """What a user's call returned, as a table of `schema`, without the id if it was left out.
+def from_result(result: Any, schema: pa.Schema, carried: Collection[str], culprit: str) -> pa.Table:
+    """What a user's call returned, as a table of `schema`, without the ids that it left out.
 
     Args:
         result: A `pyarrow.Table` or RecordBatch, a dict of column to array, or a data frame.
-        schema: The declared columns with the id.
-        id: Name of the id column.
+        schema: The declared columns with the ids.
+        carried: The ids, which may be left out.
         culprit: Stage and fragment, for messages.
 
     Raises:
         UdfError: If it is none of these, a column is missing, or a type does not fit.
     """
     columns, rows = _columns(result, culprit)
-    missing = [name for name in schema.names if name not in columns and name != id]
+    missing = [name for name in schema.names if name not in columns and name not in carried]
     if missing:
         raise UdfError(
             f"{culprit}: {names(missing)} is declared in the schema and was not returned; "
@@ -68,7 +70,7 @@ def from_result(result: Any, schema: pa.Schema, id: str, culprit: str) -> pa.Tab
     if len(set(lengths.values())) > 1:
         raise UdfError(f"{culprit}: the columns returned differ in length: {lengths}")
     if not arrays:
-        return pa.table({id: pa.nulls(rows, schema.field(id).type)}).select([])
+        return pa.table({"rows": pa.nulls(rows)}).select([])
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -201,31 +203,54 @@ def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
     return f"{len(repeated)} ids more than once: {names(repeated)}"
 
 
-def with_ids(output: pa.Table, batch: pa.Table, work: Any) -> pa.Table:
+def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
     """A call's output with its ids checked against the batch's, or carried over if left out.
 
     Args:
         output: What `from_result` made of it.
-        batch: What was given.
-        work: The `Work` with its schema, id, cardinality and culprit.
+        batch: What was given, with the ids of the rows that its rows were made from.
+        work: Its schema, id and culprit.
+        op: Its cardinality, and the names of the batch's ids.
 
     Raises:
         UdfError: If a row is missing, invented or there twice.
     """
-    id, culprit, ids = work.id, work.culprit, batch.column(work.id)
-    if id not in output.column_names:
-        if output.num_rows != batch.num_rows:
-            raise UdfError(
-                f"{culprit}: {output.num_rows} rows came back for {batch.num_rows} and without the "
-                f"id {id!r}, so they can't be told apart. Return one row for each input row, in "
-                "order, or return the id"
-            )
-        carried = output.append_column(id, ids)
-        return carried.select(work.schema.names).cast(work.schema)
-    returned = output.column(id)
-    if returned.equals(ids):
-        return output.select(work.schema.names)
-    if wrong := repeated_or_null(returned):
+    ids = batch.column(op.ids[0])
+    origin = op.parent or op.ids[0]
+    if origin not in output.column_names:
+        if output.num_rows != batch.num_rows or op.parent:
+            raise UdfError(_cannot_be_told_apart(output, batch, work, op))
+        output = output.append_column(origin, ids)
+    elif not (returned := output.column(origin)).equals(ids):
+        _check_returned(returned, ids, work, op)
+    if op.parent and work.id not in output.column_names:
+        output = output.append_column(work.id, _numbered(output.column(origin)))
+    return _carried(output, batch, origin, op).select(work.schema.names).cast(work.schema)
+
+
+def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
+    if op.parent:
+        return (
+            f"{work.culprit}: {output.num_rows} rows came back without {op.parent!r}, the id of "
+            "the row that each was made from. Return it, or name its column as parent_id"
+        )
+    return (
+        f"{work.culprit}: {output.num_rows} rows came back for {batch.num_rows} and without the "
+        f"id {work.id!r}, so they can't be told apart. Return one row for each input row, in "
+        "order, or return the id"
+    )
+
+
+def _check_returned(
+    returned: pa.ChunkedArray, ids: pa.ChunkedArray, work: Work, op: CallUdf
+) -> None:
+    culprit = work.culprit
+    if op.parent and returned.null_count:
+        raise UdfError(
+            f"{culprit}: returned {returned.null_count} rows whose {op.parent!r} is null; expected "
+            "the id of the row that each was made from"
+        )
+    if not op.parent and (wrong := repeated_or_null(returned)):
         raise UdfError(f"{culprit}: returned {wrong}. Return each id once")
     invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
     if len(invented):
@@ -233,11 +258,40 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Any) -> pa.Table:
             f"{culprit}: returned {len(invented)} ids that it was not given: "
             f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
         )
-    if work.op.cardinality == "one_to_one" and output.num_rows != batch.num_rows:
-        lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
+    if op.cardinality in ("filter", "zero_to_many"):
+        return
+    lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
+    if len(lost):
+        instead = "zero_to_many" if op.parent else "filter"
         raise UdfError(
-            f"{culprit}: {len(lost)} of {batch.num_rows} rows did not come back: ids "
+            f"{culprit}: {len(lost)} of {len(ids)} rows did not come back: ids "
             f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
-            'map_batches(..., cardinality="filter") if rows may be dropped'
+            f'map_batches(..., cardinality="{instead}") if rows may be dropped'
         )
-    return output.select(work.schema.names)
+
+
+def _numbered(parents: pa.ChunkedArray) -> pa.Array:
+    """An id for each row: its parent's, and its number among the rows of the same parent."""
+    codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    numbers = np.empty(len(codes), dtype=np.int64)
+    numbers[order] = np.arange(len(codes)) - np.repeat(starts, counts)
+    texts = pa.array(numbers).cast(pa.string())
+    return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
+
+
+def _carried(output: pa.Table, batch: pa.Table, origin: str, op: CallUdf) -> pa.Table:
+    """The output with the ids that the batch's rows were made from."""
+    if len(op.ids) == 1:
+        return output
+    ids, given = output.column(origin), batch.column(op.ids[0])
+    positions = None if ids.equals(given) else pc.index_in(ids, value_set=given.combine_chunks())
+    for name in op.ids[1:]:
+        column = batch.column(name)
+        carried = column if positions is None else column.take(positions)
+        if name in output.column_names:
+            output = output.drop_columns([name])
+        output = output.append_column(name, carried)
+    return output

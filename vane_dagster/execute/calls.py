@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster.execute.batches import from_result, slices, to_format, with_ids
-from vane_dagster.execute.work import CallUdf, ModelSpec, Work
+from vane_dagster.execute.work import CallUdf, ModelSpec, Tally, Work
 
 
 class Caller:
@@ -47,9 +48,7 @@ class Caller:
         import cloudpickle
 
         args, kwargs = cloudpickle.loads(op.arguments)
-        wanted = table.column_names if op.columns is None else [work.id, *op.columns]
-        seen = table.select(list(dict.fromkeys(wanted)))
-        batches = list(slices(seen, op.batch_size))
+        batches = list(slices(table, op.batch_size))
         run = _Batches(self, op, work, args, kwargs, revoked)
         started = time.perf_counter()
         outputs = self._run_async(run, batches) if self._loop else run.one_by_one(batches)
@@ -58,8 +57,9 @@ class Caller:
             "call_seconds": run.seconds or time.perf_counter() - started,
             "cancelled": len(outputs) < len(batches),
         }
-        tables = [out.cast(work.schema) for out in outputs]
-        return (pa.concat_tables(tables) if tables else work.schema.empty_table()), facts
+        rows = pa.concat_tables(outputs) if outputs else work.schema.empty_table()
+        passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
+        return rows, {"tally": Tally(table.num_rows, table.num_rows - passed), **facts}
 
     def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[pa.Table]:
         assert self._loop is not None
@@ -110,7 +110,7 @@ class _Batches:
         for batch in batches:
             if self.revoked():
                 break
-            given = to_format(batch, self.op.batch_format)
+            given = self._given(batch)
             started = time.perf_counter()
             results = list(self.caller.answers(given, self.args, self.kwargs))
             self.seconds += time.perf_counter() - started
@@ -132,7 +132,7 @@ class _Batches:
         async with room:
             if self.revoked():
                 return None
-            given = to_format(batch, self.op.batch_format)
+            given = self._given(batch)
             answers = self.caller.answers_later(given, self.args, self.kwargs)
             try:
                 results = [answer async for answer in answers]
@@ -140,8 +140,15 @@ class _Batches:
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             return self._fitted(results, batch)
 
+    def _given(self, batch: pa.Table) -> Any:
+        """The batch as the user sees it."""
+        if self.op.columns is not None:
+            batch = batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
+        return to_format(batch, self.op.batch_format)
+
     def _fitted(self, results: list[Any], batch: pa.Table) -> pa.Table:
-        work = self.work
-        tables = [from_result(r, work.schema, work.id, work.culprit) for r in results]
+        work, op = self.work, self.op
+        carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
+        tables = [from_result(r, work.schema, carried, work.culprit) for r in results]
         output = pa.concat_tables(tables) if tables else work.schema.empty_table()
-        return with_ids(output, batch, work)
+        return with_ids(output, batch, work, op)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vane_dagster.commit.store import state_home
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY, connect, connect_environment
 from vane_dagster.execute.cluster_processes import MARK, birth, end, marked
@@ -298,10 +299,7 @@ class LocalHead:
 
 
 def _home(home: str | Path | None) -> Path:
-    if home is None:
-        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        home = os.environ.get("VANE_DAGSTER_HOME") or f"{state}/vane_dagster"
-    return Path(home).expanduser().resolve()
+    return state_home() if home is None else Path(home).expanduser().resolve()
 
 
 def _ray_version() -> str:

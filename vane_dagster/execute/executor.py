@@ -11,6 +11,7 @@ from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend, Capacity
 from vane_dagster.execute.events import Event, WaveStarted
+from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.pacing import DEFAULT_BATCH
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
@@ -31,6 +32,7 @@ def execute(
     emit: Callable[[Event], None],
     cancelled: threading.Event,
     info: Mapping[str, Any],
+    judge: Judge,
 ) -> None:
     """Computes and commits what a plan has left.
 
@@ -42,12 +44,13 @@ def execute(
         emit: Called with each event, also from another thread.
         cancelled: Set to stop at the next occasion; finished parts are kept.
         info: Kept in each manifest.
+        judge: Evaluates the stages' checks.
 
     Raises:
         Cancelled: If it was stopped.
         ComputeError: If the cluster cannot do it.
     """
-    state = RunState(plan, store, run_id, emit, info)
+    state = RunState(plan, store, run_id, emit, info, judge)
     try:
         state.begin()
         if needed := plan.needed():
@@ -78,7 +81,7 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled)
         try:
-            requests = Requests(plan, store, state.parts, lease.id)
+            requests = Requests(plan, store, state.parts, lease.id, state.run_id)
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
             Stream(state, tuple(stages), lease, own, requests, budget, cancelled).run()
         finally:

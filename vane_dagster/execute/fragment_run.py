@@ -8,6 +8,7 @@ from typing import Any
 
 from vane_dagster.commit.manifest import FragmentRecord
 from vane_dagster.declare.stage import StageSpec
+from vane_dagster.execute.work import Tally
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Node:
         pieces: For a map: outputs of its slices, by first row.
         flying: Slices at work.
         table_rows: Rows of `table`.
+        tally: For a map: what became of the rows of its slices.
     """
 
     spec: StageSpec
@@ -40,6 +42,7 @@ class Node:
     handed: int = 0
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     flying: int = 0
+    tally: Tally = field(default_factory=Tally)
 
 
 @dataclass

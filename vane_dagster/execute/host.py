@@ -20,21 +20,23 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.writer import write_part
-from vane_dagster.errors import ModelLoadError, VaneError
+from vane_dagster.errors import IntegrityError, ModelLoadError, VaneError
 from vane_dagster.execute import relational, scan
+from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import (
     CallUdf,
     Fault,
-    FileRows,
     Gather,
     Join,
     LoadReport,
     ModelSpec,
     Project,
     Report,
+    Tally,
     Work,
 )
 
@@ -95,14 +97,20 @@ class Host:
             table, facts = self._do(work, tables)
             if facts.pop("cancelled", False):  # only some of its batches are done
                 return None, Report(cancelled=True)
-            facts["part"] = write_part(table, work.target) if work.target else None
+            if work.new_ids and (wrong := repeated_or_null(table.column(work.id))):
+                raise IntegrityError(
+                    f"{work.culprit}: made {wrong} in {work.id!r}, which has to be unique and not "
+                    "null. Return ids of their own, or leave the column out of the schema"
+                )
+            if work.target:
+                facts["part"] = self._write(table, work, facts["tally"], started)
         except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
             return None, Report(fault=work_fault(work, error), output=self._printed.drain())
         finally:
             self.busy -= 1
         self.served += facts.get("batches", 1)
-        if isinstance(work.op, CallUdf) and facts["rows_in"]:
-            self._row_seconds = (time.perf_counter() - started) / facts["rows_in"]
+        if isinstance(work.op, CallUdf) and (rows := facts["tally"].rows_in):
+            self._row_seconds = (time.perf_counter() - started) / rows
         report = Report(
             rows_out=table.num_rows,
             bytes_out=table.nbytes if work.keep else 0,
@@ -115,23 +123,31 @@ class Host:
     def _do(self, work: Work, tables: Sequence[pa.Table]) -> tuple[pa.Table, dict[str, Any]]:
         op = work.op
         if isinstance(op, Project):
-            table = relational.project(op, work.inputs[0], tables, work)
-            rows = work.inputs[0]
-            given = rows.stop - rows.start if isinstance(rows, FileRows) else table.num_rows
-            return table.cast(work.schema), {"rows_in": given}
+            table, given = relational.project(op, work.inputs[0], tables, work)
+            return table.cast(work.schema), {"tally": Tally(given, given - table.num_rows)}
         inputs = [relational.resolve(rows, tables, work) for rows in work.inputs]
-        given = inputs[0].num_rows if inputs else 0
         if isinstance(op, CallUdf):
             assert self._caller is not None, "a worker without a model was given a call"
-            table, facts = self._caller.call(
-                op, inputs[0], work, lambda: work.lease in self._revoked
-            )
-            return table, {"rows_in": given, **facts}
+            return self._caller.call(op, inputs[0], work, lambda: work.lease in self._revoked)
         if isinstance(op, Join):
-            return relational.join(op, inputs, work), {"rows_in": given}
+            table, given = relational.join(op, inputs, work)
+            return table, {"tally": Tally(given, given - table.num_rows)}
         assert isinstance(op, Gather)
         table = relational.gather(inputs, work)
-        return table.cast(work.schema), {"rows_in": table.num_rows}
+        return table.cast(work.schema), {"tally": work.tally or Tally(table.num_rows)}
+
+    def _write(self, table: pa.Table, work: Work, tally: Tally, started: float) -> PartInfo:
+        assert work.target is not None
+        seconds = tally.seconds + time.perf_counter() - started
+        made = Made(work.run_id, tally.workers or (work.worker,), time.time(), seconds)
+        return write_part(
+            table,
+            work.target,
+            rows_in=tally.rows_in,
+            filtered=tally.filtered,
+            quarantined=tally.quarantined,
+            made=made,
+        )
 
 
 def _construct(model: ModelSpec, archive: bytes) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.commit.writer import read_part
+from vane_dagster.declare.keys import Side
 from vane_dagster.declare.sql import select
 from vane_dagster.execute.scan import connection, scan, scan_projected
 from vane_dagster.execute.work import FileRows, HeldRows, Join, Project, Rows, Work
@@ -25,44 +27,94 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     return read_part(rows.folder, rows.name, rows.columns)
 
 
-def project(op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Columns and a filter in SQL, pushed into the Parquet scan where the input is a file."""
+def project(
+    op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
+) -> tuple[pa.Table, int]:
+    """Columns and a filter in SQL, pushed into the Parquet scan where the input is a file.
+
+    Returns:
+        The rows, and how many there were before the filter.
+    """
     if isinstance(rows, FileRows):
-        return scan_projected(op, rows, work)
+        return scan_projected(op, rows, work), rows.stop - rows.start
     table = resolve(rows, tables, work)
     connection().register("source", table)
     try:
-        return connection().sql(select(op.columns, op.where, "source")).to_arrow_table()
+        query = select(op.columns, op.where, "source")
+        return connection().sql(query).to_arrow_table(), table.num_rows
     finally:
         connection().unregister("source")
 
 
-def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Inputs side by side by id, in the order of the first.
+def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, int]:
+    """Inputs side by side by id, in the order of the base.
 
-    An inner join keeps the rows that every input has, a left join those of the first.
+    An inner join keeps the base's rows that every input has, a left join all of them.
+
+    Returns:
+        The rows, and how many the base has.
     """
-    base, *others = inputs
-    ids = base.column(work.id).combine_chunks()
-    positions = [_positions(ids, other.column(work.id)) for other in others]
-    if op.how == "inner" and any(p is not None and p.null_count for p in positions):
-        present = [pc.is_valid(p) for p in positions if p is not None]
-        keep = functools.reduce(pc.and_, present)
-        base = base.filter(keep)
-        kept = pc.indices_nonzero(keep)
-        positions = [kept if p is None else p.filter(keep) for p in positions]
-    columns: dict[str, Any] = dict(zip(base.column_names, base.columns))
-    for other, position in zip(others, positions):
-        rest = other.select([n for n in other.column_names if n != work.id])
-        taken = rest if position is None else rest.take(position)
-        columns |= dict(zip(taken.column_names, taken.columns))
-    return pa.table({name: columns[name] for name in work.schema.names})
+    by_node = dict(zip(op.nodes, inputs))
+    base = by_node[op.shape.base]
+    given = base.num_rows
+    if op.how == "inner":
+        present = [p for s in op.shape.sides if (p := _present(base, by_node[s.node], op, s))]
+        if present:
+            base = base.filter(functools.reduce(pc.and_, present))
+    columns = dict(zip(base.column_names, base.columns)) | _taken(op, op.shape.base, base)
+    for side in op.shape.sides:
+        table = by_node[side.node]
+        if side.label is not None:
+            columns[side.label] = _lists(base, table, op, side, work.schema.field(side.label).type)
+            continue
+        positions = _positions(base.column(side.match), table.column(side.id))
+        rows = table if positions is None else table.take(positions)
+        columns |= _taken(op, side.node, rows, side.known)
+    return pa.table({name: columns[name] for name in work.schema.names}), given
 
 
-def _positions(ids: pa.Array, other: pa.ChunkedArray) -> pa.Array | None:
+def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:
+    """A node's columns under their new names, without the ids that the base has."""
+    everything = dict(zip(table.column_names, table.columns))
+    chosen = op.columns.get(node, [(name, name) for name in everything])
+    return {
+        name: everything[column]
+        for name, column in chosen
+        if not (name == column and column in known)
+    }
+
+
+def _present(base: pa.Table, other: pa.Table, op: Join, side: Side) -> pa.Array | None:
+    """Which of the base's rows a node has something for; None for all of them."""
+    if side.label is None:
+        positions = _positions(base.column(side.match), other.column(side.id))
+        missing = positions is not None and positions.null_count
+        return pc.is_valid(positions) if missing else None
+    return pc.is_in(base.column(op.shape.id), value_set=other.column(side.match)).combine_chunks()
+
+
+def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
     """Where each id stands in `other`, null where it does not; None if both are the same."""
-    other = other.combine_chunks()
-    return None if other.equals(ids) else pc.index_in(ids, value_set=other)
+    if other.equals(ids):
+        return None
+    return pc.index_in(ids, value_set=other.combine_chunks()).combine_chunks()
+
+
+def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListType) -> pa.Array:
+    """For each of the base's rows the rows of `other` that were made from it, in their order."""
+    positions = pc.index_in(
+        other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
+    ).combine_chunks()
+    other = other.filter(pc.is_valid(positions))
+    owners = positions.drop_null().to_numpy(zero_copy_only=False)
+    counts = np.bincount(owners, minlength=base.num_rows)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    ordered = other.take(pa.array(np.argsort(owners, kind="stable")))
+    inputs = dict(op.columns.get(side.node, ()))
+    fields = list(kind.value_type)
+    values = [ordered.column(inputs.get(f.name, f.name)).combine_chunks() for f in fields]
+    structs = pa.StructArray.from_arrays(values, fields=fields)
+    return pa.ListArray.from_arrays(pa.array(offsets), structs).cast(kind)
 
 
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:

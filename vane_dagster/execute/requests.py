@@ -9,9 +9,11 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget
+from vane_dagster.declare.columns import made_columns
+from vane_dagster.declare.keys import join_shape
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.sql import referenced_columns
 from vane_dagster.declare.stage import (
@@ -21,6 +23,7 @@ from vane_dagster.declare.stage import (
     ProjectSpec,
     StageSpec,
     WriteSpec,
+    is_one_to_many,
 )
 from vane_dagster.execute.fragment_run import FragmentRun, Node
 from vane_dagster.execute.work import (
@@ -37,6 +40,8 @@ from vane_dagster.execute.work import (
 )
 from vane_dagster.plan.plan import Part, RunPlan
 
+_Inputs = tuple[Rows, ...]
+
 
 class Requests:
     """Makes work for one lease."""
@@ -47,22 +52,24 @@ class Requests:
         store: Store,
         parts: Mapping[tuple[int, str], Mapping[int, Part]],
         lease: str,
+        run_id: str,
     ) -> None:
         self._plan = plan
+        self._run_id = run_id
         self._pipeline: Pipeline = plan.pipeline
         self._store = store
         self._parts = parts
         self._lease = lease
         self._ops: dict[str, Op] = {}
 
-    def load(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+    def load(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Brings a map's input into shared memory, for its slices."""
         upstream = node.spec.upstream[0]
         rows, tables = self._input(run, node, upstream, 0)
         schema = self._upstream_schema(run, node.spec, upstream)
-        return self._work(run, node, Gather(), (rows,), schema, None, True), tables
+        return self._work(run, node, worker, Gather(), (rows,), schema=schema), tables
 
-    def whole(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+    def whole(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Computes and writes a fragment's part in one piece: for all but maps."""
         rows: list[Rows] = []
         tables: list[Any] = []
@@ -70,33 +77,25 @@ class Requests:
             given, held = self._input(run, node, upstream, len(tables))
             rows.append(given)
             tables += held
-        work = self._work(
-            run, node, self.op(node.spec), tuple(rows), self._schema(run, node),
-            self._target(run, node), node.readers > 0,
-        )  # fmt: skip
-        return work, tables
+        return self._part(run, node, worker, self.op(node.spec), tuple(rows)), tables
 
-    def slice(self, run: FragmentRun, node: Node, start: int, stop: int) -> tuple[Work, list[Any]]:
+    def slice(
+        self, run: FragmentRun, node: Node, worker: str, start: int, stop: int
+    ) -> tuple[Work, list[Any]]:
         """Calls the user's code on some rows of a map's input."""
         rows = HeldRows(0, start, stop)
-        op = self.op(node.spec)
-        work = self._work(run, node, op, (rows,), self._schema(run, node), None, True)
-        return work, [node.given]
+        return self._work(run, node, worker, self.op(node.spec), (rows,)), [node.given]
 
-    def gather(self, run: FragmentRun, node: Node) -> tuple[Work, list[Any]]:
+    def gather(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Puts a map's slices together and writes the part."""
         tables = [table for _, (table, _) in sorted(node.pieces.items())]
         rows = tuple(HeldRows(i) for i in range(len(tables)))
-        work = self._work(
-            run, node, Gather(), rows, self._schema(run, node), self._target(run, node),
-            node.readers > 0,
-        )  # fmt: skip
-        return work, tables
+        return self._part(run, node, worker, Gather(), rows, tally=node.tally), tables
 
     def op(self, spec: StageSpec) -> Op:
         """A stage's operation."""
         if spec.name not in self._ops:
-            self._ops[spec.name] = _operation(spec)
+            self._ops[spec.name] = _operation(self._pipeline, spec)
         return self._ops[spec.name]
 
     def culprit(self, run: FragmentRun, stage: str) -> str:
@@ -106,18 +105,47 @@ class Requests:
         rows = f"rows {fragment.start} to {fragment.stop} of {fragment.url}"
         return f"stage '{self._pipeline.name}/{stage}'{where}, fragment {run.index} ({rows})"
 
+    def _part(
+        self,
+        run: FragmentRun,
+        node: Node,
+        worker: str,
+        op: Op,
+        rows: tuple[Rows, ...],
+        **given: Any,
+    ) -> Work:
+        """Work whose result is written, and handed on where a stage below is at hand."""
+        target, keep = self._target(run, node), node.readers > 0
+        new_ids = is_one_to_many(node.spec)
+        return self._work(
+            run, node, worker, op, rows, target=target, keep=keep, new_ids=new_ids, **given
+        )
+
     def _work(
         self,
         run: FragmentRun,
         node: Node,
+        worker: str,
         op: Op,
         rows: tuple[Rows, ...],
-        schema: pa.Schema,
-        target: PartTarget | None,
-        keep: bool,
+        **given: Any,
     ) -> Work:
-        culprit = self.culprit(run, node.spec.name)
-        return Work(culprit, op, rows, schema, self._pipeline.id, target, keep, self._lease)
+        stage = node.spec.name
+        return Work(
+            **{
+                "culprit": self.culprit(run, stage),
+                "op": op,
+                "inputs": rows,
+                "schema": self._schema(run, node),
+                "id": self._pipeline[stage].id,
+                "target": None,
+                "keep": True,
+                "lease": self._lease,
+                "run_id": self._run_id,
+                "worker": worker,
+                **given,
+            }
+        )
 
     def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:
         return self._plan.partitions[run.partition].schemas[node.spec.name]
@@ -125,8 +153,9 @@ class Requests:
     def folder(self, run: FragmentRun, spec: StageSpec) -> Any:
         """Where a stage's parts of a partition are written."""
         key = self._plan.partitions[run.partition].key
-        published = publish_folders(spec, key)
-        return published[1] if published else self._store.parts(self._pipeline.name, spec.name, key)
+        if publisher := publisher_of(spec, key):
+            return publisher.staging
+        return self._store.parts(self._pipeline.name, spec.name, key)
 
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
@@ -134,7 +163,9 @@ class Requests:
         compression = spec.compression if isinstance(spec, WriteSpec) else None
         salt = secrets.token_hex(8) if run.index in plan.leaving else None
         folder, key = self.folder(run, spec), plan.keys[run.index]
-        return PartTarget(folder, key, self._pipeline.id, compression, salt)
+        measured = made_columns(self._pipeline, spec, self._schema(run, node))
+        id = self._pipeline[spec.name].id
+        return PartTarget(folder, key, id, measured, compression, salt)
 
     def _input(
         self, run: FragmentRun, node: Node, upstream: str, position: int
@@ -142,10 +173,10 @@ class Requests:
         columns = self._columns(run, node.spec, upstream)
         if upstream == SOURCE:
             schema = self._upstream_schema(run, node.spec, upstream)
-            fragment, options = run.fragment, self._pipeline.source.storage_options
+            fragment, options = run.fragment, self._plan.source.storage_options
             file = self._plan.partitions[run.partition].listed[fragment.url]
-            rows = FileRows(fragment.url, fragment.start, fragment.stop, schema, file, options)
-            return rows, []
+            span, id = (fragment.start, fragment.stop), self._pipeline.id
+            return FileRows(fragment.url, *span, schema, file, id, options), []
         if upstream in run.nodes:
             return HeldRows(position), [run.nodes[upstream].table]
         part = self._parts[run.partition, upstream][run.index]
@@ -160,13 +191,15 @@ class Requests:
     def _columns(self, run: FragmentRun, spec: StageSpec, upstream: str) -> tuple[str, ...] | None:
         """The columns of an upstream that a stage needs; None for all."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
-        id = self._pipeline.id
+        ids = [key.column for key in self._pipeline.keys(upstream)]
         if isinstance(spec, MapBatchesSpec) and spec.columns is not None:
-            return tuple(dict.fromkeys((id, *spec.columns)))
+            return tuple(dict.fromkeys((*ids, *spec.columns)))
         if isinstance(spec, ProjectSpec):
             texts = [expression for _, expression in spec.columns]
             wanted = _named(texts + ([spec.where] if spec.where else []), spec.name)
-            return tuple(name for name in schema.names if name == id or name.lower() in wanted)
+            return tuple(name for name in schema.names if name in ids or name.lower() in wanted)
+        if isinstance(spec, JoinSpec) and upstream in spec.columns:
+            return tuple(dict.fromkeys((*ids, *(column for _, column in spec.columns[upstream]))))
         return None
 
 
@@ -174,11 +207,13 @@ def _named(expressions: Sequence[str], where: str) -> set[str]:
     return {name.lower() for text in expressions for name in referenced_columns(text, where)}
 
 
-def _operation(spec: StageSpec) -> Op:
+def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
     if isinstance(spec, ProjectSpec):
         return Project(spec.columns, spec.where)
+    keys = {node: pipeline.keys(node) for node in spec.upstream}
     if isinstance(spec, JoinSpec):
-        return Join(spec.how)
+        shape = join_shape(spec, keys, spec.name)
+        return Join(spec.how, shape, spec.upstream, spec.columns)
     if isinstance(spec, MapBatchesSpec):
         return CallUdf(
             cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
@@ -187,5 +222,7 @@ def _operation(spec: StageSpec) -> Op:
             spec.batch_size,
             spec.cardinality,
             spec.max_concurrency,
+            tuple(key.column for key in keys[spec.upstream[0]]),
+            spec.children[1] if spec.children else None,
         )
     return Gather()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vane_dagster.commit.committer import Commit, Committer, WithheldError
 from vane_dagster.commit.manifest import Manifest, ManifestName
-from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.stage import SOURCE
+from vane_dagster.declare.columns import column_lineage
+from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
+from vane_dagster.execute.judging import Judge
+from vane_dagster.plan.definition import pool_identity
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.plan.source import content_hash
 
@@ -26,6 +30,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
+        judge: Judge,
     ) -> None:
         self.plan = plan
         self.pipeline = plan.pipeline
@@ -33,7 +38,9 @@ class RunState:
         self.emit = emit
         self._store = store
         self._info = info
-        source = self.pipeline.source
+        self._judge = judge
+        self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
+        source = plan.source
         self._committer = Committer(store, lambda file: content_hash(file, source))
         self._queued: set[tuple[int, str]] = set()
         self.failed: dict[tuple[int, str], VaneError] = {}
@@ -41,7 +48,9 @@ class RunState:
         self.stats: dict[tuple[int, str], StageStats] = {}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
-                self.parts[index, stage] = dict(stage_plan.parts)
+                self.parts[index, stage] = {}
+                for i, part in stage_plan.parts.items():
+                    self._take(index, stage, i, part)
                 self.stats[index, stage] = StageStats(reused=len(stage_plan.parts))
             for stage, manifest in partition.inputs.items():
                 folder = store.parts(self.pipeline.name, stage, partition.key)
@@ -73,6 +82,10 @@ class RunState:
 
     def begin(self) -> None:
         """Reports what is done already, and commits what only wants a manifest."""
+        for stage in self.plan.needed():
+            spec = self.pipeline[stage].spec
+            if isinstance(spec, WriteSpec):
+                self._store.keep_target(self.pipeline.name, stage, spec.url)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)
@@ -83,8 +96,15 @@ class RunState:
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
         """Takes in a part; commits what it completes."""
-        self.parts[index, stage][fragment] = part
+        self._take(index, stage, fragment, part)
         self._commit_complete(index)
+
+    def _take(self, index: int, stage: str, fragment: int, part: Part) -> None:
+        """Keeps a part; of the samples, which are for people, the first."""
+        if part.info.sample:
+            self._samples.setdefault((index, stage), part.info.sample)
+            part = replace(part, info=replace(part.info, sample=()))
+        self.parts[index, stage][fragment] = part
 
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
         """Gives up a stage of a partition and the selected stages below it.
@@ -101,6 +121,7 @@ class RunState:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
                 self.emit(Failed(name, key, error, None if name == stage else stage))
+        self._commit_complete(index + 1)  # which may have waited for this
         return lost
 
     def close(self) -> None:
@@ -108,6 +129,8 @@ class RunState:
         self._committer.close()
 
     def _commit_complete(self, index: int) -> None:
+        if index >= len(self.plan.partitions):
+            return
         partition = self.plan.partitions[index]
         for stage, stage_plan in partition.stages.items():
             if stage_plan.done or (index, stage) in self._queued or (index, stage) in self.failed:
@@ -115,8 +138,19 @@ class RunState:
             above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
             ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
             if ready and len(self.parts[index, stage]) == len(partition.fragments):
+                if self._waits_for_former(index, stage):
+                    continue
                 self._queued.add((index, stage))
                 self._committer.put(self._commit(index, partition, stage, above))
+                self._commit_complete(index + 1)  # which may have waited for this
+
+    def _waits_for_former(self, index: int, stage: str) -> bool:
+        """Whether a check compares a partition with the one before, which is not committed yet."""
+        if index == 0 or not any(c.compares for c in self.pipeline.checks(stage)):
+            return False
+        former = (index - 1, stage)
+        done = self.plan.partitions[index - 1].stages[stage].done
+        return not (done or former in self._queued or former in self.failed)
 
     def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
         spec = self.pipeline[stage].spec
@@ -136,19 +170,36 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info=self._info,
+            info={**self._info, "children": is_one_to_many(spec)},
+            kind=spec.kind,
+            keys=tuple(key.column for key in self.pipeline.keys(stage)),
+            reads=spec.upstream,
+            model=self._model(spec),
+            lineage=column_lineage(self.pipeline, spec, partition.schemas),
+            sample=tuple(self._samples.get((index, stage), ())),
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
         return Commit(
             manifest=manifest,
             folder=self._store.parts(self.pipeline.name, stage, partition.key),
-            publish=publish_folders(spec, partition.key),
-            unique=self.pipeline.id if SOURCE in spec.upstream else None,
+            publish=publisher_of(spec, partition.key),
+            unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
+            done_above=[u for u in above if partition.stages[u].done],
+            judge=self._judge.results,
             done=lambda made, outcome: self._told(index, stage, made, outcome),
         )
+
+    def _brings_ids(self, spec: StageSpec) -> bool:
+        """Whether a stage's ids have not been seen to be unique above it."""
+        return is_one_to_many(spec) or (SOURCE in spec.upstream and spec.kind != "join")
+
+    def _model(self, spec: StageSpec) -> Mapping[str, str]:
+        if not isinstance(spec, MapBatchesSpec):
+            return {}
+        return {"name": spec.udf.name, "pool": pool_identity(self.pipeline, spec)}
 
     def _told(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError

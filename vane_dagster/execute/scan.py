@@ -14,10 +14,10 @@ from vane_dagster.declare.database import connect
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.sql import quote, select_list
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import IntegrityError, SourceError
 from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.work import FileRows, Project, Work
-from vane_dagster.plan.source import listed_file
+from vane_dagster.plan.source import file_version, listed_file
 
 _ROW = "file_row_number"
 
@@ -47,7 +47,12 @@ def scan(rows: FileRows, work: Work) -> pa.Table:
     if groups is None:
         table = _query(rows, ", ".join(quote(name) for name in rows.schema.names), None, work)
     _check_is_as_planned(rows, work)
-    return _checked_ids(table.select(rows.schema.names).cast(rows.schema), work)
+    if table.num_rows != rows.stop - rows.start:
+        raise IntegrityError(
+            f"{work.culprit}: {table.num_rows} rows were read of {rows.url!r}, expected "
+            f"{rows.stop - rows.start} by its footer. Write the file again"
+        )
+    return _checked_ids(table.select(rows.schema.names).cast(rows.schema), rows, work)
 
 
 def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
@@ -58,7 +63,7 @@ def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
     """
     table = _query(rows, select_list(op.columns), op.where, work)
     _check_is_as_planned(rows, work)
-    return _checked_ids(table, work)
+    return _checked_ids(table, rows, work)
 
 
 def _check_is_as_planned(rows: FileRows, work: Work) -> None:
@@ -67,7 +72,7 @@ def _check_is_as_planned(rows: FileRows, work: Work) -> None:
         now = listed_file(rows.url, ParquetSource(rows.url, storage_options=rows.storage_options))
     except OSError as error:
         raise _unreadable(rows, work, error) from error
-    if (now.size, now.version) != (rows.file.size, rows.file.version):
+    if file_version(now) != file_version(rows.file):
         raise SourceError(
             f"{work.culprit}: {rows.url!r} was replaced while the run read it ({rows.file.size} "
             f"bytes when it was planned, {now.size} now). Run the partition again"
@@ -117,10 +122,10 @@ def _unreadable(rows: FileRows, work: Work, error: Exception) -> SourceError:
     return SourceError(f"{work.culprit}: {rows.url!r} cannot be read: {reason}")
 
 
-def _checked_ids(table: pa.Table, work: Work) -> pa.Table:
-    if wrong := repeated_or_null(table.column(work.id)):
+def _checked_ids(table: pa.Table, rows: FileRows, work: Work) -> pa.Table:
+    if wrong := repeated_or_null(table.column(rows.id)):
         raise SourceError(
-            f"{work.culprit}: the source has {wrong} in {work.id!r}; an id must be unique and not "
+            f"{work.culprit}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
             "null inside a partition. Mend the source, or filter the rows out with where="
         )
     return table

@@ -15,6 +15,7 @@ from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.crew import Crew
 from vane_dagster.execute.events import Printed, Progress
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
+from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
 from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
@@ -69,6 +70,7 @@ class Stream:
         self._suspects: dict[Worker, set[int]] = {}
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
+        self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
         self._crew = Crew(lease, pools, state.emit, self._give_up)
         self._total = {s: state.plan_rows(s) for s in stages}
@@ -183,13 +185,13 @@ class Stream:
             rows = self._pacing.slice_rows(spec, left, lane.size, last)
             node.handed += rows
             node.flying += 1
-            work, tables = self._requests.slice(run, node, start, start + rows)
+            work, tables = self._requests.slice(run, node, worker.name, start, start + rows)
             if node.handed == node.given_rows:
                 lane.pop()
         else:
             lane.pop()
             make = {"load": self._requests.load, "gather": self._requests.gather}
-            work, tables = make.get(item.kind, self._requests.whole)(run, node)
+            work, tables = make.get(item.kind, self._requests.whole)(run, node, worker.name)
         stats = self._state.stats[run.partition, item.stage]
         now = time.perf_counter()
         stats.first = stats.first or now
@@ -242,6 +244,7 @@ class Stream:
             self._give(run, item.stage, table, report.rows_out)
         elif item.kind == "slice":
             node.pieces[flight.start] = (table, report.rows_out)
+            node.tally += report.done_by(flight.worker.name)
             node.flying -= 1
             if node.handed == node.given_rows and not node.flying:
                 node.given = None
@@ -258,24 +261,27 @@ class Stream:
         given = run.nodes[item.stage].given_rows
         empty = item.kind == "gather" and not given
         if item.kind in ("whole", "slice") or empty:
-            stats.rows_in += report.rows_in
-            self._pacing.learn(item.stage, report.seconds, report.rows_in)
+            stats.rows_in += report.tally.rows_in
+            self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
         if item.kind == "whole" or empty:
             self._behind[item.stage] += run.fragment.stop - run.fragment.start
         elif item.kind == "slice":
-            share = report.rows_in / given
+            share = report.tally.rows_in / given
             self._behind[item.stage] += int(share * (run.fragment.stop - run.fragment.start))
 
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name
         assert report.part is not None
+        part = Part(self._requests.folder(run, node.spec), report.part)
+        if error := self._checker.violation(run, node.spec, part):
+            self._fail(run.partition, stage, error)
+            return
         node.done, node.pieces = True, {}
         node.table = table if node.readers else None
         node.table_rows = report.rows_out
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
         stats.rows_out += report.rows_out
-        part = Part(self._requests.folder(run, node.spec), report.part)
         self._state.add_part(run.partition, stage, run.index, part)
         for below in run.nodes.values():
             below.waits_for.discard(stage)

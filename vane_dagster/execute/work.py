@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from vane_dagster import errors
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, PartInfo
 from vane_dagster.commit.writer import PartTarget
+from vane_dagster.declare.keys import JoinShape
 from vane_dagster.declare.stage import BatchFormat, Cardinality, JoinHow
 from vane_dagster.errors import VaneError
 
@@ -26,6 +27,7 @@ class FileRows:
         stop: Row after the last.
         schema: What is read.
         file: The file as it was planned, which it must still be.
+        id: Name of the source's id column.
         storage_options: Options of the fsspec file system.
     """
 
@@ -34,6 +36,7 @@ class FileRows:
     stop: int
     schema: pa.Schema
     file: FileRecord
+    id: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -68,7 +71,12 @@ class Project:
 
 @dataclass(frozen=True)
 class CallUdf:
-    """The worker's own function or model over batches of one input."""
+    """The worker's own function or model over batches of one input.
+
+    Attributes:
+        ids: The input's keys, its id first.
+        parent: Where many rows come of one, the output column with the input's id.
+    """
 
     arguments: bytes = field(repr=False)
     columns: tuple[str, ...] | None
@@ -76,13 +84,25 @@ class CallUdf:
     batch_size: int | None
     cardinality: Cardinality
     max_concurrency: int
+    ids: tuple[str, ...]
+    parent: str | None = None
 
 
 @dataclass(frozen=True)
 class Join:
-    """Inputs put side by side by id."""
+    """Inputs put side by side by id.
+
+    Attributes:
+        how: Which rows are kept.
+        shape: How the nodes fit together.
+        nodes: The nodes, in the order of the inputs.
+        columns: Output and input columns of the nodes from which not all are taken.
+    """
 
     how: JoinHow
+    shape: JoinShape
+    nodes: tuple[str, ...]
+    columns: Mapping[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +111,34 @@ class Gather:
 
 
 Op = Union[Project, CallUdf, Join, Gather]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the rows that a stage was given.
+
+    Attributes:
+        rows_in: Rows given.
+        filtered: Of which nothing came out, as the stage declares.
+        quarantined: Of which nothing came out, because of errors.
+        workers: Names of the workers that computed them.
+        seconds: Time that they took, all together.
+    """
+
+    rows_in: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    workers: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows_in + other.rows_in,
+            self.filtered + other.filtered,
+            self.quarantined + other.quarantined,
+            tuple(dict.fromkeys((*self.workers, *other.workers))),
+            self.seconds + other.seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +154,10 @@ class Work:
         target: Where the result is written as a part; None to only hand it on.
         keep: Whether the rows are handed on by reference.
         lease: The lease under which the work is done.
+        new_ids: Whether the ids are of this stage's making, so that they are checked as a whole.
+        tally: What is known of how the rows came about, where the work only puts them together.
+        run_id: The run.
+        worker: Name of the worker that does it.
     """
 
     culprit: str
@@ -116,6 +168,10 @@ class Work:
     target: PartTarget | None
     keep: bool
     lease: str = ""
+    new_ids: bool = False
+    tally: Tally | None = None
+    run_id: str = ""
+    worker: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +200,7 @@ class Report:
     """What the driver learns of a piece of work: a few numbers, never rows.
 
     Attributes:
-        rows_in: Rows of the first input.
+        tally: What became of the rows given.
         rows_out: Rows that came out.
         bytes_out: Bytes of the rows that are handed on in memory.
         seconds: Time that the worker took.
@@ -156,7 +212,7 @@ class Report:
         cancelled: Whether the lease had ended, so that nothing was done.
     """
 
-    rows_in: int = 0
+    tally: Tally = field(default_factory=Tally)
     rows_out: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
@@ -166,6 +222,10 @@ class Report:
     output: str = ""
     fault: Fault | None = None
     cancelled: bool = False
+
+    def done_by(self, worker: str) -> Tally:
+        """The tally, with who did the work and how long it took."""
+        return replace(self.tally, workers=(worker,), seconds=self.seconds)
 
 
 @dataclass(frozen=True)

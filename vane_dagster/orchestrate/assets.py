@@ -13,6 +13,7 @@ from pydantic import Field
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, AssetOptions
 from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.orchestrate.check_events import check_specs, evaluate_alone, judge
 from vane_dagster.orchestrate.observing import SourceLog, observe
 from vane_dagster.orchestrate.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestrate.resources import Compute, FragmentStore
@@ -41,6 +42,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
         partitions_def=pipeline.partitions_def,
         backfill_policy=policy,
+        check_specs=check_specs(pipeline),
         can_subset=True,
         pool=pipeline.pool,
         retry_policy=pipeline.retry_policy,
@@ -53,9 +55,16 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         store: dg.ResourceParam[FragmentStore],
     ) -> Iterator[Any]:
         opened = store.open()
+        judging = judge(context, pipeline, opened)
+        try:
+            evaluate_alone(context, pipeline, opened, judging)
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error
         selected = {key.path[-1] for key in context.selected_asset_keys}
+        if not selected:
+            return
         partitions = _partitions(context, pipeline)
-        report = RunReport(context, pipeline, opened, partitions)
+        report = RunReport(context, pipeline, opened, partitions, judging)
         try:
             run_pipeline(
                 pipeline,
@@ -67,6 +76,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 listen=report.listen,
                 log=context.log.info,
                 check=lambda: _check_is_wanted(context),
+                judge=judging,
                 force=config.force,
             )
         except VaneError as error:

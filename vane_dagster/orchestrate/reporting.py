@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.commit.manifest import Manifest, ManifestName
+from vane_dagster.commit.manifest import CheckResult, Manifest, ManifestName
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE
@@ -25,6 +25,8 @@ from vane_dagster.execute.events import (
     WaveStarted,
     WorkerReady,
 )
+from vane_dagster.execute.judging import Judge
+from vane_dagster.orchestrate.check_events import CheckLog
 from vane_dagster.orchestrate.event_log import DATA_VERSION
 from vane_dagster.orchestrate.observing import SourceLog
 from vane_dagster.orchestrate.provenance import Provenance
@@ -49,8 +51,11 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
+        judging: Judge,
     ) -> None:
         self._context = context
+        self._judging = judging
+        self._checks = CheckLog(context, pipeline)
         self._pipeline = pipeline
         self._store = store
         self._partitions = partitions
@@ -71,10 +76,12 @@ class RunReport:
             self._progress(event)
         elif isinstance(event, Committed):
             self._materialized(event, event.manifest, event.stats)
+            self._checks.found(event.stage, event.partition, event.manifest.checks)
         elif isinstance(event, Unchanged):
             self._unchanged(event)
         elif isinstance(event, Failed):
             self._failed.append(event)
+            self._checks.not_made(event.stage, event.partition, event.error)
             if event.because is None:
                 self._log.error(_told(event))
         elif isinstance(event, WorkerReady):
@@ -124,6 +131,7 @@ class RunReport:
         key = stage_key(self._pipeline, event.stage)
         if (key, event.partition, event.name.content) not in self._before:
             self._materialized(event, manifest, StageStats())
+        self._checks.found(event.stage, event.partition, self._judging.results(manifest))
 
     def _materialized(
         self, event: Committed | Unchanged, manifest: Manifest, stats: StageStats
@@ -133,9 +141,9 @@ class RunReport:
         key = stage_key(self._pipeline, event.stage)
         above = {u: ManifestName.parse(text) for u, text in manifest.upstream.items()}
         versions = {stage_key(self._pipeline, u): name.content for u, name in above.items() if name}
-        partition, id = event.partition, self._pipeline.id
+        partition, id = event.partition, self._pipeline[event.stage].id
         metadata = stage_metadata(
-            spec, id, partition, manifest, event.name, self._store, stats, use
+            spec, id, partition, manifest, event.name, self._store, stats, use, self._key_of
         )
         self._context.log_event(
             dg.AssetMaterialization(
@@ -152,6 +160,9 @@ class RunReport:
             )
         )
 
+    def _key_of(self, node: str) -> dg.AssetKey:
+        return stage_key(self._pipeline, node)
+
     def close(self) -> None:
         """Ends what draws in the terminal, and what reads ahead."""
         self._progress.close()
@@ -165,12 +176,15 @@ class RunReport:
             dg.Failure: If a partition failed; the others are materialized all the same.
         """
         failed = {failure.stage for failure in self._failed}
+        failed |= {stage for stage, _, _ in self._checks.blocked}
         for stage in self._pipeline.stages:
             key = stage_key(self._pipeline, stage)
             if key in self._context.selected_asset_keys and stage not in failed:
                 yield dg.MaterializeResult(asset_key=key, metadata=LOGGED_ALREADY)
         if self._failed:
             raise self._failure()
+        if self._checks.blocked:
+            raise dg.Failure(_blocked(self._checks.blocked), allow_retries=False)
 
     def _failure(self) -> dg.Failure:
         roots = [failure for failure in self._failed if failure.because is None]
@@ -216,6 +230,15 @@ def _logged_before(
     records = context.instance.get_records_for_run(context.run.run_id, of_type=kind).records
     events = [record.asset_materialization for record in records]
     return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
+
+
+def _blocked(found: Sequence[tuple[str, str | None, CheckResult]]) -> str:
+    """What blocking checks have found; the partitions are materialized."""
+    lines = []
+    for stage, partition, result in found[:5]:
+        where = "" if partition is None else f", partition {partition!r}"
+        lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
+    return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
 
 
 def _told(failure: Failed) -> str:

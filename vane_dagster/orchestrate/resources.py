@@ -1,10 +1,11 @@
-"""The resources that a pipeline runs on: where the work is done, and where results are kept.
+"""The resources that a pipeline runs on: where the work is done.
+
+Where results are kept is `FragmentStore`.
 
 Dagster reads the annotations of resources as they are, so they must not be postponed here.
 """
 
 import logging
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -12,42 +13,11 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.store import Store, open_dataset
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Backend
+from vane_dagster.orchestrate.fragment_store import FragmentStore as FragmentStore
 
 _log = logging.getLogger(__name__)
-
-
-class FragmentStore(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Where parts and manifests are kept: a folder on local disk or any fsspec file system."""
-
-    root: str = Field(description="A path or fsspec URL, as 's3://lake/.vane'.")
-    storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the fsspec file system."
-    )
-
-    def open(self) -> Store:
-        """The store below the root."""
-        url = self.root if "://" in self.root else os.path.abspath(os.path.expanduser(self.root))
-        return Store(Location(url, self.storage_options))
-
-    def dataset(self, stage: str, partition: str | None = None) -> Any:
-        """What a stage has committed, by its manifest: a partition is seen whole or not at all.
-
-        Args:
-            stage: Pipeline and stage, as "docs/embedding".
-            partition: The partition's key; none for an unpartitioned pipeline.
-
-        Returns:
-            A `pyarrow.dataset.Dataset`, from which DuckDB, Polars and pandas read too.
-
-        Raises:
-            StoreError: If it was never materialized, or it was published into a folder of its own.
-        """
-        pipeline, _, name = stage.partition("/")
-        return open_dataset(self.open(), pipeline, name, partition)
 
 
 class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]

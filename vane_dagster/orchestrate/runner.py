@@ -14,6 +14,7 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.execute.events import Event, Failed, Planned
 from vane_dagster.execute.executor import execute
+from vane_dagster.execute.judging import Judge
 from vane_dagster.orchestrate.resources import Compute
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.planner import plan_run
@@ -32,6 +33,7 @@ def run_pipeline(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
+    judge: Judge,
     force: bool = False,
 ) -> RunPlan:
     """Brings stages of some partitions up to date.
@@ -46,6 +48,7 @@ def run_pipeline(
         listen: Called with each event, on this thread.
         log: Takes a line of text.
         check: Called every few seconds on this thread; what it raises stops the run.
+        judge: Evaluates the stages' checks.
         force: Computes everything again.
 
     Returns:
@@ -65,7 +68,7 @@ def run_pipeline(
     try:
         _on_a_thread(
             lambda emit, cancelled: execute(
-                plan, backend, store, run_id, emit, cancelled, versions()
+                plan, backend, store, run_id, emit, cancelled, versions(), judge
             ),
             listen,
             check,

@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.stage import SOURCE, AssetOptions, MapBatchesSpec, StageSpec
 from vane_dagster.plan.definition import stage_definition
 
@@ -19,17 +20,18 @@ def stage_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
 
 
 def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
-    """A stage as a Dagster asset."""
+    """A stage as a Dagster asset, whose rows others get by the store as its IO manager."""
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
         code_version=code_version(stage_definition(pipeline, spec)),
         **_common(pipeline, spec.asset, spec.kind, _description(spec)),
-    )
+    ).with_io_manager_key("store")
 
 
 def source_spec(pipeline: Pipeline, options: AssetOptions) -> dg.AssetSpec:
     """The source as a Dagster asset that is observed."""
+    assert isinstance(pipeline.source, ParquetSource), "another asset observes itself"
     description = f"Parquet files at {pipeline.source.url}"
     return dg.AssetSpec(
         key=stage_key(pipeline, SOURCE),

@@ -19,7 +19,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
 from vane_dagster.plan.digest import value_digest
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the meaning of a stage's parameters changes, so that no old part is taken for new."""
 
 
@@ -56,11 +56,18 @@ def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
             spec.columns,
             spec.batch_format,
             spec.cardinality,
+            spec.children,
         ]
     if isinstance(spec, JoinSpec):
-        return [spec.how]
+        return [spec.how, spec.children, sorted(spec.columns.items())]
     assert isinstance(spec, WriteSpec)
-    return [spec.url, spec.compression]
+    return [
+        spec.url,
+        spec.compression,
+        spec.format,
+        spec.target_bytes,
+        spec.partition_column,
+    ]
 
 
 def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:

@@ -88,7 +88,7 @@ def read_footers(
 
     with ThreadPoolExecutor(max_workers=16) as threads:
         footers = list(threads.map(footer, files))
-    schema = _as_read(footers[0][0])
+    schema = as_read(footers[0][0])
     check_distinct(schema.names, f"{culprit}, {files[0].url!r}")
     if ROW_NUMBER in schema.names:
         raise SourceError(
@@ -97,12 +97,12 @@ def read_footers(
         )
     fragments = []
     for file, (own, metadata) in zip(files, footers):
-        _check_same_columns(schema, _as_read(own), files[0].url, file.url, culprit)
+        _check_same_columns(schema, as_read(own), files[0].url, file.url, culprit)
         fragments += list(cut(file, metadata, rule))
     return SourceTable(schema, tuple(fragments))
 
 
-def _as_read(schema: pa.Schema) -> pa.Schema:
+def as_read(schema: pa.Schema) -> pa.Schema:
     """The schema as DuckDB reads the file, which has fewer types than Arrow."""
     return pa.schema([pa.field(f.name, _read_type(plain_type(f.type))) for f in schema])
 

@@ -8,34 +8,39 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Any, Union
+from typing import Any
 
 import fsspec
 from fsspec.utils import glob_translate
 
 from vane_dagster.commit.location import Location, files_below
 from vane_dagster.commit.manifest import FileRecord
-from vane_dagster.declare.source import ParquetSource
+from vane_dagster.commit.store import Store
+from vane_dagster.declare.source import ParquetSource, Source, StoredSource
 from vane_dagster.errors import SourceError, VaneError
 from vane_dagster.plan.source import file_record
+from vane_dagster.plan.stored import Listed, list_stored
 
 _LISTERS = 16
 _LISTED_ONE_BY_ONE = 64
 _COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
 
-Listed = Union[tuple[FileRecord, ...], SourceError]
-"""The files of a partition, sorted by URL and perhaps none, or why they cannot be listed."""
-
 
 def list_source(
-    source: ParquetSource, partitions: Sequence[str | None], culprit: str
+    source: Source, partitions: Sequence[str | None], culprit: str, store: Store | None = None
 ) -> dict[str | None, Listed]:
     """The source files of some partitions.
 
     Few partitions are listed one by one, side by side. Many are found by one recursive listing of
-    the folder that they have in common.
+    the folder that they have in common. What the store holds is found by its manifests.
+
+    Raises:
+        StoreError: If the store's manifests cannot be listed.
     """
+    if isinstance(source, StoredSource):
+        assert store is not None, "the store is needed to list what it holds"
+        return list_stored(source, partitions, culprit, store)
     source_fs = Location(source.url, source.storage_options).fs
     source_fs.invalidate_cache()
     if len(partitions) > _LISTED_ONE_BY_ONE:
@@ -59,15 +64,17 @@ def list_files(
 
 
 def required(
-    listed: Listed, source: ParquetSource, partition: str | None, culprit: str
+    listed: Listed, source: Source, partition: str | None, culprit: str
 ) -> tuple[FileRecord, ...]:
-    """The files, of which there have to be some.
+    """The files, of which there have to be some, but where the store holds none and may.
 
     Raises:
         SourceError: If there are none, or they could not be listed.
     """
     if isinstance(listed, SourceError):
         raise listed
+    if not listed and isinstance(source, StoredSource):
+        return listed
     if not listed:
         where = "" if partition is None else f" for partition {partition!r}"
         raise SourceError(

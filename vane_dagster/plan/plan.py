@@ -16,6 +16,7 @@ from vane_dagster.commit.manifest import (
     PartInfo,
 )
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.source import ParquetSource
 from vane_dagster.errors import VaneError
 from vane_dagster.plan.fragment import FragmentRule
 
@@ -106,6 +107,7 @@ class RunPlan:
         failed: Partitions that cannot, and why.
         definitions: Code version of each selected stage.
         rule: How files are cut into fragments.
+        source: The source, as its files are read.
     """
 
     pipeline: Pipeline
@@ -114,6 +116,7 @@ class RunPlan:
     failed: Mapping[str | None, VaneError]
     definitions: Mapping[str, str]
     rule: FragmentRule
+    source: ParquetSource
 
     def missing(self, stage: str) -> int:
         """Fragments of a stage that have to be computed, over all partitions."""

@@ -7,19 +7,28 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pyarrow as pa
+
 from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
-from vane_dagster.commit.publish import publish_folders
+from vane_dagster.commit.publish import STAGING, publisher_of
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.plan.definition import digest, stage_definition
-from vane_dagster.plan.fragment import FragmentRule, default_rule, read_footers
-from vane_dagster.plan.listing import Listed, list_source, required
+from vane_dagster.plan.fragment import (
+    FragmentRule,
+    SourceTable,
+    as_read,
+    default_rule,
+    read_footers,
+)
+from vane_dagster.plan.listing import list_source, required
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
+from vane_dagster.plan.stored import Listed, read_as, stored_schema
 
 _LISTERS = 16
 
@@ -58,7 +67,9 @@ def plan_run(
                 planned.append(outcome)
             else:
                 failed[key] = outcome
-    return RunPlan(pipeline, order, planned, failed, planner.definitions, planner.rule)
+    return RunPlan(
+        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source
+    )
 
 
 def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
@@ -96,13 +107,15 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: dict[str | None, Listed] = {}
         self._leaving: dict[str, Collection[str]] = {}
+        self._fitting: list[tuple[str, pa.Schema]] = []
         self._lock = threading.Lock()
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
         """Lists the source files and the manifests in force."""
         keys = list(partitions)
         if self.heads:
-            self.listed = list_source(self.pipeline.source, keys, self.culprit)
+            self.listed = list_source(self.pipeline.source, keys, self.culprit, self.store)
+        self.source = read_as(self.pipeline.source, self.store, self.listed.values())
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
 
@@ -182,7 +195,7 @@ class _Planner:
         for stage in (*self.inputs, *self.heads):
             if name := self.latest[stage].get(key):
                 before += self.store.read(self.pipeline.name, stage, key, name).files
-        return reconcile(files, before, self.pipeline.source)
+        return reconcile(files, before, self.source)
 
     def _expand(
         self,
@@ -196,25 +209,51 @@ class _Planner:
         known = {s: manifest.schema for s, manifest in inputs.items()}
         fragments = None
         if self.heads:
-            table = read_footers(files, self.pipeline.source, self.rule, self.culprit)
+            table = self._source_table(key, files)
             known[SOURCE], fragments = table.schema, table.fragments
         fragments = self._agreed(key, fragments, inputs)
-        if not fragments and not self.pipeline.source.allow_empty:
+        if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
                 f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
-                "the source with vd.parquet(..., allow_empty=True)"
+                "the source with allow_empty=True, as vd.parquet(..., allow_empty=True)"
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
+        schemas |= self._published_schemas(key, stages, schemas)
         keys = self._keys(fragments, stages, inputs)
         expanded = {}
         for stage, plan in stages.items():
             parts, leaving = self._parts(key, stage, keys[stage])
-            done = plan.done if len(parts) == len(fragments) else None  # some were deleted
+            publisher = publisher_of(self.pipeline[stage].spec, key)
+            there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
+            done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
                 plan, keys=keys[stage], parts=parts, done=done, leaving=leaving
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+
+    def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
+        if not files:
+            schema = stored_schema(self.pipeline.source, self.store, key)
+            return SourceTable(as_read(schema), ())
+        return read_footers(files, self.source, self.rule, self.culprit)
+
+    def _published_schemas(
+        self,
+        key: str | None,
+        stages: Mapping[str, StagePlan],
+        schemas: Mapping[str, pa.Schema],
+    ) -> dict[str, pa.Schema]:
+        """The schemas in which `write` stages store their rows, which their targets must take."""
+        found = {}
+        for stage, plan in stages.items():
+            if publisher := publisher_of(self.pipeline[stage].spec, key):
+                culprit = f"stage '{self.pipeline.name}/{stage}'"
+                found[stage] = publisher.stored(schemas[stage], culprit)
+                if plan.done is None and (stage, found[stage]) not in self._fitting:
+                    publisher.check(found[stage], culprit)
+                    self._fitting.append((stage, found[stage]))
+        return found
 
     def _condemned(self, stage: str) -> Collection[str]:
         with self._lock:
@@ -266,26 +305,35 @@ class _Planner:
         Those that are condemned and that no manifest in force names are about to be deleted: their
         indexes are the second result.
         """
-        partition = partition_folder(key)
+        publisher = publisher_of(self.pipeline[stage].spec, key)
         folder = self.store.parts(self.pipeline.name, stage, key)
-        folders = publish_folders(self.pipeline[stage].spec, key) or (folder,)
-        existing = self.store.existing_parts(*folders)
+        label = partition_folder(key)
+        if publisher:
+            folder, label = publisher.staging, STAGING
+        existing = self.store.existing_parts(folder)
         leaving = self._condemned(stage)
-        named = {}
+        manifest = None
         if in_force := self.latest[stage].get(key):
             manifest = self.store.read(self.pipeline.name, stage, key, in_force)
-            named = {part.name: part for part in manifest.parts}
+        named = {part.name: part for part in manifest.parts} if manifest else {}
+        published = publisher.parts(manifest, keys, self.store) if publisher else None
         found: dict[int, Part] = {}
         lost = set()
         unread = []
         for index, fragment_key in enumerate(keys):
             candidates = existing.get(fragment_key, {})
-            known = [file for file in candidates if file in named]
+            if published is None:
+                staying = {file: place for file, place in candidates.items() if file in named}
+            else:
+                staying = dict(published.get(fragment_key, {}))
+            for file, place in candidates.items():
+                if f"{label}/{file}" not in leaving:
+                    staying.setdefault(file, place)
+            known = [file for file in staying if file in named]
             if known:
-                found[index] = Part(candidates[known[0]], named[known[0]])
+                found[index] = Part(staying[known[0]], named[known[0]])
                 continue
-            staying = {f: p for f, p in candidates.items() if f"{partition}/{f}" not in leaving}
-            if len(staying) < len(candidates):
+            if not staying.keys() >= candidates.keys():
                 lost.add(index)
             if staying:
                 file = min(staying)

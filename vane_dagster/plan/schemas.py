@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from vane_dagster.declare import sql
+from vane_dagster.declare.keys import JoinShape, Side, join_shape
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
 from vane_dagster.errors import SchemaError, names
@@ -47,52 +48,101 @@ def output_schema(
     first = inputs[spec.upstream[0]]
     if isinstance(spec, ProjectSpec):
         schema = sql.bind(spec.columns, spec.where, first, culprit)
-        _check_id(culprit, pipeline.id, schema)
+        _check_id(culprit, pipeline[spec.name].id, schema)
         return schema
     if isinstance(spec, MapBatchesSpec):
-        return _map_schema(spec, pipeline.id, first, culprit)
+        return _map_schema(pipeline, spec, first, culprit)
     if isinstance(spec, JoinSpec):
-        return _join_schema(pipeline.id, inputs, culprit)
+        return _join_schema(pipeline, spec, inputs, culprit)
     return first
 
 
-def _map_schema(spec: MapBatchesSpec, id: str, first: pa.Schema, culprit: str) -> pa.Schema:
+def _map_schema(
+    pipeline: Pipeline, spec: MapBatchesSpec, first: pa.Schema, culprit: str
+) -> pa.Schema:
     if missing := [c for c in spec.columns or () if c not in first.names]:
         raise SchemaError(
             f"{culprit}: columns names {names(missing)}, which {spec.upstream[0]!r} does not have; "
             f"it has {names(first.names, 20)}"
         )
-    id_type = first.field(id).type
-    if id not in spec.schema.names:
-        return pa.schema([pa.field(id, id_type), *spec.schema])
-    declared = spec.schema.field(id).type
-    if declared != id_type:
-        raise SchemaError(
-            f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as {id_type}"
-            "; ids keep their type. Leave it out of the schema, or cast it in the source"
-        )
-    return spec.schema
+    fields = []
+    above = [key.column for key in pipeline.keys(spec.upstream[0])]
+    own = [key.column for key in pipeline.keys(spec.name)]
+    if spec.children is not None:
+        fields.append(pa.field(own[0], pa.string()))  # unless it is declared
+    for id, column in zip(own[len(fields) :], above):
+        fields.append(first.field(column).with_name(id))
+        declared = spec.schema.field(id).type if id in spec.schema.names else fields[-1].type
+        if declared != fields[-1].type:
+            raise SchemaError(
+                f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as "
+                f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast it "
+                "in the source"
+            )
+    missing = [field for field in fields if field.name not in spec.schema.names]
+    schema = pa.schema([*missing, *spec.schema])
+    _check_id(culprit, own[0], schema)
+    return schema
 
 
-def _join_schema(id: str, inputs: Mapping[str, pa.Schema], culprit: str) -> pa.Schema:
-    fields: dict[str, pa.Field] = {}
-    owner: dict[str, str] = {}
-    for stage, schema in inputs.items():
-        for field in schema:
-            if field.name == id and id in fields:
-                if fields[id].type != field.type:
-                    raise SchemaError(
-                        f"{culprit}: the id {id!r} is {fields[id].type} in {owner[id]!r} and "
-                        f"{field.type} in {stage!r}; materialize both again from the same source"
-                    )
-            elif field.name in fields:
+def _join_schema(
+    pipeline: Pipeline, spec: JoinSpec, inputs: Mapping[str, pa.Schema], culprit: str
+) -> pa.Schema:
+    shape = join_shape(spec, {node: pipeline.keys(node) for node in spec.upstream}, culprit)
+    base = inputs[shape.base]
+    sides = {side.node: side for side in shape.sides}
+    ids = [key.column for key in pipeline.keys(shape.base)]
+    fields = {id: base.field(id) for id in ids}
+    owner = dict.fromkeys(ids, shape.base)
+    for node, schema in inputs.items():
+        side = sides.get(node)
+        if side is not None:
+            _check_same_id(culprit, shape, base, schema, side)
+        taken = _taken(spec, node, schema, side.known if side else ids, culprit)
+        if side is not None and side.label is not None:
+            own = [key.column for key in pipeline.keys(node) if key.column not in side.known]
+            taken = [schema.field(id) for id in own] + [f for f in taken if f.name not in own]
+            taken = [pa.field(side.label, pa.list_(pa.struct(taken)))]
+        for field in taken:
+            if field.name in fields:
                 raise SchemaError(
                     f"{culprit}: column {field.name!r} comes from both {owner[field.name]!r} and "
-                    f"{stage!r}; rename or drop it in one of them, for example with a project"
+                    f"{node!r}; name the columns to take, as columns={{{node!r}: "
+                    f"{{'other_name': {field.name!r}}}}}"
                 )
-            else:
-                fields[field.name], owner[field.name] = field, stage
+            fields[field.name], owner[field.name] = field, node
     return pa.schema(list(fields.values()))
+
+
+def _taken(
+    spec: JoinSpec, node: str, schema: pa.Schema, known: Collection[str], culprit: str
+) -> list[pa.Field]:
+    """What a join takes of a node, under its new names, without the ids that the base has."""
+    chosen = spec.columns.get(node)
+    if chosen is None:
+        return [field for field in schema if field.name not in known]
+    if missing := [column for _, column in chosen if column not in schema.names]:
+        raise SchemaError(
+            f"{culprit}: takes {names(missing)} of {node!r}, which does not have it; it has "
+            f"{names(schema.names, 20)}"
+        )
+    return [
+        schema.field(column).with_name(name)
+        for name, column in chosen
+        if not (name == column and column in known)
+    ]
+
+
+def _check_same_id(
+    culprit: str, shape: JoinShape, base: pa.Schema, own: pa.Schema, side: Side
+) -> None:
+    ours, theirs = (shape.id, side.match) if side.label else (side.match, side.id)
+    expected, found = base.field(ours).type, own.field(theirs).type
+    if expected != found:
+        raise SchemaError(
+            f"{culprit}: the id {ours!r} is {expected} in {shape.base!r} and {found} in "
+            f"{side.node!r}; materialize both again from the same source"
+        )
 
 
 def _check_id(culprit: str, id: str, schema: pa.Schema) -> None:

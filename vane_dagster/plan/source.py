@@ -6,24 +6,31 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
 
 from vane_dagster.commit.location import Location, protocols
-from vane_dagster.commit.manifest import FileRecord
+from vane_dagster.commit.manifest import FileRecord, parse_part_name
 from vane_dagster.declare.source import ParquetSource
 
 
 def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileRecord:
-    """A file as its file system describes it, with a version that changes when it does."""
-    version = info.get("ETag") or info.get("etag") or info.get("generation")
+    """A file as its file system describes it, with a version that changes when it does.
+
+    That of a part stands in its name, whoever wrote it last.
+    """
     name = info["name"]
+    url, size = fs.unstrip_protocol(name), int(info["size"])
+    if part := parse_part_name(PurePosixPath(name).name):
+        return FileRecord(url, size, part[1], part[1])
+    version = info.get("ETag") or info.get("etag") or info.get("generation")
     if version is None and "file" in protocols(fs):
         version = os.stat(name).st_mtime_ns
     elif version is None:
         version = info.get("mtime") or info.get("LastModified") or info.get("created")
-    return FileRecord(fs.unstrip_protocol(name), int(info["size"]), str(version).strip('"'))
+    return FileRecord(url, size, str(version).strip('"'))
 
 
 def listed_file(url: str, source: ParquetSource) -> FileRecord:
@@ -37,9 +44,15 @@ def listed_file(url: str, source: ParquetSource) -> FileRecord:
     return file_record(location.fs, location.fs.info(location.path))
 
 
+def file_version(file: FileRecord) -> str:
+    """Size and version of a file; of a part, whose footer may be written anew, its rows alone."""
+    is_part = parse_part_name(file.url.rpartition("/")[2]) is not None
+    return file.version if is_part else f"{file.size}\n{file.version}"
+
+
 def file_identity(file: FileRecord) -> str:
     """Digest of which file it is, in which version; 32 hex digits. Its content stays out of it."""
-    text = f"{file.url}\n{file.size}\n{file.version}"
+    text = f"{file.url}\n{file_version(file)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

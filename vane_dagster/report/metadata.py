@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +11,6 @@ import dagster as dg
 import pyarrow as pa
 
 from vane_dagster.commit.manifest import Manifest, ManifestName
-from vane_dagster.commit.publish import publish_folders
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
@@ -46,6 +47,38 @@ def column_schema(schema: pa.Schema, id: str) -> dg.TableSchema:
     )
 
 
+def column_lineage(
+    manifest: Manifest, key_of: Callable[[str], dg.AssetKey]
+) -> dg.TableColumnLineage | None:
+    """Where a stage's columns come from, as Dagster draws it."""
+    if not manifest.lineage:
+        return None
+    return dg.TableColumnLineage(
+        {
+            name: [dg.TableColumnDep(key_of(node), column) for node, column in sources]
+            for name, sources in manifest.lineage.items()
+        }
+    )
+
+
+def sample_table(sample: Sequence[Mapping[str, str]]) -> str:
+    """Some rows as a Markdown table."""
+    names = list(sample[0])
+    lines = [_line([_cell(name) for name in names]), _line(["---"] * len(names))]
+    lines += [_line([_cell(row[name]) for name in names]) for row in sample]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """A text that stays inside its cell and is shown as it is."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", flat)
+
+
 def stage_metadata(
     spec: StageSpec,
     id: str,
@@ -55,21 +88,27 @@ def stage_metadata(
     store: Store,
     stats: StageStats,
     pool: PoolUse | None,
+    key_of: Callable[[str], dg.AssetKey],
 ) -> dict[str, Any]:
     """Metadata of one partition of a stage, as plain numbers, texts and a schema."""
-    published = publish_folders(spec, partition)
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
     found: dict[str, Any] = {
         rows: manifest.rows,
         "dagster/column_schema": column_schema(manifest.schema, id),
-        "dagster/uri": published[0].url if published else manifests.file_url(str(name)),
+        "dagster/uri": (
+            manifest.published.url if manifest.published else manifests.file_url(str(name))
+        ),
         "bytes": manifest.size,
         "fragments": len(manifest.parts),
         "fragments_computed": stats.computed,
         "fragments_reused": len(manifest.parts) - stats.computed,
         "seconds": round(stats.seconds, 3),
     }
+    if lineage := column_lineage(manifest, key_of):
+        found["dagster/column_lineage"] = lineage
+    if manifest.sample:
+        found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
     if stats.computed:
         found["rows_per_second"] = round(stats.rows_per_second, 1)
         found["worker_seconds"] = round(stats.work_seconds, 3)

@@ -1,0 +1,245 @@
+"""Stages that make many rows of one: ids, parents, what lies below, and the way back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from conftest import failure, metadata, read_stage, write_source
+
+import vane_dagster as vd
+
+TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
+
+
+def split(batch: pa.Table) -> pa.Table:
+    """A row for each word, with an id of its own."""
+    rows = [
+        (f"{id}/{n}", id, word)
+        for id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist())
+        for n, word in enumerate(text.split())
+    ]
+    ids, parents, words = zip(*rows) if rows else ((), (), ())
+    return pa.table(
+        {
+            "word_id": pa.array(ids, pa.string()),
+            "id": pa.array(parents, batch["id"].type),
+            "word": pa.array(words, pa.string()),
+        }
+    )
+
+
+def split_unnumbered(batch: pa.Table) -> pa.Table:
+    return split(batch).drop_columns(["word_id"])
+
+
+def split_twice(batch: pa.Table) -> pa.Table:
+    """Every row has the same ids below it, whatever it is."""
+    return pa.table({"word_id": ["x"] * len(batch), "id": batch["id"], "word": batch["text"]})
+
+
+def split_orphans(batch: pa.Table) -> pa.Table:
+    return pa.table({"word_id": ["x"], "id": [999], "word": ["?"]})
+
+
+def no_parent(batch: pa.Table) -> pa.Table:
+    return pa.table({"word_id": batch["text"], "word": batch["text"]})
+
+
+def letters(batch: pa.Table) -> pa.Table:
+    rows = [
+        (id, letter)
+        for id, word in zip(batch["word_id"].to_pylist(), batch["word"].to_pylist())
+        for letter in word
+    ]
+    return pa.table({"word_id": [r[0] for r in rows], "letter": [r[1] for r in rows]})
+
+
+def upper(batch: pa.Table) -> pa.Table:
+    return pa.table({"upper": [w.as_py().upper() for w in batch["word"]]})
+
+
+def reversed_upper(batch: pa.Table) -> pa.Table:
+    """With the ids, and in another order than it was given."""
+    order = list(range(len(batch)))[::-1]
+    taken = batch.take(order)
+    return pa.table(
+        {"word_id": taken["word_id"], "upper": [w.as_py().upper() for w in taken["word"]]}
+    )
+
+
+SCHEMA = {"word_id": "VARCHAR", "id": "BIGINT", "word": "VARCHAR"}
+
+
+def pipeline(tmp_path, **kwargs) -> vd.Pipeline:
+    write_source(
+        tmp_path / "source",
+        {"id": pa.array(range(len(TEXTS)), pa.int64()), "text": TEXTS},
+        row_group_size=2,
+    )
+    return vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=2, **kwargs
+    )
+
+
+def expected() -> list[tuple[str, int, str]]:
+    return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
+
+
+def rows(table: pa.Table, *names: str) -> list[tuple]:
+    return list(zip(*(table[name].to_pylist() for name in names)))
+
+
+def words(docs: vd.Pipeline, **kwargs) -> vd.Stage:
+    given = {"cardinality": "zero_to_many", "id": "word_id", "schema": SCHEMA, **kwargs}
+    return docs.map_batches("words", given.pop("fn", split), **given)
+
+
+def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, compute, materialize):
+    docs = pipeline(tmp_path)
+    made = words(docs)
+    loud = made.map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
+    short = loud.project("short", {"first": "upper[1]"}, where="upper <> 'D'")
+    assert made.id == loud.id == short.id == "word_id"
+    result = materialize(docs, compute)
+    store = tmp_path / "store"
+    assert rows(read_stage(store, "docs", "words"), "word_id", "id", "word") == expected()
+    table = read_stage(store, "docs", "loud")
+    assert table.schema.names == ["word_id", "id", "upper"]
+    assert rows(table, *table.schema.names) == [(a, b, c.upper()) for a, b, c in expected()]
+    table = read_stage(store, "docs", "short")
+    assert rows(table, "word_id", "id", "first") == [
+        (a, b, c.upper()) for a, b, c in expected() if c != "d"
+    ]
+    assert metadata(result, "words")["dagster/row_count"] == len(expected())
+
+
+def test_a_returned_id_carries_its_parent_along_in_any_order(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    words(docs).map_batches("loud", reversed_upper, schema={"upper": "VARCHAR"})
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "loud")
+    found = sorted(rows(table, "word_id", "id", "upper"))
+    assert found == sorted((a, b, c.upper()) for a, b, c in expected())
+
+
+def test_ids_are_made_where_the_schema_has_none(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    words(docs, fn=split_unnumbered, schema={"word": "VARCHAR"}, batch_size=1)
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "words")
+    assert rows(table, "word_id", "id", "word") == [
+        (a.replace("/", "-"), b, c) for a, b, c in expected()
+    ]
+
+
+def test_many_of_many(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    made = words(docs).map_batches(
+        "letters",
+        letters,
+        schema={"letter": "VARCHAR"},
+        cardinality="one_to_many",
+        id="letter_id",
+    )
+    docs.join("all", docs.project("clean", ["text"]), made, children="list")
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "letters")
+    assert table.schema.names == ["letter_id", "word_id", "id", "letter"]
+    assert rows(table, *table.schema.names) == [(f"{a}-0", a, b, c) for a, b, c in expected()]
+    joined = read_stage(tmp_path / "store", "docs", "all")
+    assert [[r["letter"] for r in row] for row in joined["letters"].to_pylist()] == [
+        text.split() for text in TEXTS if text
+    ]
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_return_to_the_parent_with_a_list(how, tmp_path, compute, materialize):
+    docs = pipeline(tmp_path)
+    clean = docs.project("clean", ["text"])
+    loud = words(clean).map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
+    joined = docs.join("joined", clean, loud, how=how, children="list")
+    assert joined.id == "id"
+    materialize(docs, compute)
+    table = read_stage(tmp_path / "store", "docs", "joined")
+    kept = [i for i, text in enumerate(TEXTS) if text or how == "left"]
+    assert table.schema.names == ["id", "text", "loud"]
+    assert table["id"].to_pylist() == kept
+    assert table["loud"].to_pylist() == [
+        [{"word_id": a, "upper": c.upper()} for a, b, c in expected() if b == i] for i in kept
+    ]
+
+
+def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    clean = docs.project("clean", ["text"], where="id <> 4")
+    made = words(docs)
+    joined = docs.join("joined", clean, made, children="rows", source_columns=[])
+    assert joined.id == "word_id"
+    docs.join("left", made, clean, how="left", children="rows")
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "joined")
+    assert rows(table, "word_id", "id", "text", "word") == [
+        (a, b, TEXTS[b], c) for a, b, c in expected() if b != 4
+    ]
+    table = read_stage(tmp_path / "store", "docs", "left")
+    assert rows(table, "word_id", "id", "text", "word") == [
+        (a, b, None if b == 4 else TEXTS[b], c) for a, b, c in expected()
+    ]
+
+
+def test_a_row_without_children_is_lost_unless_that_is_declared(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    words(docs, cardinality="one_to_many")
+    told = failure(materialize(docs, local, raises=False))
+    assert "'docs/words'" in told
+    assert "1 of 2 rows did not come back: ids 3" in told
+    assert 'cardinality="zero_to_many"' in told
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (split_orphans, "returned 1 ids that it was not given: 999"),
+        (split_twice, "ids more than once: 'x'"),
+        (no_parent, "came back without 'id', the id of the row that each was made from"),
+    ],
+)
+def test_wrong_children_are_refused(fn, told, tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    words(docs.project("clean", {"text": "text", "word": "text"}), fn=fn)
+    assert told in failure(materialize(docs, local, raises=False))
+
+
+def test_an_id_in_two_fragments_is_found_when_the_partition_is_complete(
+    tmp_path, local, materialize
+):
+    docs = pipeline(tmp_path)
+    words(docs, fn=split_twice, batch_size=1)
+    docs_of_one = vd.Pipeline("ones", source=docs.source, id="id", fragment_rows=1)
+    words(docs_of_one, fn=split_twice)
+    told = failure(materialize(docs_of_one, local, raises=False))
+    assert "ids 'x' of 'word_id' are in more than one fragment" in told
+
+
+def test_declarations_that_do_not_fit():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match='give its column, as id="chunk_id"'):
+        docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
+    with pytest.raises(vd.DefinitionError, match="the others keep their id"):
+        docs.map_batches("a", split, schema=SCHEMA, id="word_id")
+    with pytest.raises(vd.DefinitionError, match="give the new id a name of its own"):
+        words(docs, id="id")
+    made = words(docs)
+    other = docs.map_batches(
+        "others", split, schema=SCHEMA, cardinality="one_to_many", id="word_id"
+    )
+    clean = docs.project("clean", ["text"])
+    with pytest.raises(vd.DefinitionError, match="say children='rows'"):
+        docs.join("joined", clean, made)
+    with pytest.raises(vd.DefinitionError, match="neither was made from the other"):
+        docs.join("joined", made, other, children="rows")
+    with pytest.raises(vd.DefinitionError, match="name 'words' first"):
+        docs.join("joined", clean, made, children="rows", how="left")
+    with pytest.raises(vd.DefinitionError, match="ids pass through unchanged"):
+        made.project("computed", {"id": "id + 1"})
+    docs.join("joined", clean, made, other, children="list")

@@ -1,0 +1,251 @@
+"""Evaluates checks: from what a manifest records of its parts, or from the rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.commit.drift import drift
+from vane_dagster.commit.golden import golden
+from vane_dagster.commit.manifest import CheckResult, Manifest
+from vane_dagster.commit.measures import Measures, measure, merge_measures
+from vane_dagster.commit.subject import Finding, Subject, batches
+from vane_dagster.declare.check import Check
+from vane_dagster.declare.checks import ErrorRate, IdsComplete, NullRate, Text, Vectors
+from vane_dagster.declare.comparisons import Drift, Golden
+from vane_dagster.declare.kinds import is_floats, is_text
+from vane_dagster.errors import SchemaError, names
+
+__all__ = ["Subject", "evaluate", "verdicts"]
+
+_SHOWN = 50
+
+
+def evaluate(checks: Iterable[Check], subject: Subject) -> tuple[CheckResult, ...]:
+    """What checks find; one that raises has failed, with the error as its description.
+
+    Data is opened once at most, and only for checks that read it.
+    """
+    subject = replace(
+        subject,
+        dataset=functools.cache(subject.dataset),
+        previous=functools.cache(subject.previous),
+    )
+    return tuple(_evaluated(check, subject) for check in checks)
+
+
+def verdicts(checks: Iterable[Check], manifest: Manifest) -> dict[str, CheckResult]:
+    """The results in a manifest, by name, of checks that are still defined as they were.
+
+    One that has raised is not among them, so that it is evaluated again.
+    """
+    stored = {result.name: result for result in manifest.checks}
+    return {
+        check.name: stored[check.name]
+        for check in checks
+        if check.name in stored and stored[check.name].definition == _definition(check)
+    }
+
+
+def _definition(check: Check) -> str | None:
+    try:
+        return check.definition
+    except Exception:  # of reading the file of a `Golden`, by drivers of many kinds
+        return None
+
+
+def _evaluated(check: Check, subject: Subject) -> CheckResult:
+    definition = ""
+    try:
+        opened = check.opened()
+        finding = _FINDERS[type(check)](opened, subject)
+        definition = opened.definition
+    except Exception as error:  # a check never stops a run
+        text = f"{type(error).__name__}: {error}"
+        finding = Finding(False, f"The check could not be evaluated: {text}", {"error": text})
+    return CheckResult(
+        name=check.name,
+        passed=finding.passed,
+        blocking=check.blocking,
+        severity=check.severity,
+        description=finding.description,
+        metadata=finding.metadata,
+        definition=definition,
+    )
+
+
+def _ids_complete(check: IdsComplete, subject: Subject) -> Finding:
+    """Compares each part with the rows that it was made from."""
+    many = bool(subject.manifest.info.get("children"))
+    parts = [p for p in subject.manifest.parts if p.rows_in or not p.rows or p.made]
+    over = [p.rows + p.filtered + p.quarantined - p.rows_in for p in parts]
+    lost = sum(-n for n in over if n < 0)
+    if many:
+        spent = (max(0, p.filtered + p.quarantined - p.rows_in) for p in parts)
+        invented = sum(spent)
+    else:
+        invented = sum(n for n in over if n > 0)
+    counts = _counts(subject.manifest)
+    metadata = {**counts, "lost": lost, "invented": invented}
+    if unknown := subject.manifest.rows - sum(p.rows for p in parts):
+        metadata["rows_of_unknown_origin"] = unknown
+    if lost or invented:
+        described = f"{lost} rows are lost and {invented} too many, of {counts['rows_in']}"
+    else:
+        described = f"All of {counts['rows_in']} rows are accounted for"
+    return Finding(not lost and not invented, described, metadata)
+
+
+def _error_rate(check: ErrorRate, subject: Subject) -> Finding:
+    counts = _counts(subject.manifest)
+    rate = _share(counts["quarantined"], counts["rows_in"])
+    return Finding(
+        rate <= check.max_rate,
+        f"{counts['quarantined']} of {counts['rows_in']} rows were quarantined, {_percent(rate)}; "
+        f"at most {_percent(check.max_rate)} is in order",
+        {**counts, "error_rate": rate, "max_rate": check.max_rate},
+    )
+
+
+def _null_rate(check: NullRate, subject: Subject) -> Finding:
+    columns = _columns(subject, check.columns)
+    measures, rows = _measured(subject, columns), subject.manifest.rows
+    rates = {name: _share(measures.get(name, {}).get("nulls", 0), rows) for name in columns}
+    return _by_column(rates, {name: check.rate_of(name) for name in columns}, "null_rate", rows)
+
+
+def _text(check: Text, subject: Subject) -> Finding:
+    columns = _columns(subject, check.columns, is_text, "texts")
+    measures, rows = _measured(subject, columns), subject.manifest.rows
+    rates = {}
+    for name in columns:
+        found = measures.get(name, {})
+        rates[name] = _share(found.get("empty", 0), rows - found.get("nulls", 0))
+    return _by_column(rates, dict.fromkeys(columns, check.max_empty_rate), "empty_rate", rows)
+
+
+def _vectors(check: Vectors, subject: Subject) -> Finding:
+    kind = "lists of floating-point numbers"
+    columns = _columns(subject, check.columns, is_floats, kind)
+    schema = subject.manifest.schema
+    fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
+    columns = columns if check.columns else fixed or columns
+    measures, rows = _measured(subject, columns), subject.manifest.rows
+    metadata: dict[str, Any] = {"rows": rows, "max_rate": check.max_rate}
+    wrong = []
+    for name in columns:
+        found = measures.get(name, {})
+        bad, zero = int(found.get("not_finite", 0)), int(found.get("zero", 0))
+        rate = _share(bad + zero, rows - found.get("nulls", 0))
+        metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
+        if rate > check.max_rate:
+            wrong.append(f"{name}: {bad} not finite and {zero} zero, {_percent(rate)}")
+        if "dim_min" not in found:
+            continue
+        low, high = int(found["dim_min"]), int(found["dim_max"])
+        metadata |= (
+            {f"dimension/{name}": low}
+            if low == high
+            else {
+                f"dimension_min/{name}": low,
+                f"dimension_max/{name}": high,
+            }
+        )
+        if not low == high == (check.dimension or high):
+            expected = check.dimension or "the same in every row"
+            wrong.append(f"{name}: dimension {low} to {high}, expected {expected}")
+    described = "; ".join(wrong) or f"Vectors of {names(columns)} are in order"
+    return Finding(not wrong, described, metadata)
+
+
+_FINDERS: Mapping[type[Check], Callable[[Any, Subject], Finding]] = {
+    IdsComplete: _ids_complete,
+    ErrorRate: _error_rate,
+    NullRate: _null_rate,
+    Text: _text,
+    Vectors: _vectors,
+    Drift: drift,
+    Golden: golden,
+}
+
+
+def _by_column(
+    rates: Mapping[str, float], limits: Mapping[str, float], measure: str, rows: int
+) -> Finding:
+    """A finding of rates with a largest one for each column."""
+    above = [name for name, rate in rates.items() if rate > limits[name]]
+    shown = sorted(rates, key=lambda name: limits[name] - rates[name])[:_SHOWN]
+    metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
+    worst = max(rates, key=lambda name: rates[name], default=None)
+    label = measure.replace("_", " ")
+    if above:
+        listed = ", ".join(
+            f"{name} {_percent(rates[name])} (at most {_percent(limits[name])})"
+            for name in above[:5]
+        )
+        more = f" and {len(above) - 5} more columns" if len(above) > 5 else ""
+        return Finding(False, f"The {label} is too high: {listed}{more}", metadata)
+    if worst is None:
+        return Finding(True, f"There is no column whose {label} is checked", metadata)
+    return Finding(True, f"The {label} is {_percent(rates[worst])} at most, {worst}", metadata)
+
+
+def _columns(
+    subject: Subject,
+    given: Sequence[str] | None,
+    is_kind: Callable[[pa.DataType], bool] | None = None,
+    kind: str = "",
+) -> list[str]:
+    """The columns that a check is about.
+
+    Raises:
+        SchemaError: If one is missing or of another kind, or there is none of the kind.
+    """
+    schema = subject.manifest.schema
+    if missing := [name for name in given or () if name not in schema.names]:
+        raise SchemaError(
+            f"there is no column {missing[0]!r}; expected one of {names(schema.names)}"
+        )
+    keys = {subject.id, *subject.manifest.keys}
+    columns = given or [name for name in schema.names if name not in keys]
+    if is_kind is None:
+        return list(columns)
+    fitting = [name for name in columns if is_kind(schema.field(name).type)]
+    if given and (other := [name for name in given if name not in fitting]):
+        raise SchemaError(f"column {other[0]!r} is {schema.field(other[0]).type}; expected {kind}")
+    if not fitting:
+        raise SchemaError(f"there is no column of {kind}; turn the check off")
+    return fitting
+
+
+def _measured(subject: Subject, columns: Sequence[str]) -> Measures:
+    """Measures of the columns; counted now where the parts were written without."""
+    parts = [part for part in subject.manifest.parts if part.rows]
+    missing = [name for name in columns if any(name not in part.measures for part in parts)]
+    known = [name for name in columns if name not in missing]
+    found = merge_measures({name: part.measures[name] for name in known} for part in parts)
+    if missing:
+        dataset = subject.dataset()
+        found |= merge_measures(
+            measure(pa.Table.from_batches([batch]), missing)
+            for fragment in dataset.get_fragments()
+            for batch in batches(fragment, dataset.schema, missing)
+        )
+    return found
+
+
+def _counts(manifest: Manifest) -> dict[str, int]:
+    counted = ("rows", "rows_in", "filtered", "quarantined")
+    return {name: sum(getattr(part, name) for part in manifest.parts) for name in counted}
+
+
+def _share(count: float, rows: float) -> float:
+    return count / rows if rows else 0.0
+
+
+def _percent(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 0.001 else f"{rate:.2%}"

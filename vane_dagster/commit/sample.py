@@ -1,0 +1,55 @@
+"""A few rows as texts, for people: long text cut, vectors shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_MOST_COLUMNS = 12
+_MOST_CHARACTERS = 80
+_SHOWN_NUMBERS = 3
+
+Sample = tuple[Mapping[str, str], ...]
+
+
+def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
+    """The first rows, each value as a short text.
+
+    Args:
+        table: The rows.
+        rows: How many, at most.
+    """
+    first = table.slice(0, rows).select(table.column_names[:_MOST_COLUMNS])
+    columns = {name: _texts(first.column(name)) for name in first.column_names}
+    return tuple({n: texts[i] for n, texts in columns.items()} for i in range(first.num_rows))
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        lengths = pc.list_value_length(column).to_pylist()
+        heads = pc.list_slice(column, 0, _SHOWN_NUMBERS, return_fixed_size_list=False)
+        return [_list(head, length) for head, length in zip(heads.to_pylist(), lengths)]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        lengths = pc.binary_length(column).to_pylist()
+        return ["null" if n is None else f"{n} bytes" for n in lengths]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = pc.utf8_slice_codeunits(column, 0, _MOST_CHARACTERS + 1)
+    return [_text(value) for value in column.to_pylist()]
+
+
+def _list(head: list[Any] | None, length: int | None) -> str:
+    if head is None:
+        return "null"
+    shown = ", ".join(_text(value) for value in head)
+    return f"[{shown}, … {length} in all]" if length and length > len(head) else f"[{shown}]"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

@@ -1,0 +1,118 @@
+"""Why a row is not there: where it was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vane_dagster.commit.manifest import Manifest, PartInfo
+from vane_dagster.declare.stage import SOURCE
+from vane_dagster.errors import StoreError, TraceError, names
+from vane_dagster.tracing.book import Book, file_of
+from vane_dagster.tracing.rows import Found, RowFile, find_any
+
+
+def not_found(book: Book, manifest: Manifest, id: Any) -> TraceError:
+    """The error for a row that a stage does not have: what was looked at, and who left it out."""
+    label = book.label(manifest.stage)
+    where = "" if book.partition is None else f", partition {book.partition!r}"
+    ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
+    told = "it has no rows"
+    if ranges:
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        within = sum(low <= id <= high for low, high in ranges)
+        told = (
+            f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}, and {within} of "
+            f"{len(ranges)} parts have a range with this one"
+        )
+    found = left_out(book, manifest, id)
+    reason = f". {found}" if found else ""
+    return TraceError(f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {told}{reason}")
+
+
+def left_out(book: Book, manifest: Manifest, id: Any) -> str | None:
+    """Where a row last stood above a stage that does not have it; None if nowhere."""
+    has: tuple[str, int] | None = None
+    lacking = []
+    for upstream in manifest.reads:
+        if upstream == SOURCE:
+            if len(manifest.keys) == 1 and (hit := _in_source(book, manifest, id)):
+                has = has or (
+                    f"{book.label(SOURCE)!r}, row {hit[1].row} of {hit[1].file.url}",
+                    hit[0],
+                )
+            continue
+        above = book.above(manifest, upstream)
+        if above is None or len(above.keys) != len(manifest.keys):
+            continue
+        try:
+            located = book.locate(above, id)
+        except (FileNotFoundError, StoreError):
+            continue
+        if located is None:
+            lacking.append(above)
+        else:
+            has = has or (f"{book.label(upstream)!r}", located[0])
+    for above in lacking:
+        if reason := left_out(book, above, id):
+            return reason
+    if has is None:
+        return None
+    verb = leaving(manifest.parts[has[1]])
+    return f"It stands in {has[0]}, and was {verb} by {book.label(manifest.stage)!r}"
+
+
+def leaving(part: PartInfo) -> str:
+    """What becomes of rows that a part left out."""
+    verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
+    return " or ".join(verbs) or "left out"
+
+
+def _in_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+    """The row in the files that a manifest was made from, and its fragment."""
+    try:
+        return search_source(book, manifest, id)
+    except (FileNotFoundError, StoreError):
+        return None
+
+
+def search_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+    """Looks a row up in the source files of a manifest, whatever its stage has left out.
+
+    Raises:
+        FileNotFoundError: If a file is gone.
+        StoreError: If one cannot be read.
+    """
+    indexes = [i for i in range(len(manifest.fragments)) if not _surely_not(manifest, i, id)]
+    files = [book.source_file(manifest.fragments[i]) for i in indexes]
+    hit = find_any(files, [book.source_id(manifest)], id)
+    return None if hit is None else (indexes[hit[0]], hit[1])
+
+
+def search_changed(book: Book, manifest: Manifest, id: Any) -> Found | None:
+    """Looks a row up in the source files that are not any more what a manifest recorded."""
+    urls = dict.fromkeys(fragment.url for fragment in manifest.fragments)
+    recorded = [file for url in urls if (file := file_of(manifest, url))]
+    changed: Sequence[RowFile] = [
+        RowFile(book.source_file(next(f for f in manifest.fragments if f.url == file.url)).place)
+        for file in recorded
+        if book.changed(file)
+    ]
+    try:
+        hit = find_any(changed, [book.source_id(manifest)], id)
+    except (FileNotFoundError, StoreError):
+        return None
+    return hit[1] if hit else None
+
+
+def looked_at(manifest: Manifest) -> str:
+    """The source files of a manifest, for messages."""
+    return names(dict.fromkeys(fragment.url for fragment in manifest.fragments), 3)
+
+
+def _surely_not(manifest: Manifest, index: int, id: Any) -> bool:
+    """Whether a part that has every row of its fragment has this one not."""
+    part, fragment = manifest.parts[index], manifest.fragments[index]
+    if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
+        return False
+    return not part.id_min <= id <= part.id_max

@@ -1,0 +1,188 @@
+"""Rows of Parquet files found by an id, reading as little as the footers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vane_dagster.commit.location import Location
+from vane_dagster.errors import StoreError
+
+_READERS = 16
+_COMPARED_ONE_BY_ONE = 64
+
+Row = tuple[Any, ...]
+"""A row's keys: its id, then the ids of the rows it was made from."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A Parquet file, or rows `start` to `stop` of it.
+
+    Attributes:
+        place: The folder, or the file itself where `name` is empty.
+        name: The file's name in the folder.
+        start: The first row.
+        stop: The row after the last; None for all.
+    """
+
+    place: Location
+    name: str = ""
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The file's URL."""
+        return self.place.file_url(self.name) if self.name else self.place.url
+
+    @property
+    def path(self) -> str:
+        """The file's path on its file system."""
+        return self.place.file(self.name) if self.name else self.place.path
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row: its file, its number in it, counted from 0, and its keys."""
+
+    file: RowFile
+    row: int
+    keys: Row
+
+
+def find(
+    file: RowFile,
+    keys: Sequence[str],
+    position: int,
+    wanted: Collection[Any],
+    unique: bool = False,
+) -> list[Found]:
+    """The rows of a file whose key is one of those wanted.
+
+    Of the row groups whose statistics allow one, that column alone is read; the other keys only
+    of row groups that have a row.
+
+    Args:
+        file: The file.
+        keys: The columns of the rows' keys.
+        position: Which of them is looked for.
+        wanted: Its values.
+        unique: Whether each stands in one row at most, so that the search may end.
+
+    Raises:
+        FileNotFoundError: If the file is gone.
+        StoreError: If it cannot be read.
+    """
+    found: list[Found] = []
+    if not wanted:
+        return found
+    with _opened(file) as parquet:
+        for group, first in _groups(parquet.metadata, file, keys[position], wanted):
+            column = _read(parquet, group, [keys[position]]).column(0)
+            low = max(file.start - first, 0)
+            column = column.slice(low, None if file.stop is None else file.stop - first - low)
+            matches = pc.is_in(column, value_set=pa.array(list(wanted), column.type))
+            numbers = pc.indices_nonzero(matches)
+            if not len(numbers):
+                continue
+            numbers = pc.add(numbers.cast(pa.int64()), low)
+            rows = _read(parquet, group, keys).take(numbers).select(list(keys))
+            values = zip(*(column.to_pylist() for column in rows.columns))
+            found += [Found(file, first + n, k) for n, k in zip(numbers.to_pylist(), values)]
+            if unique and len(found) == len(set(wanted)):
+                break
+    return found
+
+
+def find_any(
+    files: Sequence[RowFile], keys: Sequence[str], wanted: Any
+) -> tuple[int, Found] | None:
+    """The row with an id, which stands in one of several files at most.
+
+    Returns:
+        Which file, and the row; None if it is in none.
+
+    Raises:
+        FileNotFoundError: If a file is gone and the row is in none of the others.
+        StoreError: If one cannot be read and the row is in none of the others.
+    """
+    failed: Exception | None = None
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        futures = [threads.submit(find, file, keys, 0, [wanted], True) for file in files]
+        for index, future in enumerate(futures):
+            try:
+                if found := future.result():
+                    for other in futures:
+                        other.cancel()
+                    return index, found[0]
+            except (FileNotFoundError, StoreError) as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
+    return None
+
+
+@contextmanager
+def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
+    # What is wanted is known exactly, so that nothing should be read ahead.
+    options = {} if file.place.is_local else {"cache_type": "none"}
+    try:
+        with (
+            file.place.fs.open(file.path, "rb", **options) as stream,
+            pq.ParquetFile(stream, pre_buffer=False) as parquet,
+        ):
+            yield parquet
+    except (FileNotFoundError, StoreError):
+        raise
+    except Exception as error:  # of pyarrow, or of a file system's driver
+        raise StoreError(
+            f"{file.url!r} cannot be read: {type(error).__name__}: {error}. Check that it is whole "
+            "and that the credentials reach it"
+        ) from error
+
+
+def _read(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
+    table = parquet.read_row_group(group, columns=list(dict.fromkeys(columns)), use_threads=False)
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field.name, plain)
+    return table
+
+
+def _groups(
+    footer: pq.FileMetaData, file: RowFile, column: str, wanted: Collection[Any]
+) -> Iterator[tuple[int, int]]:
+    """Row groups that may have a value, by their statistics, each with its first row."""
+    paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    if column not in paths:
+        raise StoreError(f"{file.url!r} has no column {column!r}; was the file written anew?")
+    index = paths.index(column)
+    first = 0
+    for group in range(footer.num_row_groups):
+        rows = footer.row_group(group).num_rows
+        inside = first + rows > file.start and (file.stop is None or first < file.stop)
+        if inside and _may_hold(footer.row_group(group).column(index), wanted):
+            yield group, first
+        first += rows
+
+
+def _may_hold(column: pq.ColumnChunkMetaData, wanted: Collection[Any]) -> bool:
+    try:
+        statistics = column.statistics
+        if statistics is None or not statistics.has_min_max:
+            return True
+        low, high = statistics.min, statistics.max
+        if len(wanted) > _COMPARED_ONE_BY_ONE:
+            return bool(min(wanted) <= high and max(wanted) >= low)
+        return any(low <= value <= high for value in wanted)
+    except (TypeError, UnicodeDecodeError, pa.ArrowException):
+        return True  # statistics of another kind, or texts cut amid a letter

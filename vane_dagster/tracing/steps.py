@@ -1,0 +1,197 @@
+"""What a trace consists of, as data and as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+SHOWN = 20
+"""Rows of one stage that a trace lists; of more the number is told."""
+
+_MOST_PUBLISHED = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row on its way: in the source, or in a stage's part.
+
+    Attributes:
+        stage: Pipeline and stage, as "docs/clean"; "docs/source" for a row of a source file.
+        kind: The stage's kind, as "map_batches"; "source".
+        partition: The partition's key.
+        keys: The row's id, then the ids of the rows it was made from, by column.
+        url: The part or the source file; empty where it is not known any more.
+        row: The row's number in that file, counted from 0; None where it could not be looked up.
+        reads: What the stage reads: "source", or names of stages.
+        manifest: Name of the manifest that holds the part.
+        run_id: The run that made the part.
+        committed_by: The run that committed the manifest, perhaps a later one.
+        code_version: The stage's definition.
+        model: The user's class or function.
+        pool: Identity of the model's pool.
+        workers: The workers that computed the part.
+        at: Unix time in seconds at which the part was written.
+        seconds: What the workers took for the whole part.
+        version: The source file's version as the manifest recorded it.
+        size: The source file's size in bytes, likewise.
+        published: Where a `write` stage has put the row: its file, or all that it may be in.
+        notes: What else there is to say.
+    """
+
+    stage: str
+    kind: str
+    partition: str | None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    url: str = ""
+    row: int | None = None
+    reads: Sequence[str] = ()
+    manifest: str = ""
+    run_id: str = ""
+    committed_by: str = ""
+    code_version: str = ""
+    model: str = ""
+    pool: str = ""
+    workers: Sequence[str] = ()
+    at: float | None = None
+    seconds: float | None = None
+    version: str = ""
+    size: int | None = None
+    published: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A row's way.
+
+    Attributes:
+        stage: Where it was asked for, as "docs/enriched" or "docs/source".
+        partition: The partition's key.
+        id: The row's id.
+        forward: Whether it goes from the row to what was made of it.
+        steps: The rows on the way, upstream first.
+        omitted: By stage, how many rows there are beside those listed.
+        missing: For stages below that have nothing of the row, why. Of a forward trace.
+    """
+
+    stage: str
+    partition: str | None
+    id: Any
+    forward: bool
+    steps: Sequence[Step]
+    omitted: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as JSON holds them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max((len(step.stage) for step in self.steps), default=0)
+        width = max([width, *map(len, self.missing)])
+        lines = [self._title(), ""]
+        for step in self.steps:
+            label = step.stage
+            for text in _lines(step):
+                lines.append(f"{label:<{width}}  {text}")
+                label = ""
+            if step is self._last_of(step.stage) and step.stage in self.omitted:
+                lines.append(f"{'':<{width}}  and {self.omitted[step.stage]:,} more rows")
+        lines += [f"{stage:<{width}}  {reason}" for stage, reason in self.missing.items()]
+        return "\n".join(lines)
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def to_markdown(self) -> str:
+        """The steps as a Markdown table."""
+        head = ["Stage", "Row", "Where", "Run", "Code version", "Model", "Workers", "Time", "Notes"]
+        rows = []
+        for step in self.steps:
+            notes = list(step.notes)
+            if step is self._last_of(step.stage) and step.stage in self.omitted:
+                notes.append(f"and {self.omitted[step.stage]:,} more rows")
+            rows.append(
+                [step.stage, _keys(step), _where(step), _runs(step), step.code_version[:12],
+                 step.model, ", ".join(step.workers), _time(step), "; ".join(notes)]
+            )  # fmt: skip
+        rows += [[stage, *[""] * 7, reason] for stage, reason in self.missing.items()]
+        return f"{markdown_text(self._title())}\n\n{markdown_table(head, rows)}"
+
+    def _title(self) -> str:
+        where = "" if self.partition is None else f", partition {self.partition}"
+        way = "and what was made of it" if self.forward else "back to the source"
+        return f"{self.stage}{where}, id {self.id}, {way} (rows of files are counted from 0)"
+
+    def _last_of(self, stage: str) -> Step:
+        return next(step for step in reversed(self.steps) if step.stage == stage)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of texts, which stay inside their cells."""
+    body = ([markdown_text(cell) for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
+
+
+def markdown_text(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
+
+
+def utc(seconds: float) -> str:
+    """A Unix time as people read it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _lines(step: Step) -> Iterator[str]:
+    told = [_keys(step)]
+    if step.kind != "source":
+        told.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
+    yield "; ".join(text for text in told if text)
+    if where := _where(step):
+        yield where
+    if step.size is not None:
+        yield f"{step.size:,} bytes, version {step.version}"
+    if len(step.published) > 1 or step.url not in step.published:
+        yield from _published(step.published)
+    if made := [_runs(step), _time(step)]:
+        yield from ([", ".join(text for text in made if text)] if any(made) else [])
+    if step.workers:
+        yield f"by {', '.join(step.workers)}"
+    if step.code_version:
+        yield f"code {step.code_version}" + (f", manifest {step.manifest}" if step.manifest else "")
+    if step.model:
+        yield f"model {step.model}, pool {step.pool}"
+    yield from (f"({note})" for note in step.notes)
+
+
+def _published(urls: Sequence[str]) -> Iterator[str]:
+    if len(urls) > 1:
+        yield f"published in one of {len(urls):,} files:"
+    yield from urls[:_MOST_PUBLISHED]
+
+
+def _keys(step: Step) -> str:
+    return ", ".join(f"{column} {value}" for column, value in step.keys.items())
+
+
+def _where(step: Step) -> str:
+    if not step.url:
+        return ""
+    return step.url if step.row is None else f"row {step.row} of {step.url}"
+
+
+def _runs(step: Step) -> str:
+    if not step.run_id and not step.committed_by:
+        return ""
+    if step.committed_by in ("", step.run_id):
+        return f"run {step.run_id}"
+    return f"run {step.run_id or 'unknown'}, committed by run {step.committed_by}"
+
+
+def _time(step: Step) -> str:
+    took = "" if step.seconds is None else f", {step.seconds:.3g} s for the part"
+    return "" if step.at is None else f"{utc(step.at)}{took}"
