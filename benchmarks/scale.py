@@ -27,6 +27,7 @@ from benchmarks.report import machine
 from vane_dagster.commit.manifest import Manifest, PartInfo
 from vane_dagster.commit.store import Store
 from vane_dagster.execute.events import Committed, Event
+from vane_dagster.execute.judging import Judge
 from vane_dagster.orchestrate.runner import run_pipeline
 from vane_dagster.plan.plan import PartitionPlan, RunPlan
 from vane_dagster.plan.planner import plan_run
@@ -181,8 +182,9 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
             commits.append(time.perf_counter())
 
     store = vd.FragmentStore(root=str(root / "bare")).open()
+    pipeline = _pipeline(root, keys)
     run_pipeline(
-        _pipeline(root, keys),
+        pipeline,
         STAGES,
         keys,
         vd.LocalCompute(),
@@ -191,6 +193,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         listen=listen,
         log=lambda _: None,
         check=lambda: None,
+        judge=Judge(pipeline, store),
     )
     assert len(commits) == len(STAGES) * given.run
     return {"seconds": commits[-1] - commits[0]}

@@ -9,7 +9,7 @@ import dagster as dg
 
 import vane_dagster as vd
 from definitions import docs, questions
-from definitions.settings import data_folder
+from definitions.settings import store_folder
 
 __all__ = ["defs"]
 
@@ -19,7 +19,7 @@ defs = dg.Definitions(
     schedules=[questions.schedule],
     resources={
         "compute": vd.RayCompute(cluster=vd.LocalCluster()),
-        "store": vd.FragmentStore(root=str(data_folder() / "store")),
+        "store": vd.FragmentStore(root=str(store_folder())),
     },
     executor=dg.in_process_executor,  # the work is on the cluster: a process a step gains nothing
 )

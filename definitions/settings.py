@@ -47,3 +47,8 @@ def project_folder() -> Path:
 def data_folder() -> Path:
     """Where the demo keeps everything: ``$VANE_DEMO_DATA``, else ``data`` in the checkout."""
     return Path(os.environ.get("VANE_DEMO_DATA") or project_folder() / "data").absolute()
+
+
+def store_folder() -> Path:
+    """The demo's store. With ``VANE_DAGSTER_STORE`` set to it, `vd.load` reads it by default."""
+    return data_folder() / "store"

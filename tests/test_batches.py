@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from vane_dagster.declare.keys import JoinShape, Side
 from vane_dagster.declare.schema import parse_schema
 from vane_dagster.declare.udf import make_udf
 from vane_dagster.execute.batches import to_format
@@ -47,7 +48,9 @@ def call(
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])
     arguments = cloudpickle.dumps(((), kwargs))
-    op = CallUdf(arguments, columns, batch_format, batch_size, cardinality, max_concurrency)
+    op = CallUdf(
+        arguments, columns, batch_format, batch_size, cardinality, max_concurrency, ("id",)
+    )
     work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
     caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
     output, facts = caller.call(op, table, work, lambda: False)
@@ -495,8 +498,10 @@ def tables(draw: Any) -> list[pa.Table]:
 def test_joins_are_those_of_pandas(inputs, how):
     fields = {field.name: field for table in inputs for field in table.schema}
     schema = pa.schema(list(fields.values()))
-    work = Work("here", Join(how), (), schema, "id", None, True)
-    joined = join(Join(how), inputs, work)
+    nodes = tuple(f"t{i}" for i in range(len(inputs)))
+    sides = tuple(Side(node, "id", "id", ("id",)) for node in nodes[1:])
+    op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
+    joined, _ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
 
     frames = [pd.DataFrame(table.to_pydict(), dtype=object) for table in inputs]
     expected = frames[0]

@@ -442,10 +442,11 @@ def test_definitions_do_no_io_on_source_and_store(tmp_path):
 
 
 PUBLIC = [
-    "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore", "LocalCluster",
-    "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline", "PlanError", "RayCompute",
-    "SchemaError", "SourceError", "Stage", "StoreError", "UdfError", "VaneError", "__version__",
-    "parquet",
+    "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore", "IntegrityError",
+    "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline", "PlanError",
+    "RayCompute", "SchemaError", "SourceError", "Stage", "Step", "StoreError", "StoredSource",
+    "Trace", "TraceError", "UdfError", "VaneError", "__version__", "checks", "load", "parquet",
+    "stored", "trace",
 ]  # fmt: skip
 
 

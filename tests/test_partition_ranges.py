@@ -14,6 +14,7 @@ from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from vane_dagster.execute.events import Committed
+from vane_dagster.execute.judging import Judge
 from vane_dagster.orchestrate.runner import run_pipeline
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
@@ -132,7 +133,16 @@ def test_slow_reporting_stalls_nothing(tmp_path, local):
 
     store = vd.FragmentStore(root=str(tmp_path / "store")).open()
     run_pipeline(
-        many, ["doubles"], keys, local, store, "run", listen, log=print, check=lambda: None
+        many,
+        ["doubles"],
+        keys,
+        local,
+        store,
+        "run",
+        listen,
+        log=print,
+        check=lambda: None,
+        judge=Judge(many, store),
     )
     assert sorted(committed) == keys
 

@@ -29,6 +29,7 @@ from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget, write_part
+from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.plan.fragment import FragmentRule, _ranges, read_footers
 from vane_dagster.plan.listing import list_files
@@ -130,7 +131,7 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commits a plan without computing it: an empty part for each that is missing."""
     assert not planned.failed, planned.failed
     told: list[Any] = []
-    state = RunState(planned, store, "run", told.append, {})
+    state = RunState(planned, store, "run", told.append, {}, Judge(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():

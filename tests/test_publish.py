@@ -68,7 +68,8 @@ def read(root: Path, format: str) -> list[int]:
     """The ids, as a reader of the format sees them."""
     if format == "delta":
         return sorted(DeltaTable(root / "out").to_pandas()["id"].tolist())
-    return sorted(ds.dataset(root / "out").to_table()["id"].to_pylist())
+    found = ds.dataset(root / "out", exclude_invalid_files=True).to_table()
+    return sorted(found["id"].to_pylist())
 
 
 def files(folder: Path) -> set[str]:
@@ -171,13 +172,13 @@ def test_statistics_let_readers_pass_over_files(tmp_path, local, materialize):
     materialize(docs(tmp_path, format="delta"), local)
     actions = pa.table(DeltaTable(tmp_path / "out").get_add_actions(flatten=True)).to_pylist()
     told = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
-    assert told == [(0, 9, 10), (10, 19, 10), (20, 24, 5)]
+    assert told == [(0, 7, 8), (8, 15, 8), (16, 24, 9)]
     for action in actions:
         assert action["size_bytes"] == (tmp_path / "out" / action["path"]).stat().st_size
     assert DeltaTable(tmp_path / "out").count() == 25
 
 
-STRANGE = ["a/b", 'it\'s "q" 100%', "..", " x ", "ü|=,", "a*[?]{}#", "tab\tnew\nline", "A", "a"]
+STRANGE = ["a/b", 'it\'s "q" 100%', "..", " x ", "ü|=,", "a*[?]{}#", "~\\%2F", "A", "a"]
 
 
 def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, materialize):
@@ -339,14 +340,13 @@ def test_row_groups_are_bounded(tmp_path, local, materialize, monkeypatch):
 
 
 def test_bundles_are_about_the_size_and_named_by_their_parts():
-    parts = [PartInfo(f"{n:040x}", "0" * 16, 10, size) for n, size in enumerate([4, 4, 4, 25, 1])]
+    sizes = [4, 4, 4, 25, 1]
+    parts = [PartInfo(f"{n:040x}", "0" * 16, 10, size) for n, size in enumerate(sizes)]
     found = bundles(parts, 10)
-    assert [[part.bytes for part in bundle.parts] for bundle in found] == [
-        [4, 4],
-        [4],
-        [25, 1],
-    ] or [[part.bytes for part in bundle.parts] for bundle in found] == [[4, 4, 4], [25], [1]]
-    assert sum(bundle.count for bundle in found) >= 4
+    cut = [[part.bytes for part in bundle.parts] for bundle in found]
+    assert cut == [[4, 4, 4], [25], [1]]
+    assert [bundle.count for bundle in found] == [1, 2, 1]
+    assert found[1].bounds() == [5, 10]
     stems = [stem for bundle in found for stem in bundle.stems]
     assert len(set(stems)) == len(stems)
     assert bundles(parts, 10) == found
@@ -620,7 +620,7 @@ def test_a_column_of_a_join_that_meets_the_partitions(tmp_path, local, materiali
         ({"format": "csv"}, "format is 'csv'; expected one of 'parquet', 'delta'"),
         ({"target_file_bytes": 0}, "target_file_bytes is 0; expected a whole number from 1 up"),
         (
-            {"format": "delta", "url": "/t/{partition_key}"},
+            {"format": "delta", "url": "/{partition_key}"},
             "but a Delta table holds all partitions",
         ),
         ({"format": "delta", "url": "gs://b/t"}, "expected a local path or s3://"),

@@ -169,9 +169,7 @@ def test_every_row_leads_to_its_own(traced):
             steps = by_stage(trace(traced, f"docs/{stage}", row[key]))
             assert row_at(steps[stage]) == row
             assert row_at(steps["source"])["text"] == row_at(steps["clean"])["text"]
-            assert row_at(steps["source"])["id"] == row.get(
-                "doc", row["id"] if "id" in row else None
-            )
+            assert row_at(steps["source"])["id"] == row.get("doc", row.get("id"))
 
 
 def test_a_child_leads_to_its_parent(traced):
@@ -316,7 +314,7 @@ def test_a_collected_manifest_and_a_lost_part_are_told(tmp_path, local, material
     assert "upper" not in collected
 
     Path(before["joined"].url).unlink()
-    with pytest.raises(vd.StoreError, match="'docs/joined': a part of its manifest .* is gone"):
+    with pytest.raises(vd.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"):
         trace(tmp_path, "docs/joined", 42, None)
 
 
@@ -369,7 +367,7 @@ def test_merged_files_of_a_publication(tmp_path, local, materialize):
         "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
     )
     clean = pipeline.project("clean", ["id", "text"])
-    clean.write("published", str(tmp_path / "out"), target_file_size="1MB")
+    clean.write("published", str(tmp_path / "out"), target_file_bytes=1 << 20)
     materialize(pipeline, local)
     assert len(list((tmp_path / "out").glob("*.parquet"))) < 6
 
@@ -425,7 +423,7 @@ def test_a_user_who_drops_rows_is_named(tmp_path, local, materialize):
     pipeline.join("both", pipeline.project("all", ["id"]), even)
     materialize(pipeline, local)
 
-    with pytest.raises(vd.TraceError, match="row 18 of .*, and was filtered by 'docs/even'"):
+    with pytest.raises(vd.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"):
         trace(tmp_path, "docs/both", 41, None)
     found = trace(tmp_path, "docs", 41, None, forward=True)
     assert found.missing == {

@@ -121,7 +121,7 @@ def as_source(culprit: str, source: Any) -> Source:
     """
     if isinstance(source, (ParquetSource, StoredSource)):
         return source
-    if isinstance(source, str) or not (hasattr(source, "key") or hasattr(source, "path")):
+    if isinstance(source, str) or not (hasattr(source, "path") or hasattr(type(source), "key")):
         raise DefinitionError(
             f"{culprit}: source is a {type(source).__name__}; expected vd.parquet(url), a stage of "
             "another pipeline, an asset, or vd.stored(asset key)"

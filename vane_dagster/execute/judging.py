@@ -18,16 +18,21 @@ Earlier = Callable[[str], Iterable[str]]
 """The partitions before one, the nearest first."""
 
 
+def _nothing(partition: str) -> Iterable[str]:
+    return ()
+
+
 class Judge:
     """Evaluates the checks of a pipeline's stages.
 
     Args:
         pipeline: The pipeline.
         store: Where the rows are.
-        earlier: Partitions before one, for checks that compare with the one before.
+        earlier: Partitions before one, for checks that compare with the one before. Default: none
+            are known.
     """
 
-    def __init__(self, pipeline: Pipeline, store: Store, earlier: Earlier) -> None:
+    def __init__(self, pipeline: Pipeline, store: Store, earlier: Earlier = _nothing) -> None:
         self._pipeline, self._store, self._earlier = pipeline, store, earlier
 
     def results(self, manifest: Manifest) -> tuple[CheckResult, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.execute.backend import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
+from vane_dagster.execute.counting import Counts
 from vane_dagster.execute.crew import Crew
-from vane_dagster.execute.events import Printed, Progress
+from vane_dagster.execute.events import Printed
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
@@ -73,9 +73,7 @@ class Stream:
         self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
         self._crew = Crew(lease, pools, state.emit, self._give_up)
-        self._total = {s: state.plan_rows(s) for s in stages}
-        self._behind = dict.fromkeys(stages, 0)
-        self._began = self._told = time.perf_counter()
+        self._counts = Counts(state, stages)
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
         self._left = state.fragments_left(stages)
 
@@ -95,7 +93,7 @@ class Stream:
             for done in self._lease.wait(_TICK_SECONDS):
                 self._settle(done)
             self._tell()
-        self._tell(last=True)
+        self._counts.tell(last=True)
 
     # Fragments
 
@@ -192,9 +190,7 @@ class Stream:
             lane.pop()
             make = {"load": self._requests.load, "gather": self._requests.gather}
             work, tables = make.get(item.kind, self._requests.whole)(run, node, worker.name)
-        stats = self._state.stats[run.partition, item.stage]
-        now = time.perf_counter()
-        stats.first = stats.first or now
+        self._counts.begin(run, item.stage)
         lane.begin(worker, rows)
         ticket = self._lease.run(worker, work, tables)
         self._flights[ticket] = _Flight(worker, item, start, rows)
@@ -239,7 +235,8 @@ class Stream:
             return
         run, node = item.run, item.run.nodes[item.stage]
         run.held += report.bytes_out
-        self._count(run, item, report)
+        if self._counts.add(run, item.stage, item.kind, report):
+            self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
         if item.kind == "load":
             self._give(run, item.stage, table, report.rows_out)
         elif item.kind == "slice":
@@ -252,23 +249,6 @@ class Stream:
         else:
             self._written(run, node, report, table)
 
-    def _count(self, run: FragmentRun, item: _Item, report: Report) -> None:
-        stats = self._state.stats[run.partition, item.stage]
-        stats.last = time.perf_counter()
-        stats.work_seconds += report.seconds
-        stats.call_seconds += report.call_seconds
-        stats.batches += report.batches
-        given = run.nodes[item.stage].given_rows
-        empty = item.kind == "gather" and not given
-        if item.kind in ("whole", "slice") or empty:
-            stats.rows_in += report.tally.rows_in
-            self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
-        if item.kind == "whole" or empty:
-            self._behind[item.stage] += run.fragment.stop - run.fragment.start
-        elif item.kind == "slice":
-            share = report.tally.rows_in / given
-            self._behind[item.stage] += int(share * (run.fragment.stop - run.fragment.start))
-
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name
         assert report.part is not None
@@ -279,9 +259,7 @@ class Stream:
         node.done, node.pieces = True, {}
         node.table = table if node.readers else None
         node.table_rows = report.rows_out
-        stats = self._state.stats[run.partition, stage]
-        stats.computed += 1
-        stats.rows_out += report.rows_out
+        self._counts.add_part(run, stage, report.rows_out)
         self._state.add_part(run.partition, stage, run.index, part)
         for below in run.nodes.values():
             below.waits_for.discard(stage)
@@ -347,10 +325,6 @@ class Stream:
             self._suspects[worker] = set(sorted([ticket, *waiting])[:at_once])
         return ticket in self._suspects[worker]
 
-    def _tell(self, last: bool = False) -> None:
-        now = time.perf_counter()
-        if last or now - self._told >= _TICK_SECONDS:
-            self._told = now
-            behind = {s: min(self._behind[s], self._total[s]) for s in self._stages}
-            self._state.emit(Progress(behind, dict(self._total), now - self._began))
+    def _tell(self) -> None:
+        self._counts.tell()
         self._crew.tell_who_waits()

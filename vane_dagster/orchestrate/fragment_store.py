@@ -4,7 +4,7 @@ Dagster reads the annotations of resources as they are, so they must not be post
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -133,7 +133,8 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
     elif isinstance(obj, dict):
         values = obj
     else:
-        values = {key: obj for key in context.asset_partition_keys}
+        keys: Sequence[str | None] = context.asset_partition_keys
+        values = dict.fromkeys(keys, obj)
         if len(values) != 1:
             raise StoreError(
                 f"{label} returned a {type(obj).__name__} for {len(values)} partitions, "
