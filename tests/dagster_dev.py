@@ -374,16 +374,79 @@ class DagsterDev:
             }
         return found
 
+    # Checks
+
+    def checks(self, stage: str) -> dict[str, dict[str, str]]:
+        """The status of each check of an asset, by partition, as its page counts them."""
+        (node,) = self.ask(
+            """query($keys: [AssetKeyInput!]!) {
+                 assetNodes(assetKeys: $keys) { partitionKeys
+                   assetChecksOrError { ... on AssetChecks { checks { name partitionStatuses {
+                     ... on AssetCheckTimePartitionStatuses { ranges { startKey endKey status } }
+                     ... on AssetCheckDefaultPartitionStatuses {
+                       succeededPartitions failedPartitions inProgressPartitions
+                       skippedPartitions executionFailedPartitions } } } } } } }""",
+            keys=asset_keys([stage]),
+        )["assetNodes"]
+        kinds = ("succeeded", "failed", "inProgress", "skipped", "executionFailed")
+        return {
+            check["name"]: _statuses({**node, **check}, "partitionStatuses", kinds)
+            for check in node["assetChecksOrError"]["checks"]
+        }
+
+    def evaluations(self, stage: str, check: str, partition: str) -> list[dict[str, Any]]:
+        """The executions of a check in a partition, the latest first, as its page lists them."""
+        found = self.ask(
+            """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
+                 assetCheckExecutions(
+                   assetKey: $key, checkName: $check, partition: $partition, limit: 100
+                 ) { runId status evaluation { success severity description partition
+                       targetMaterialization { runId }
+                       metadataEntries { label
+                         ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue }
+                         ... on FloatMetadataEntry { floatValue } } } } }""",
+            key=asset_keys([stage])[0],
+            check=check,
+            partition=partition,
+        )
+        return list(found["assetCheckExecutions"])
+
+    def execute_checks(self, stage: str, names: Sequence[str]) -> str:
+        """Launches checks alone, as the button of an asset's checks does: with no partition."""
+        (key,) = asset_keys([stage])
+        launched = self.do(
+            """mutation($params: ExecutionParams!) {
+                 launchPipelineExecution(executionParams: $params) { __typename
+                   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }""",
+            "LaunchRunSuccess",
+            params={
+                "selector": {
+                    **REPOSITORY,
+                    "pipelineName": "__ASSET_JOB",
+                    "assetSelection": [],
+                    "assetCheckSelection": [{"assetKey": key, "name": name} for name in names],
+                },
+                "mode": "default",
+                "runConfigData": {},
+                "executionMetadata": {},
+            },
+        )
+        return str(launched["run"]["runId"])
+
 
 def asset_keys(stages: Sequence[str]) -> list[Mapping[str, list[str]]]:
     """Stages, as ``days/doubles``, as GraphQL's asset keys."""
     return [{"path": stage.split("/")} for stage in stages]
 
 
-def _statuses(node: Mapping[str, Any]) -> dict[str, str]:
+def _statuses(
+    node: Mapping[str, Any],
+    field: str = "assetPartitionStatuses",
+    kinds: Sequence[str] = ("materialized", "failed", "materializing"),
+) -> dict[str, str]:
     """The status of each partition that has one, of ranges as of lists."""
-    found, statuses = {}, node["assetPartitionStatuses"]
-    for kind in ("materialized", "failed", "materializing"):
+    found, statuses = {}, node[field]
+    for kind in kinds:
         found |= dict.fromkeys(statuses.get(f"{kind}Partitions") or [], kind.upper())
     keys = node["partitionKeys"]
     for span in statuses.get("ranges") or []:

@@ -446,7 +446,7 @@ PUBLIC = [
     "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline", "PlanError",
     "RayCompute", "SchemaError", "SourceError", "Stage", "Step", "StoreError", "StoredSource",
     "Trace", "TraceError", "UdfError", "VaneError", "__version__", "checks", "load", "parquet",
-    "stored", "trace",
+    "quarantine", "stored", "trace",
 ]  # fmt: skip
 
 

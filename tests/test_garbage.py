@@ -9,10 +9,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import dagster as dg
 import fsspec
+import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 from conftest import metadata, read_stage, write_source
+from deltalake import DeltaTable
 
 import vane_dagster as vd
 from vane_dagster.cli import main
@@ -217,6 +220,124 @@ def test_store_in_memory(made):
     now = time.time() + 8 * DAY
     found = counts({f.stage: f for f in collect(opened, Terms(now, KEEP, GRACE))})
     assert found["docs/clean"] == (1, 0, 1, 0)
+
+
+# What is staged in the targets of write stages
+
+
+def publishing(root: Path, text: str = "text", **written) -> vd.Pipeline:
+    """As `docs`, in partitions, and published."""
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{root}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    place = f"{root}/out" if written.get("format") == "delta" else f"{root}/out/{{partition_key}}/x"
+    pipeline.project("clean", {"text": text}).write("out", place, **written)
+    return pipeline
+
+
+def staged(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("out/**/_vane_staging/**/*") if path.is_file())
+
+
+@pytest.fixture(params=["parquet", "merged", "delta"])
+def killed(request, tmp_path, local, materialize, monkeypatch):
+    """A store whose partition "a" was published, and a run that ended with its parts staged."""
+    given = {"format": "delta"} if request.param == "delta" else {}
+    given |= {"target_file_bytes": 5000} if request.param == "merged" else {}
+    for key in "ab":
+        write_source(tmp_path / "src" / key, {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
+    materialize(publishing(tmp_path, **given), local, partition="a")
+
+    def gone(*args: object) -> None:
+        raise OSError("the machine went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "announce", gone)
+        for key in "ab":
+            pipeline = publishing(tmp_path, "upper(text)", **given)
+            assert not materialize(pipeline, local, partition=key, raises=False).success
+    assert len(staged(tmp_path)) == 2
+    return tmp_path, given
+
+
+def test_staged_parts_of_killed_runs_go_in_two_steps(killed):
+    root, _ = killed
+    published = {path for path in (root / "out").rglob("*") if path.is_file()} - {*staged(root)}
+    assert counts(gc(root))["docs/out"] == (0, 0, 0, 0)
+
+    assert counts(gc(root, 8))["docs/out"] == (2, 0, 0, 0)
+    assert len(staged(root)) == 2
+    condemned = json.loads((root / "store/docs/out/condemned.json").read_bytes())
+    assert condemned.keys() == {f"_vane_staging/{path.name}" for path in staged(root)}
+    assert counts(gc(root, 8.5))["docs/out"] == (2, 0, 0, 0), "the grace period is not over"
+
+    assert counts(gc(root, 9.1, dry_run=True))["docs/out"] == (0, 2, 0, 0)
+    assert len(staged(root)) == 2
+    assert counts(gc(root, 9.1))["docs/out"] == (0, 2, 0, 0)
+    assert not staged(root)
+    assert {path for path in (root / "out").rglob("*") if path.is_file()} == published
+    assert counts(gc(root, 100))["docs/out"] == (0, 0, 0, 0)
+    assert not (root / "store/docs/out/condemned.json").exists()
+
+
+def test_staged_parts_are_built_on_until_they_are_condemned(killed, local, materialize):
+    root, given = killed
+    result = materialize(publishing(root, "upper(text)", **given), local, partition="a")
+    assert metadata(result, "out")["fragments_reused"] == 1
+
+    gc(root, 8)
+    result = materialize(publishing(root, "upper(text)", **given), local, partition="b")
+    assert metadata(result, "out")["fragments_computed"] == 1, "it may be deleted at any moment"
+    gc(root, 10)
+    if given.get("format") == "delta":
+        read = DeltaTable(root / "out").to_pyarrow_table()
+    else:
+        read = ds.dataset(root / "out").to_table()
+    assert sorted(read["text"].to_pylist()) == ["A", "A", "BB", "BB", "CCC", "CCC"]
+    assert counts(gc(root, 100))["docs/out"][:2] == (0, 0)
+
+
+def test_what_a_killed_writer_left_in_a_target_is_removed(killed):
+    root, _ = killed
+    folder = staged(root)[0].parent
+    (folder / ".writing-00ff").write_bytes(b"half a part")
+    (folder / "notes.txt").write_text("of somebody else")
+    (root / "out/_vane_staging_of_others").mkdir()
+    assert counts(gc(root, 8))["docs/out"] == (2, 0, 0, 1)
+    assert not (folder / ".writing-00ff").exists()
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_target_that_cannot_be_read_is_told_and_passed_over(killed):
+    root, _ = killed
+    gc(root, 8)
+    before = (root / "store/docs/out/condemned.json").read_bytes()
+    kept = root / "store/docs/out/target.json"
+    kept.write_text('{"url": "nosuch://lake/x"}')
+    found = gc(root, 10)["docs/out"]
+    assert "has no file system" in found.unreadable["nosuch://lake/x"]
+    assert (root / "store/docs/out/condemned.json").read_bytes() == before
+    result = CliRunner().invoke(main, ["store", "gc", str(root / "store")])
+    assert result.exit_code == 0
+    assert "docs/out: passed over the target 'nosuch://lake/x'" in result.output
+
+    kept.write_text("{}")
+    with pytest.raises(vd.StoreError, match=r"target.json' is not readable: 'url'. Delete it"):
+        gc(root, 10)
+
+
+def test_the_target_is_kept_before_anything_is_staged(tmp_path, local, materialize, monkeypatch):
+    def gone(*args: object) -> None:
+        raise OSError("the machine went away")
+
+    write_source(tmp_path / "src/a", {"id": [1], "text": ["A"]})
+    monkeypatch.setattr(Store, "keep_target", gone)
+    with pytest.raises(Exception, match="the machine went away"):
+        materialize(publishing(tmp_path), local, partition="a")
+    assert not staged(tmp_path)
 
 
 # The command

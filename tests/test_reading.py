@@ -439,6 +439,12 @@ def test_keys_with_any_characters(local_store):
     assert [path.name for path in Path(local_store.root.path).iterdir()] == ["~assets"]
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_a_key_that_looks_like_a_column_is_none(local_store, form):
+    keep(local_store, "docs", "id=7", table(0, 3))
+    assert ids(vd.load("docs", "id=7", as_=form, store=local_store)) == [0, 1, 2]
+
+
 def test_pandas_with_an_index(local_store):
     frame = pd.DataFrame({"id": [1, 2, 3], "x": ["a", "b", "c"]})
     keep(local_store, "docs", None, frame[frame["id"] > 1])

@@ -38,8 +38,10 @@ from vane_dagster.commit.manifest import (
     PartInfo,
     parse_part_name,
 )
+from vane_dagster.commit.publish import Publisher, publisher_of
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.commit.writer import PartTarget, read_part, write_part
+from vane_dagster.declare.stage import AssetOptions, WriteSpec
 from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.planner import plan_run
 
@@ -454,6 +456,7 @@ def commits(store: Store, all_: Sequence[tuple[Manifest, dict[str, Any]]]) -> di
         common = {
             "folder": store.parts(made.pipeline, made.stage, made.partition),
             "publish": None, "unique": None, "upstream": {}, "waits_for": (),
+            "done_above": (), "judge": lambda made: (),
             "done": lambda m, outcome: outcomes.__setitem__(m.stage, outcome),
         }  # fmt: skip
         committer.put(Commit(manifest=made, **{**common, **given_}))
@@ -517,7 +520,14 @@ def test_a_commit_names_the_manifests_above_it(store):
 def publish(store: Store, target: Location, rows: dict[str, list[int]], plan: str) -> Any:
     staging = target.child("_vane_staging")
     parts = [part(staging, ids, key=key * 40) for key, ids in rows.items()]
-    return commit(store, manifest(parts, plan=plan), publish=(target, staging), folder=staging)
+    return commit(store, manifest(parts, plan=plan), publish=publisher(target), folder=staging)
+
+
+def publisher(target: Location) -> Publisher:
+    spec = WriteSpec("s", (), AssetOptions(), target.url, target.storage_options, "zstd")
+    found = publisher_of(spec, None)
+    assert found is not None
+    return found
 
 
 def published(target: Location) -> list[int]:
@@ -585,8 +595,7 @@ def test_what_was_published_is_published_again_without_staging(store):
             "docs", "s", "p", store.latest("docs", "s", ["p"])["p"]).parts],
         plan="2",
     )  # fmt: skip
-    staging = target.child("_vane_staging")
-    assert isinstance(commit(store, again, publish=(target, staging)), ManifestName)
+    assert isinstance(commit(store, again, publish=publisher(target)), ManifestName)
     assert published(target) == [1]
 
 
@@ -595,7 +604,7 @@ def test_a_part_that_another_run_took_away_is_told(store):
     staging = target.child("_vane_staging")
     info = part(staging, [1])
     staging.delete([info.name])
-    error = commit(store, manifest([info]), publish=(target, staging))
+    error = commit(store, manifest([info]), publish=publisher(target))
     assert isinstance(error, vd.StoreError)
     assert "Run it again" in str(error)
     assert store.latest("docs", "s", ["p"]) == {}

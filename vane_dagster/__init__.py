@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
     from vane_dagster.orchestrate.loading import load as load
+    from vane_dagster.orchestrate.loading import quarantine as quarantine
     from vane_dagster.orchestrate.resources import FragmentStore as FragmentStore
     from vane_dagster.orchestrate.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestrate.resources import LocalCompute as LocalCompute
@@ -47,6 +48,7 @@ _HOME = {
     "parquet": "declare.source",
     "stored": "declare.source",
     "load": "orchestrate.loading",
+    "quarantine": "orchestrate.loading",
     "CodeIdentityError": "errors",
     "ComputeError": "errors",
     "DefinitionError": "errors",

@@ -102,10 +102,11 @@ def _ids_complete(check: IdsComplete, subject: Subject) -> Finding:
 
 def _error_rate(check: ErrorRate, subject: Subject) -> Finding:
     counts = _counts(subject.manifest)
-    rate = _share(counts["quarantined"], counts["rows_in"])
+    failed = counts["quarantined"] + counts["nulled"]
+    rate = _share(failed, counts["rows_in"])
     return Finding(
         rate <= check.max_rate,
-        f"{counts['quarantined']} of {counts['rows_in']} rows were quarantined, {_percent(rate)}; "
+        f"{failed} of {counts['rows_in']} rows could not be computed, {_percent(rate)}; "
         f"at most {_percent(check.max_rate)} is in order",
         {**counts, "error_rate": rate, "max_rate": check.max_rate},
     )
@@ -239,7 +240,7 @@ def _measured(subject: Subject, columns: Sequence[str]) -> Measures:
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:
-    counted = ("rows", "rows_in", "filtered", "quarantined")
+    counted = ("rows", "rows_in", "filtered", "quarantined", "nulled")
     return {name: sum(getattr(part, name) for part in manifest.parts) for name in counted}
 
 

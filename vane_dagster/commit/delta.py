@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -196,7 +196,7 @@ class DeltaPublisher(Publisher):
         """The files that the table has for the partition; None if there is no table."""
         if table is None:
             return None
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
         paths = actions.column("path").to_pylist()
         if self._column:
             name = f"partition.{self._column}"
@@ -266,7 +266,7 @@ class DeltaPublisher(Publisher):
         return None if self.target.is_local else table_options(self.target)
 
     @contextmanager
-    def _told(self, verb: str) -> Any:
+    def _told(self, verb: str) -> Iterator[None]:
         try:
             yield
         except VaneError:

@@ -47,6 +47,8 @@ class PartInfo:
         rows_in: Rows that it was made from.
         filtered: Of which nothing came out, as the stage declares.
         quarantined: Of which nothing came out, because of errors.
+        nulled: Rows that came out as nulls, because of errors.
+        faults: Name of the file beside it that tells of these errors; empty without any.
         made: Which run made it, on which workers, when, and how long it took.
         measures: What was counted of its columns, for checks: by column and measure.
         sample: Some rows as texts, of a part just written.
@@ -61,6 +63,8 @@ class PartInfo:
     rows_in: int = 0
     filtered: int = 0
     quarantined: int = 0
+    nulled: int = 0
+    faults: str = ""
     made: Made | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)

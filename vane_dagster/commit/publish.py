@@ -177,6 +177,17 @@ class Publisher(abc.ABC):
             return {}
         return {part.key: {part.name: self.target} for part in manifest.parts}
 
+    def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
+        """Where rows are before they are published: folder and name of each part.
+
+        Returns:
+            None where they are in other files than parts, which the manifest in force names.
+        """
+        if any(folder != self.staging for folder, _ in parts):
+            return None
+        below = self.staging.url[len(self.target.url) :].lstrip("/")
+        return Published(self.target.url, [f"{below}/{name}" for _, name in parts])
+
     def clear(self, parts: Sequence[PartInfo]) -> None:
         """Removes what is staged of a publication that has ended."""
         staged = self.staging.names()
@@ -253,6 +264,12 @@ class FolderPublisher(Publisher):
         if self._spec.target_bytes is None:
             return store.existing_parts(self.target)
         return super().parts(manifest, keys, store)
+
+    def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
+        if self._spec.target_bytes is not None:
+            return super().unpublished(parts)
+        files = [f"{STAGING}/{n}" if place == self.staging else n for place, n in parts]
+        return Published(self.target.url, files)
 
     def clear(self, parts: Sequence[PartInfo]) -> None:
         if self._spec.target_bytes is not None:  # else they were moved

@@ -67,7 +67,7 @@ class ErrorRate(Check):
 
     @property
     def description(self) -> str:
-        return f"At most {self.max_rate:g} of the rows were quarantined"
+        return f"At most {self.max_rate:g} of the rows could not be computed"
 
 
 @dataclass(frozen=True)

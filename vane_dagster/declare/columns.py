@@ -10,7 +10,13 @@ import pyarrow as pa
 from vane_dagster.declare import sql
 from vane_dagster.declare.checks import Check, defaults_for, merge
 from vane_dagster.declare.keys import JoinShape, join_shape
-from vane_dagster.declare.stage import JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
+from vane_dagster.declare.stage import (
+    ERROR_COLUMN,
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+)
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline
@@ -56,7 +62,8 @@ def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Che
     elif isinstance(spec, ProjectSpec) and not made_columns(pipeline, spec, pa.schema([])):
         known = pa.schema([])
     left = isinstance(spec, JoinSpec) and spec.how == "left"
-    checks = merge(defaults_for(known, spec.kind, left), spec.asset.checks, culprit)
+    rate = spec.failures.max_error_rate if isinstance(spec, MapBatchesSpec) else 0.0
+    checks = merge(defaults_for(known, spec.kind, left, rate), spec.asset.checks, culprit)
     if known is not None and isinstance(spec, MapBatchesSpec):
         carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
         for check in checks:
@@ -101,6 +108,8 @@ def _map_lineage(
     found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
     if spec.children is not None:
         found[own[0]] = [(first, above[0])]
+    if spec.failures.on_error == "null":
+        found[ERROR_COLUMN] = [(first, column) for column in read]
     return {name: found[name] for name in schemas[spec.name].names}
 
 

@@ -12,15 +12,19 @@ from vane_dagster.declare.arguments import (
     parse_concurrency,
     positive,
 )
+from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
+from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.schema import SchemaLike, parse_schema
 from vane_dagster.declare.source import ParquetSource, check_url
 from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
 from vane_dagster.declare.stage import (
+    ERROR_COLUMN,
     SOURCE,
     AssetOptions,
     BatchFormat,
     Cardinality,
     MapBatchesSpec,
+    OnError,
     ProjectSpec,
     Resources,
     WriteFormat,
@@ -113,6 +117,10 @@ class Rows:
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 3,
+        retry_on: Sequence[type[BaseException] | str] = (),
         **asset: Any,
     ) -> Stage:
         """Adds a stage that runs a function, or a class constructed once in a worker, over batches.
@@ -152,6 +160,15 @@ class Rows:
                 Default: the input's id.
             column_lineage: For output columns, the input columns that they depend on, for Dagster
                 to show. Default: all that `fn` reads.
+            on_error: What becomes of a batch that fails: "raise" fails the partition; "quarantine"
+                halves it until the rows at fault stand alone, keeps those with their errors beside
+                the output, and goes on; "null" keeps them in the output as nulls, with the error
+                in a column "error".
+            max_error_rate: The share of a partition's rows that may fail; with more, the partition
+                fails.
+            max_retries: How often a call is tried again, after longer and longer waits, when it
+                fails by an error that may pass: of a connection, a time-out, HTTP 429 and 5xx.
+            retry_on: Further exception classes, or their names, that may pass.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
@@ -193,11 +210,18 @@ class Rows:
             resources=needs,
             env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
             children=self._children(culprit, cardinality, id, parent_id),
+            failures=parse_failures(culprit, on_error, max_error_rate, max_retries, retry_on),
             reads={
                 name: list_of_names(culprit, f"column_lineage[{name!r}]", listed) or ()
                 for name, listed in mapping(culprit, "column_lineage", column_lineage).items()
             },
         )
+        takes = spec.children is None and ERROR_COLUMN not in spec.schema.names
+        if spec.failures.on_error == "null" and not takes:
+            raise DefinitionError(
+                f"{culprit}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; rename "
+                "yours in the schema, and where many rows come of one use 'quarantine'"
+            )
         if unknown := [name for name in spec.reads if name not in spec.schema.names]:
             raise DefinitionError(
                 f"{culprit}: column_lineage names {names(unknown)}, which the schema does not "

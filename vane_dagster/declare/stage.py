@@ -17,6 +17,10 @@ Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 WriteFormat = Literal["parquet", "delta"]
 Children = Literal["rows", "list"]
+OnError = Literal["raise", "quarantine", "null"]
+
+ERROR_COLUMN = "error"
+"""Where `on_error="null"` puts what went wrong with a row."""
 
 SOURCE = "source"
 """Name of the node that stands for a pipeline's source."""
@@ -98,12 +102,32 @@ class ProjectSpec:
 
 
 @dataclass(frozen=True)
+class Failures:
+    """What becomes of calls and rows that fail.
+
+    Attributes:
+        on_error: What becomes of a row at fault.
+        max_error_rate: The share of a partition's rows that may be.
+        max_retries: How often a call is tried again after an error that may pass.
+        retry_on: Names of further classes of errors that may pass.
+        timeout_s: Seconds that a call may take; None for as long as it will.
+    """
+
+    on_error: OnError = "raise"
+    max_error_rate: float = 0.01
+    max_retries: int = 3
+    retry_on: tuple[str, ...] = ()
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
 class MapBatchesSpec:
     """A user's function or class over batches.
 
     Attributes:
         children: Where many rows come of one: the column of their new id, and the one with the id
             of the row that they come from.
+        failures: What becomes of calls and rows that fail.
         reads: For output columns the input columns that they depend on, as the user declares.
     """
 
@@ -121,6 +145,7 @@ class MapBatchesSpec:
     resources: Resources
     env_vars: tuple[str, ...]
     children: tuple[str, str] | None = None
+    failures: Failures = field(default_factory=lambda: Failures())
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     kind = "map_batches"

@@ -6,14 +6,20 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster.declare.stage import ERROR_COLUMN
+from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
 from vane_dagster.execute.batches import from_result, slices, to_format, with_ids
+from vane_dagster.execute.faults import fault_table, null_row, told
 from vane_dagster.execute.work import CallUdf, ModelSpec, Tally, Work
+
+_FAULTS_TOLD = 3
+_REVOKED_SECONDS = 0.5
 
 
 class Caller:
@@ -21,7 +27,9 @@ class Caller:
 
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
         self._target = target
+        self._label = model.label
         self._style = model.style
+        self.fits: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
         if model.style in ("async", "async_generator"):
@@ -48,20 +56,38 @@ class Caller:
         import cloudpickle
 
         args, kwargs = cloudpickle.loads(op.arguments)
-        batches = list(slices(table, op.batch_size))
+        batches = list(slices(table, self._size(op.batch_size)))
         run = _Batches(self, op, work, args, kwargs, revoked)
         started = time.perf_counter()
-        outputs = self._run_async(run, batches) if self._loop else run.one_by_one(batches)
-        facts = {
-            "batches": len(outputs),
-            "call_seconds": run.seconds or time.perf_counter() - started,
-            "cancelled": len(outputs) < len(batches),
-        }
-        rows = pa.concat_tables(outputs) if outputs else work.schema.empty_table()
+        outcomes = self._run_async(run, batches) if self._loop else run.one_by_one(batches)
+        seconds = run.seconds or time.perf_counter() - started
+        self.fits = min((o.fits for o in outcomes if o.fits), default=self.fits)
+        tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
+        rows = pa.concat_tables(tables) if tables else work.schema.empty_table()
+        faults = [fault for outcome in outcomes for _, fault in outcome.faults]
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
-        return rows, {"tally": Tally(table.num_rows, table.num_rows - passed), **facts}
+        aside = len(faults) if op.policy.on_error == "quarantine" else 0
+        return rows, {
+            "tally": Tally(
+                table.num_rows,
+                table.num_rows - passed - aside,
+                aside,
+                len(faults) - aside,
+            ),
+            "batches": run.calls,
+            "call_seconds": seconds,
+            "retries": sum(outcome.retries for outcome in outcomes),
+            "fits": self.fits,
+            "aside": fault_table(faults, work, op, self._label) if faults else None,
+            "faults": tuple(told(fault, op.ids[0]) for fault in faults[:_FAULTS_TOLD]),
+            "cancelled": len(outcomes) < len(batches),
+        }
 
-    def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[pa.Table]:
+    def _size(self, asked: int | None) -> int | None:
+        """The batch size: as the stage asks, unless such a batch did not fit into memory."""
+        return min(asked or self.fits, self.fits) if self.fits else asked
+
+    def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[Outcome]:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run.together(batches), self._loop).result()
 
@@ -104,41 +130,98 @@ class _Batches:
         self.caller, self.op, self.work = caller, op, work
         self.args, self.kwargs, self.revoked = args, kwargs, revoked
         self.seconds = 0.0
+        self.calls = 0
 
-    def one_by_one(self, batches: list[pa.Table]) -> list[pa.Table]:
-        outputs = []
+    def one_by_one(self, batches: list[pa.Table]) -> list[Outcome]:
+        outcomes = []
         for batch in batches:
-            if self.revoked():
-                break
-            given = self._given(batch)
-            started = time.perf_counter()
+            steps = self._attempt(batch)
+            answer: Answer = None
+            try:
+                while not self.revoked():
+                    step = steps.send(answer)
+                    if isinstance(step, Wait):
+                        self._wait(step.seconds)
+                        answer = None
+                    else:
+                        answer = self._called(step.batch)
+            except StopIteration as stop:
+                outcomes.append(stop.value)
+                continue
+            break
+        return outcomes
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self.revoked():
+            time.sleep(min(left, _REVOKED_SECONDS))
+
+    def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, Outcome]:
+        return attempt(batch, self.op.policy, self.op.ids[0], self.op.most_faults)
+
+    def _called(self, batch: pa.Table) -> Answer:
+        """What the user's code makes of a batch, or the error that it raised."""
+        given = self._given(batch)
+        started = time.perf_counter()
+        self.calls += 1
+        try:
             results = list(self.caller.answers(given, self.args, self.kwargs))
             self.seconds += time.perf_counter() - started
-            outputs.append(self._fitted(results, batch))
-        return outputs
+            return self._fitted(results, batch)
+        except (Exception, SystemExit) as error:
+            return error
 
-    async def together(self, batches: list[pa.Table]) -> list[pa.Table]:
+    async def together(self, batches: list[pa.Table]) -> list[Outcome]:
         """Up to `max_concurrency` batches in flight; the first error cancels the others."""
         room = self.caller.room(self.op.max_concurrency)
         tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
         try:
-            outputs = await asyncio.gather(*tasks)
+            outcomes = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        return [output for output in outputs if output is not None]
+        return [outcome for outcome in outcomes if outcome is not None]
 
-    async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> pa.Table | None:
-        async with room:
-            if self.revoked():
-                return None
-            given = self._given(batch)
+    async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> Outcome | None:
+        steps = self._attempt(batch)
+        answer: Answer = None
+        try:
+            while not self.revoked():
+                step = steps.send(answer)
+                if isinstance(step, Wait):
+                    await asyncio.sleep(step.seconds)
+                    answer = None
+                    continue
+                async with room:
+                    if not self.revoked():
+                        answer = await self._called_later(step.batch)
+        except StopIteration as stop:
+            return cast(Outcome, stop.value)
+        return None
+
+    async def _called_later(self, batch: pa.Table) -> Answer:
+        given = self._given(batch)
+        self.calls += 1
+        try:
             answers = self.caller.answers_later(given, self.args, self.kwargs)
-            try:
-                results = [answer async for answer in answers]
-            except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
-                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            results = [answer async for answer in answers]
             return self._fitted(results, batch)
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
+            return RuntimeError(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            return error
+
+    def rows(self, outcome: Outcome) -> list[pa.Table]:
+        """The rows that came out, with nulls for those at fault where the stage keeps them."""
+        if self.op.policy.on_error != "null":
+            return outcome.tables
+        rows: list[pa.Table] = []
+        faults = list(outcome.faults)
+        for index in range(len(outcome.tables) + 1):
+            while faults and faults[0][0] == index:
+                rows.append(null_row(faults.pop(0)[1], self.work, self.op))
+            rows += outcome.tables[index : index + 1]
+        return rows
 
     def _given(self, batch: pa.Table) -> Any:
         """The batch as the user sees it."""
@@ -149,6 +232,10 @@ class _Batches:
     def _fitted(self, results: list[Any], batch: pa.Table) -> pa.Table:
         work, op = self.work, self.op
         carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
+        if op.policy.on_error == "null":
+            carried.add(ERROR_COLUMN)
         tables = [from_result(r, work.schema, carried, work.culprit) for r in results]
         output = pa.concat_tables(tables) if tables else work.schema.empty_table()
+        if op.policy.on_error == "null" and ERROR_COLUMN not in output.column_names:
+            output = output.append_column(ERROR_COLUMN, pa.nulls(output.num_rows, pa.string()))
         return with_ids(output, batch, work, op)

@@ -38,12 +38,15 @@ class Counts:
         stats.work_seconds += report.seconds
         stats.call_seconds += report.call_seconds
         stats.batches += report.batches
+        stats.retries += report.retries
+        stats.fits = report.fits or stats.fits
         given = run.nodes[stage].given_rows
         rows = run.fragment.stop - run.fragment.start
         whole = kind == "whole" or (kind == "gather" and not given)
         if not whole and kind != "slice":
             return False
         stats.rows_in += report.tally.rows_in
+        stats.faults += report.tally.quarantined + report.tally.nulled
         self._behind[stage] += rows if whole else int(report.tally.rows_in / given * rows)
         return True
 

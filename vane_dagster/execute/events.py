@@ -21,6 +21,9 @@ class StageStats:
         rows_in: Rows read by what was computed.
         rows_out: Rows of what was computed.
         batches: Calls of the user's code.
+        retries: Calls repeated after an error that may pass.
+        faults: Rows that could not be computed.
+        fits: The largest batch that fitted into memory, where one did not.
         call_seconds: Seconds in the user's code, all workers together.
         work_seconds: Seconds of all work on the stage, all workers together.
         first: When the first work began, by `time.perf_counter`.
@@ -32,6 +35,9 @@ class StageStats:
     rows_in: int = 0
     rows_out: int = 0
     batches: int = 0
+    retries: int = 0
+    faults: int = 0
+    fits: int | None = None
     call_seconds: float = 0.0
     work_seconds: float = 0.0
     first: float = 0.0

@@ -81,7 +81,9 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled)
         try:
-            requests = Requests(plan, store, state.parts, lease.id, state.run_id)
+            requests = Requests(
+                plan, store, state.parts, lease.id, state.run_id, state.faults_allowed
+            )
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
             Stream(state, tuple(stages), lease, own, requests, budget, cancelled).run()
         finally:

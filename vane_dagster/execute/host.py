@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,14 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.commit.manifest import Made, PartInfo
+from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
 from vane_dagster.errors import IntegrityError, ModelLoadError, VaneError
 from vane_dagster.execute import relational, scan
+from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.faults import user_traceback
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import (
     CallUdf,
@@ -102,8 +104,11 @@ class Host:
                     f"{work.culprit}: made {wrong} in {work.id!r}, which has to be unique and not "
                     "null. Return ids of their own, or leave the column out of the schema"
                 )
+            faults = facts.pop("aside", None)
             if work.target:
-                facts["part"] = self._write(table, work, facts["tally"], started)
+                facts["part"] = self._write(table, work, facts["tally"], faults, started)
+            else:
+                table = attach(table, faults)
         except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
             return None, Report(fault=work_fault(work, error), output=self._printed.drain())
         finally:
@@ -134,10 +139,15 @@ class Host:
             return table, {"tally": Tally(given, given - table.num_rows)}
         assert isinstance(op, Gather)
         table = relational.gather(inputs, work)
-        return table.cast(work.schema), {"tally": work.tally or Tally(table.num_rows)}
+        faults = detach(inputs)
+        tally = work.tally or Tally(table.num_rows)
+        return table.cast(work.schema), {"tally": tally, "aside": faults}
 
-    def _write(self, table: pa.Table, work: Work, tally: Tally, started: float) -> PartInfo:
+    def _write(
+        self, table: pa.Table, work: Work, tally: Tally, faults: pa.Table | None, started: float
+    ) -> PartInfo:
         assert work.target is not None
+        aside = "" if faults is None else write_faults(work.target.folder, work.target.key, faults)
         seconds = tally.seconds + time.perf_counter() - started
         made = Made(work.run_id, tally.workers or (work.worker,), time.time(), seconds)
         return write_part(
@@ -146,6 +156,8 @@ class Host:
             rows_in=tally.rows_in,
             filtered=tally.filtered,
             quarantined=tally.quarantined,
+            nulled=tally.nulled,
+            faults=aside,
             made=made,
         )
 
@@ -205,18 +217,11 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
 
 def work_fault(work: Work, error: BaseException) -> Fault:
     """A failed piece of work as text."""
+    where = work.culprit
+    if isinstance(error, BatchError):
+        where, error = f"{where}: {error}", error.cause
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
-    message = f"{work.culprit}: {type(error).__name__}: {error}"
+    message = f"{where}: {type(error).__name__}: {error}"
     return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
                  user_traceback(error))  # fmt: skip
-
-
-def user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = os.path.dirname(os.path.dirname(__file__))
-    theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
-    shown = frames[theirs[0] :] if theirs else frames
-    lines = traceback.format_list(shown) + traceback.format_exception_only(error)
-    return "Traceback (most recent call last):\n" + "".join(lines)

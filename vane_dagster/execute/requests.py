@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -25,6 +26,7 @@ from vane_dagster.declare.stage import (
     WriteSpec,
     is_one_to_many,
 )
+from vane_dagster.execute.attempts import Policy
 from vane_dagster.execute.fragment_run import FragmentRun, Node
 from vane_dagster.execute.work import (
     CallUdf,
@@ -44,7 +46,7 @@ _Inputs = tuple[Rows, ...]
 
 
 class Requests:
-    """Makes work for one lease."""
+    """Makes work for one lease; `allowed` tells how many rows of a partition may still fail."""
 
     def __init__(
         self,
@@ -53,9 +55,11 @@ class Requests:
         parts: Mapping[tuple[int, str], Mapping[int, Part]],
         lease: str,
         run_id: str,
+        allowed: Callable[[int, str], int],
     ) -> None:
         self._plan = plan
         self._run_id = run_id
+        self._allowed = allowed
         self._pipeline: Pipeline = plan.pipeline
         self._store = store
         self._parts = parts
@@ -77,14 +81,14 @@ class Requests:
             given, held = self._input(run, node, upstream, len(tables))
             rows.append(given)
             tables += held
-        return self._part(run, node, worker, self.op(node.spec), tuple(rows)), tables
+        return self._part(run, node, worker, self.op(run, node.spec), tuple(rows)), tables
 
     def slice(
         self, run: FragmentRun, node: Node, worker: str, start: int, stop: int
     ) -> tuple[Work, list[Any]]:
         """Calls the user's code on some rows of a map's input."""
         rows = HeldRows(0, start, stop)
-        return self._work(run, node, worker, self.op(node.spec), (rows,)), [node.given]
+        return self._work(run, node, worker, self.op(run, node.spec), (rows,)), [node.given]
 
     def gather(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Puts a map's slices together and writes the part."""
@@ -92,11 +96,14 @@ class Requests:
         rows = tuple(HeldRows(i) for i in range(len(tables)))
         return self._part(run, node, worker, Gather(), rows, tally=node.tally), tables
 
-    def op(self, spec: StageSpec) -> Op:
-        """A stage's operation."""
+    def op(self, run: FragmentRun, spec: StageSpec) -> Op:
+        """A stage's operation, with the rows that may still fail in the partition."""
         if spec.name not in self._ops:
             self._ops[spec.name] = _operation(self._pipeline, spec)
-        return self._ops[spec.name]
+        op = self._ops[spec.name]
+        if isinstance(op, CallUdf) and op.policy.on_error != "raise":
+            return replace(op, most_faults=self._allowed(run.partition, spec.name))
+        return op
 
     def culprit(self, run: FragmentRun, stage: str) -> str:
         """Stage, partition and fragment, for messages."""
@@ -143,6 +150,8 @@ class Requests:
                 "lease": self._lease,
                 "run_id": self._run_id,
                 "worker": worker,
+                "stage": f"{self._pipeline.name}/{stage}",
+                "fragment": f"{run.fragment.url}, rows {run.fragment.start} to {run.fragment.stop}",
                 **given,
             }
         )
@@ -224,5 +233,6 @@ def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
             spec.max_concurrency,
             tuple(key.column for key in keys[spec.upstream[0]]),
             spec.children[1] if spec.children else None,
+            Policy(spec.failures.on_error, spec.failures.max_retries, spec.failures.retry_on),
         )
     return Gather()

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from vane_dagster.commit.committer import Commit, Committer, WithheldError
-from vane_dagster.commit.manifest import Manifest, ManifestName
-from vane_dagster.commit.publish import publisher_of
+from vane_dagster.commit.manifest import Manifest, ManifestName, Published
+from vane_dagster.commit.publish import Publisher, publisher_of
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.checks import ErrorRate
 from vane_dagster.declare.columns import column_lineage
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
 from vane_dagster.errors import VaneError
@@ -124,6 +125,15 @@ class RunState:
         self._commit_complete(index + 1)  # which may have waited for this
         return lost
 
+    def most_faults(self, index: int, stage: str) -> int:
+        """Rows of a stage's partition that may fail, where it has as many as the source."""
+        rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
+        return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
+
+    def faults_allowed(self, index: int, stage: str) -> int:
+        """Of these, those that have not failed yet."""
+        return max(0, self.most_faults(index, stage) - self.stats[index, stage].faults)
+
     def close(self) -> None:
         """Waits until everything is committed."""
         self._committer.close()
@@ -156,6 +166,7 @@ class RunState:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
+        publisher = publisher_of(spec, partition.key)
         manifest = Manifest(
             pipeline=self.pipeline.name,
             stage=stage,
@@ -177,13 +188,16 @@ class RunState:
             model=self._model(spec),
             lineage=column_lineage(self.pipeline, spec, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
+            published=(
+                self._unpublished(publisher, partition, stage, parts) if publisher else None
+            ),
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
         return Commit(
             manifest=manifest,
             folder=self._store.parts(self.pipeline.name, stage, partition.key),
-            publish=publisher_of(spec, partition.key),
+            publish=publisher,
             unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
@@ -191,6 +205,20 @@ class RunState:
             judge=self._judge.results,
             done=lambda made, outcome: self._told(index, stage, made, outcome),
         )
+
+    def _unpublished(
+        self,
+        publisher: Publisher,
+        partition: PartitionPlan,
+        stage: str,
+        parts: Mapping[int, Part],
+    ) -> Published | None:
+        """Where a `write` stage's rows are before they are published, for its checks."""
+        there = [(parts[i].folder, parts[i].info.name) for i in range(len(partition.fragments))]
+        if (found := publisher.unpublished(there)) is not None:
+            return found
+        in_force = self._store.in_force(self.pipeline.name, stage, partition.key)
+        return in_force.published if in_force else None
 
     def _brings_ids(self, spec: StageSpec) -> bool:
         """Whether a stage's ids have not been seen to be unique above it."""

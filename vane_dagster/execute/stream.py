@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.declare.stage import MapBatchesSpec
-from vane_dagster.errors import ComputeError, VaneError
+from vane_dagster.errors import ComputeError, UdfError, VaneError
 from vane_dagster.execute.backend import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.counting import Counts
 from vane_dagster.execute.crew import Crew
-from vane_dagster.execute.events import Printed
+from vane_dagster.execute.events import Noticed, Printed
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
@@ -237,6 +237,8 @@ class Stream:
         run.held += report.bytes_out
         if self._counts.add(run, item.stage, item.kind, report):
             self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
+            if report.faults and self._has_too_many_faults(run, item.stage, report):
+                return
         if item.kind == "load":
             self._give(run, item.stage, table, report.rows_out)
         elif item.kind == "slice":
@@ -248,6 +250,21 @@ class Stream:
                 self._queue(run, item.stage, "gather")
         else:
             self._written(run, node, report, table)
+
+    def _has_too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> bool:
+        """Tells of rows that were set aside; gives the partition up where they are too many."""
+        told, culprit = "; ".join(report.faults), self._requests.culprit(run, stage)
+        faults = self._state.stats[run.partition, stage].faults
+        if faults <= self._state.most_faults(run.partition, stage):
+            self._state.emit(Noticed(f"{culprit}: rows could not be computed: {told}"))
+            return False
+        rows = self._state.plan.partitions[run.partition].source_rows
+        error = UdfError(
+            f"{culprit}: {faults} of at most {rows} rows of the partition could not be computed, "
+            f"more than max_error_rate allows. The last: {told}"
+        )
+        self._fail(run.partition, stage, error)
+        return True
 
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name

@@ -15,6 +15,7 @@ from vane_dagster.commit.writer import PartTarget
 from vane_dagster.declare.keys import JoinShape
 from vane_dagster.declare.stage import BatchFormat, Cardinality, JoinHow
 from vane_dagster.errors import VaneError
+from vane_dagster.execute.attempts import Policy
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class CallUdf:
     Attributes:
         ids: The input's keys, its id first.
         parent: Where many rows come of one, the output column with the input's id.
+        policy: What is done about errors.
+        most_faults: Rows that may be set aside before the call is given up.
     """
 
     arguments: bytes = field(repr=False)
@@ -86,6 +89,8 @@ class CallUdf:
     max_concurrency: int
     ids: tuple[str, ...]
     parent: str | None = None
+    policy: Policy = field(default_factory=Policy)
+    most_faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class Tally:
         rows_in: Rows given.
         filtered: Of which nothing came out, as the stage declares.
         quarantined: Of which nothing came out, because of errors.
+        nulled: Of which nulls came out, because of errors.
         workers: Names of the workers that computed them.
         seconds: Time that they took, all together.
     """
@@ -128,6 +134,7 @@ class Tally:
     rows_in: int = 0
     filtered: int = 0
     quarantined: int = 0
+    nulled: int = 0
     workers: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -136,6 +143,7 @@ class Tally:
             self.rows_in + other.rows_in,
             self.filtered + other.filtered,
             self.quarantined + other.quarantined,
+            self.nulled + other.nulled,
             tuple(dict.fromkeys((*self.workers, *other.workers))),
             self.seconds + other.seconds,
         )
@@ -158,6 +166,8 @@ class Work:
         tally: What is known of how the rows came about, where the work only puts them together.
         run_id: The run.
         worker: Name of the worker that does it.
+        stage: Pipeline and stage, for records.
+        fragment: File and rows, for records.
     """
 
     culprit: str
@@ -172,6 +182,8 @@ class Work:
     tally: Tally | None = None
     run_id: str = ""
     worker: str = ""
+    stage: str = ""
+    fragment: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,6 +218,9 @@ class Report:
         seconds: Time that the worker took.
         call_seconds: Of which in the user's code.
         batches: Calls of the user's code.
+        retries: Of which repeated after an error that may pass.
+        fits: The largest batch that fitted into memory, where one did not.
+        faults: What went wrong with the first rows that were set aside.
         part: The part that was written.
         output: What the user's code printed.
         fault: Why it failed.
@@ -218,6 +233,9 @@ class Report:
     seconds: float = 0.0
     call_seconds: float = 0.0
     batches: int = 0
+    retries: int = 0
+    fits: int | None = None
+    faults: tuple[str, ...] = ()
     part: PartInfo | None = None
     output: str = ""
     fault: Fault | None = None

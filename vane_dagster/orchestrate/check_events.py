@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as Target,
+)
 
 from vane_dagster.commit.manifest import CheckResult
 from vane_dagster.commit.reading import find
@@ -43,39 +46,51 @@ class CheckLog:
         self.blocked: list[tuple[str, str | None, CheckResult]] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
-        """Logs what the checks of a partition have found."""
-        for result in results:
+        """Logs what the checks of a partition have found, once it is materialized."""
+        listed = list(results)
+        for result in listed:
             if result.blocking and not result.passed:
                 self.blocked.append((stage, partition, result))
-            self._log(stage, partition, result)
+        self._log(stage, partition, listed)
 
     def not_made(self, stage: str, partition: str | None, error: VaneError) -> None:
         """Logs the checks of a partition that failed: Dagster would have them planned for ever."""
-        for check in self._pipeline.checks(stage):
-            told = f"not evaluated, as the partition was not made: {error}"
-            metadata: dict[str, Any] = {}
-            self._log(
-                stage,
-                partition,
-                CheckResult(check.name, False, check.blocking, check.severity, told, metadata, ""),
+        told = f"not evaluated, as the partition was not made: {error}"
+        checks = self._pipeline.checks(stage)
+        results = [CheckResult(c.name, False, c.blocking, c.severity, told, {}, "") for c in checks]
+        self._log(stage, partition, results)
+
+    def _log(self, stage: str, partition: str | None, results: Sequence[CheckResult]) -> None:
+        key = stage_key(self._pipeline, stage)
+        wanted = [r for r in results if dg.AssetCheckKey(key, r.name) in self._selected]
+        target = self._target(key, partition) if wanted else None
+        for result in wanted:
+            self._context.log_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=result.name,
+                    passed=result.passed,
+                    metadata=dict(result.metadata),
+                    target_materialization_data=target,
+                    severity=dg.AssetCheckSeverity[result.severity],
+                    description=result.description,
+                    blocking=result.blocking,
+                    partition=partition,
+                )
             )
 
-    def _log(self, stage: str, partition: str | None, result: CheckResult) -> None:
-        key = stage_key(self._pipeline, stage)
-        if dg.AssetCheckKey(key, result.name) not in self._selected:
-            return
-        self._context.log_event(
-            dg.AssetCheckEvaluation(
-                asset_key=key,
-                check_name=result.name,
-                passed=result.passed,
-                metadata=dict(result.metadata),
-                severity=dg.AssetCheckSeverity[result.severity],
-                description=result.description,
-                blocking=result.blocking,
-                partition=partition,
-            )
-        )
+    def _target(self, key: dg.AssetKey, partition: str | None) -> Target | None:
+        """The latest materialization: of a partition, an evaluation without it counts as none."""
+        partitions = None if partition is None else [partition]
+        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=partitions)
+        found = self._context.instance.fetch_materializations(wanted, limit=1).records
+        return _pointer(found[0]) if found else None
+
+
+def _pointer(record: dg.EventLogRecord) -> Target:
+    return Target(
+        storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+    )
 
 
 def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:

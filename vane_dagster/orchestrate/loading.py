@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from vane_dagster.commit.forms import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.reading import StoredRows, read
+from vane_dagster.commit.quarantine import read_faults
+from vane_dagster.commit.reading import StoredRows, find, read
 from vane_dagster.commit.store import Store, default_root
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import StoreError, names
 
 
 def load(
@@ -56,6 +57,40 @@ def load(
         allow_missing_partitions,
     )
     return loaded(connected(rows.select(columns), form), form)
+
+
+def quarantine(
+    stage: Any,
+    partition: str | Sequence[str] | None = None,
+    *,
+    store: Any = None,
+) -> pa.Table:
+    """The rows of a stage that could not be computed, and why.
+
+    Args:
+        stage: As for `load`.
+        partition: As for `load`.
+        store: As for `load`.
+
+    Returns:
+        A row for each, with the id that it has in what the stage reads, ``partition``, ``stage``,
+        ``fragment``, ``error`` (the exception's class), ``message``, ``traceback``, ``attempts``,
+        ``run_id``, ``model``, ``worker`` and ``at``.
+
+    Raises:
+        StoreError: If the stage was never materialized.
+    """
+    opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
+    partitions = [partition] if isinstance(partition, str) else partition
+    manifests = find(opened, path, partitions)
+    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
+        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
+        raise StoreError(f"{'/'.join(path)!r}{which} was never materialized")
+    found = []
+    for key, manifest in manifests.items():
+        rows = read_faults(opened, manifest)
+        found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
+    return pa.concat_tables(found)
 
 
 def connected(rows: StoredRows, form: str) -> StoredRows:

@@ -57,6 +57,7 @@ def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
             spec.batch_format,
             spec.cardinality,
             spec.children,
+            spec.failures.on_error == "null",  # the other two differ in what they do with errors
         ]
     if isinstance(spec, JoinSpec):
         return [spec.how, spec.children, sorted(spec.columns.items())]

@@ -9,7 +9,14 @@ import pyarrow as pa
 from vane_dagster.declare import sql
 from vane_dagster.declare.keys import JoinShape, Side, join_shape
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.declare.stage import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
+from vane_dagster.declare.stage import (
+    ERROR_COLUMN,
+    SOURCE,
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+)
 from vane_dagster.errors import SchemaError, names
 
 
@@ -81,6 +88,8 @@ def _map_schema(
             )
     missing = [field for field in fields if field.name not in spec.schema.names]
     schema = pa.schema([*missing, *spec.schema])
+    if spec.failures.on_error == "null":
+        schema = schema.append(pa.field(ERROR_COLUMN, pa.string()))
     _check_id(culprit, own[0], schema)
     return schema
 

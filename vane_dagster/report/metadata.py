@@ -112,6 +112,13 @@ def stage_metadata(
     if stats.computed:
         found["rows_per_second"] = round(stats.rows_per_second, 1)
         found["worker_seconds"] = round(stats.work_seconds, 3)
+    for name in ("quarantined", "nulled"):
+        if rows := sum(getattr(part, name) for part in manifest.parts):
+            found[f"rows_{name}"] = rows
+    if stats.retries:
+        found["retries"] = stats.retries
+    if stats.fits:
+        found["batch_size_that_fits"] = stats.fits
     if stats.batches:
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vane_dagster.commit.manifest import Manifest, PartInfo
+from vane_dagster.commit.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.tracing.book import Book, file_of
 from vane_dagster.tracing.rows import Found, RowFile, find_any
+
+_PIECES = 16
 
 
 def not_found(book: Book, manifest: Manifest, id: Any) -> TraceError:
@@ -83,10 +85,28 @@ def search_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] 
         FileNotFoundError: If a file is gone.
         StoreError: If one cannot be read.
     """
-    indexes = [i for i in range(len(manifest.fragments)) if not _surely_not(manifest, i, id)]
-    files = [book.source_file(manifest.fragments[i]) for i in indexes]
-    hit = find_any(files, [book.source_id(manifest)], id)
-    return None if hit is None else (indexes[hit[0]], hit[1])
+    pieces = _pieces(
+        manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
+    )
+    hit = find_any([book.source_rows(piece) for piece in pieces], [book.source_id(manifest)], id)
+    if hit is None:
+        return None
+    fragments = pieces[hit[0]]
+    return next(i for i, f in fragments.items() if f.start <= hit[1].row < f.stop), hit[1]
+
+
+def _pieces(manifest: Manifest, indexes: Sequence[int]) -> list[dict[int, FragmentRecord]]:
+    """Fragments that follow each other, put together so that a file is opened few times."""
+    most = -(-len(indexes) // _PIECES)
+    pieces: list[dict[int, FragmentRecord]] = []
+    last: FragmentRecord | None = None
+    for index in indexes:
+        fragment = manifest.fragments[index]
+        joins = last is not None and (last.url, last.stop) == (fragment.url, fragment.start)
+        if not joins or len(pieces[-1]) >= most:
+            pieces.append({})
+        pieces[-1][index] = last = fragment
+    return pieces
 
 
 def search_changed(book: Book, manifest: Manifest, id: Any) -> Found | None:
@@ -94,9 +114,7 @@ def search_changed(book: Book, manifest: Manifest, id: Any) -> Found | None:
     urls = dict.fromkeys(fragment.url for fragment in manifest.fragments)
     recorded = [file for url in urls if (file := file_of(manifest, url))]
     changed: Sequence[RowFile] = [
-        RowFile(book.source_file(next(f for f in manifest.fragments if f.url == file.url)).place)
-        for file in recorded
-        if book.changed(file)
+        RowFile(book.source_place(file.url)) for file in recorded if book.changed(file)
     ]
     try:
         hit = find_any(changed, [book.source_id(manifest)], id)
@@ -110,9 +128,9 @@ def looked_at(manifest: Manifest) -> str:
     return names(dict.fromkeys(fragment.url for fragment in manifest.fragments), 3)
 
 
-def _surely_not(manifest: Manifest, index: int, id: Any) -> bool:
-    """Whether a part that has every row of its fragment has this one not."""
+def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:
+    """Whether a fragment may have a row; not where a part has all of its rows and not this one."""
     part, fragment = manifest.parts[index], manifest.fragments[index]
     if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
-        return False
-    return not part.id_min <= id <= part.id_max
+        return True
+    return bool(part.id_min <= id <= part.id_max)

@@ -10,6 +10,7 @@ from vane_dagster.commit.manifest import Manifest
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.tracing.absence import not_found
+from vane_dagster.tracing.beyond import beyond
 from vane_dagster.tracing.book import Book, aligned, as_id, fragment_index
 from vane_dagster.tracing.making import source_step, stage_step
 from vane_dagster.tracing.rows import Found, find
@@ -27,7 +28,7 @@ class _Asked:
 
 
 def trace_back(book: Book, stage: str, id: Any) -> Trace:
-    """A row's way back.
+    """A row's way back, on through the pipelines whose rows are the source of others.
 
     Raises:
         TraceError: If there is no such stage, partition or row.
@@ -77,7 +78,19 @@ class _Walk:
                 self._ask(manifest, index, [row.keys for row in found])
             elif current in self._asked:
                 self._look(current, manifest, self._asked[current])
-        self._add([source_step(self._book, *asked) for asked in self._source.values()])
+        sources = [source_step(self._book, *asked) for asked in self._source.values()]
+        self._add(sources)
+        for step in sources:
+            self._go_on(step)
+
+    def _go_on(self, step: Step) -> None:
+        """Follows a row of the source that is a row of another pipeline."""
+        if (other := beyond(self._book, step)) is None:
+            return
+        walk = _Walk(other.book)
+        walk.visit((other.manifest.stage, other.name), other.index, [other.found])
+        self.steps += walk.steps
+        self.omitted |= walk.omitted
 
     def _order(self, first: _Node) -> list[_Node]:
         """The nodes above one, each after all that read it."""

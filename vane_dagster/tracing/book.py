@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -157,7 +157,7 @@ class Book:
         """
         indexes = [i for i, p in enumerate(manifest.parts) if p.rows and p.id_min <= id <= p.id_max]
         files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
-        if len(files) > len(indexes) > 1:
+        if len({file.url for _, file in files}) < len(files):
             raise StoreError(
                 f"{self.label(manifest.stage)!r}: its files are merged, and what they were made of "
                 "was collected, so that it is not known which file has which rows. Materialize it "
@@ -166,10 +166,14 @@ class Book:
         hit = find_any([file for _, file in files], manifest.keys, id)
         return None if hit is None else (files[hit[0]][0], hit[1])
 
-    def source_file(self, fragment: FragmentRecord, whole: bool = False) -> RowFile:
-        """The rows of the source that a fragment is."""
-        place = Location(fragment.url, options_for(self.store, fragment.url))
-        return RowFile(place) if whole else RowFile(place, "", fragment.start, fragment.stop)
+    def source_place(self, url: str) -> Location:
+        """A file of the source, reached with the store's options where they fit."""
+        return Location(url, options_for(self.store, url))
+
+    def source_rows(self, fragments: Mapping[int, FragmentRecord]) -> RowFile:
+        """The rows of the source that consecutive fragments of a file are."""
+        first, *_, last = fragments.values() if len(fragments) > 1 else [*fragments.values()] * 2
+        return RowFile(self.source_place(first.url), "", first.start, last.stop)
 
     def source_id(self, manifest: Manifest) -> str:
         """The source's id column, which stages may have renamed."""
@@ -184,7 +188,8 @@ class Book:
 
     def changed(self, recorded: FileRecord) -> str | None:
         """What has become of a source file since a manifest recorded it; None if nothing."""
-        source = ParquetSource(recorded.url, storage_options=options_for(self.store, recorded.url))
+        place = self.source_place(recorded.url)
+        source = ParquetSource(place.url, storage_options=place.storage_options)
         try:
             now = listed_file(recorded.url, source)
         except FileNotFoundError:

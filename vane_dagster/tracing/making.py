@@ -78,7 +78,7 @@ def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
     row = None
     if note is None:
         try:
-            hits = find(book.source_file(fragment), [column], 0, [id], unique=True)
+            hits = find(book.source_rows({index: fragment}), [column], 0, [id], unique=True)
             row = hits[0].row if hits else None
             note = None if hits else f"no such row in rows {fragment.start} to {fragment.stop}"
         except (FileNotFoundError, StoreError) as error:

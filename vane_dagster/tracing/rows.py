@@ -130,6 +130,24 @@ def find_any(
     return None
 
 
+def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
+    """The row with a number, counted from 0.
+
+    Raises:
+        FileNotFoundError: If the file is gone.
+        StoreError: If it cannot be read, or has fewer rows.
+    """
+    with _opened(file) as parquet:
+        first = 0
+        for group in range(parquet.metadata.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if row < first + rows:
+                table = _read(parquet, group, keys).slice(row - first, 1).select(list(keys))
+                return Found(file, row, tuple(column[0].as_py() for column in table.columns))
+            first += rows
+    raise StoreError(f"{file.url!r} has {first} rows and no row {row}; was it written anew?")
+
+
 @contextmanager
 def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
     # What is wanted is known exactly, so that nothing should be read ahead.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from vane_dagster.commit.manifest import Manifest
@@ -47,7 +48,8 @@ def trace_command(store: Store, manifest: Manifest) -> str | None:
     if manifest.partition is not None:
         words += ["--partition", manifest.partition]
     words += ["--id", id] if not id.startswith("-") else [f"--id={id}"]
-    if store.root.url != default_root():
+    default = default_root()
+    if store.root.url not in (default, os.path.abspath(default)):
         words += ["--store", store.root.url]
     return shlex.join(words)
 

@@ -1,0 +1,359 @@
+"""Rows that cannot be computed: found by halving, set aside or kept as nulls, bounded, reported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from conftest import failure, metadata, read_stage, write_source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from vane_dagster.commit.quarantine import attach, detach
+from vane_dagster.execute.attempts import (
+    BatchError,
+    Call,
+    Policy,
+    Wait,
+    attempt,
+    is_out_of_memory,
+    is_transient,
+    waiting_time,
+)
+
+ROWS = 200
+BAD = (3, 77, 78, 150)
+
+
+def double(batch: pa.Table, bad=BAD) -> pa.Table:
+    xs = batch["x"].to_pylist()
+    if poison := [x for x in xs if x in bad]:
+        raise ValueError(f"cannot double {poison[0]}")
+    return pa.table({"y": [2 * x for x in xs]})
+
+
+class Model:
+    """Loses its device's memory with more than eight rows, as torch tells it."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.most = most
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        if len(batch) > self.most:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return double(batch, bad=())
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch.cuda names it."""
+
+
+async def later(batch: pa.Table, bad=BAD) -> pa.Table:
+    await asyncio.sleep(0.001)
+    return double(batch, bad)
+
+
+def flaky(batch: pa.Table, folder: str) -> pa.Table:
+    """The first call of all fails as a connection does."""
+    try:
+        os.close(os.open(f"{folder}/called", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return double(batch, bad=())
+    raise ConnectionResetError("peer went away")
+
+
+def words(batch: pa.Table) -> pa.Table:
+    """Two children a row; row 3 fails."""
+    if 3 in batch["id"].to_pylist():
+        raise ValueError("no words")
+    ids = [i for i in batch["id"].to_pylist() for _ in range(2)]
+    return pa.table({"id": ids, "word": ["w"] * len(ids)})
+
+
+def pipeline(tmp_path: Path, rows: int = ROWS, **kwargs) -> vd.Pipeline:
+    write_source(
+        tmp_path / "source",
+        {"id": pa.array(range(rows), pa.int64()), "x": pa.array(range(rows), pa.int64())},
+    )
+    docs = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=50
+    )
+    fn = kwargs.pop("fn", double)
+    options = {"schema": {"y": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.1}
+    docs.map_batches("double", fn, **{**options, **kwargs})
+    return docs
+
+
+@pytest.mark.parametrize("fn", [double, later])
+def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, materialize):
+    docs = pipeline(tmp_path, fn=fn, batch_size=20)
+    docs["double"].project("below", {"z": "y + 1"})
+    result = materialize(docs, compute)
+    store = tmp_path / "store"
+    good = [i for i in range(ROWS) if i not in BAD]
+    table = read_stage(store, "docs", "double")
+    assert table["id"].to_pylist() == good
+    assert table["y"].to_pylist() == [2 * i for i in good]
+    assert read_stage(store, "docs", "below")["id"].to_pylist() == good
+    aside = vd.quarantine("docs/double", store=str(store))
+    assert aside["id"].to_pylist() == list(BAD)
+    first = aside.slice(0, 1).to_pylist()[0]
+    assert first["stage"] == "docs/double"
+    assert first["error"] == "ValueError"
+    assert first["message"] == "cannot double 3"
+    assert "raise ValueError" in first["traceback"]
+    assert first["attempts"] == 1
+    assert first["run_id"] == result.run_id
+    assert first["model"] == fn.__name__
+    assert first["worker"]
+    assert "rows 0 to 50" in first["fragment"]
+    found = metadata(result, "double")
+    assert found["rows_quarantined"] == len(BAD)
+    manifest = vd.FragmentStore(root=str(store)).open().in_force("docs", "double", None)
+    assert [part.quarantined for part in manifest.parts] == [1, 2, 0, 1]
+    rate = next(check for check in manifest.checks if check.name == "error_rate")
+    assert rate.passed
+    assert rate.metadata["error_rate"] == len(BAD) / ROWS
+
+
+def test_the_quarantine_has_its_columns_without_any_row(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, fn=later, fn_kwargs={"bad": ()})
+    materialize(docs, local)
+    table = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert table.num_rows == 0
+    assert table.schema.field("id").type == pa.int64()
+    assert {"stage", "error", "message", "attempts", "partition"} <= set(table.schema.names)
+
+
+def test_rows_are_kept_as_nulls_with_their_error(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, on_error="null", batch_size=20)
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "double")
+    assert table.schema.names == ["id", "y", "error"]
+    assert table["id"].to_pylist() == list(range(ROWS))
+    assert table["y"].to_pylist() == [None if i in BAD else 2 * i for i in range(ROWS)]
+    assert table["error"].to_pylist() == [
+        f"ValueError: cannot double {i}" if i in BAD else None for i in range(ROWS)
+    ]
+    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert aside["id"].to_pylist() == list(BAD)
+
+
+def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, materialize):
+    bad = {"fn_kwargs": {"bad": (153,)}, "batch_size": 20}
+    docs = pipeline(tmp_path, on_error="raise", **bad)
+    told = failure(materialize(docs, local, raises=False))
+    assert "stage 'docs/double'" in told
+    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in told
+    assert "def double" not in told
+    assert 'raise ValueError(f"cannot double {poison[0]}")' in told
+    tolerant = pipeline(tmp_path, **bad)
+    result = materialize(tolerant, local)
+    assert metadata(result, "double")["fragments_reused"] >= 1
+    assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS - 1
+
+
+def test_too_many_faults_end_the_partition_early(tmp_path, local, materialize):
+    bad = tuple(range(0, ROWS, 2))
+    docs = pipeline(tmp_path, fn_kwargs={"bad": bad}, batch_size=10, max_error_rate=0.05)
+    told = failure(materialize(docs, local, raises=False))
+    assert "max_error_rate" in told
+    assert "ValueError" in told
+    opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
+    assert opened.in_force("docs", "double", None) is None
+
+
+def test_other_partitions_go_on(tmp_path, local):
+    for key, first in (("a", 0), ("b", 1000)):
+        ids = pa.array(range(first, first + 40), pa.int64())
+        write_source(tmp_path / "source" / key, {"id": ids, "x": ids})
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "source" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    docs.map_batches(
+        "double",
+        double,
+        schema={"y": "BIGINT"},
+        on_error="quarantine",
+        fn_kwargs={"bad": tuple(range(20))},
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        dg.materialize(
+            [docs.build_assets()],
+            instance=instance,
+            raise_on_error=False,
+            tags={
+                "dagster/asset_partition_range_start": "a",
+                "dagster/asset_partition_range_end": "b",
+            },
+            resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+        )
+        assert instance.get_materialized_partitions(dg.AssetKey(["docs", "double"])) == {"b"}
+
+
+def test_children_of_a_row_at_fault_go_aside_together(tmp_path, local, materialize):
+    docs = pipeline(
+        tmp_path,
+        fn=words,
+        schema={"word": "VARCHAR"},
+        cardinality="one_to_many",
+        id="word_id",
+    )
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "double")
+    assert table["id"].to_pylist() == [i for i in range(ROWS) if i != 3 for _ in range(2)]
+    assert vd.quarantine("docs/double", store=str(tmp_path / "store"))["id"].to_pylist() == [3]
+
+
+def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
+    docs = pipeline(tmp_path, fn=Model, batch_size=50, on_error="raise")
+    result = materialize(docs, compute)
+    assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS
+    assert metadata(result, "double")["batch_size_that_fits"] == 6
+    calls = metadata(result, "double")["batches"]
+    assert calls < ROWS / 6 + 20  # the worker remembers, and does not try 50 rows each time
+
+
+def test_a_row_that_does_not_fit_alone_is_a_row_error(tmp_path, local, materialize):
+    options = {"fn_constructor_kwargs": {"most": 0}, "max_error_rate": 1.0}
+    docs = pipeline(tmp_path, rows=20, fn=Model, **options)
+    materialize(docs, local)
+    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert aside["id"].to_pylist() == list(range(20))
+    assert set(aside["error"].to_pylist()) == {"OutOfMemoryError"}
+
+
+def test_an_error_that_may_pass_is_tried_again(tmp_path, local, materialize):
+    docs = pipeline(
+        tmp_path, fn=flaky, fn_kwargs={"folder": str(tmp_path)}, on_error="raise", batch_size=50
+    )
+    result = materialize(docs, local)
+    assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS
+    assert metadata(result, "double")["retries"] == 1
+
+
+def test_wrong_arguments_are_refused_where_they_are_written():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    wrong = [
+        ({"on_error": "ignore"}, "on_error is 'ignore'"),
+        ({"max_error_rate": 2}, "expected a share from 0 to 1"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"retry_on": "ValueError"}, "expected a list of classes"),
+        ({"retry_on": [3]}, "exception classes or their names"),
+        ({"on_error": "null", "schema": {"error": "VARCHAR"}}, "adds a column 'error'"),
+    ]
+    for given_, told in wrong:
+        with pytest.raises(vd.DefinitionError, match=told):
+            docs.map_batches("double", double, **{"schema": {"y": "BIGINT"}, **given_})
+
+
+# The rules themselves
+
+
+def driven(ids, policy, answer, most=10**6):
+    """Runs `attempt` over a function of the ids; waits are counted and not waited."""
+    steps = attempt(pa.table({"id": pa.array(ids, pa.int64())}), policy, "id", most)
+    waits, calls, reply = [], [], None
+    try:
+        while True:
+            step = steps.send(reply)
+            reply = None
+            if isinstance(step, Wait):
+                waits.append(step.seconds)
+            else:
+                assert isinstance(step, Call)
+                calls.append(step.batch["id"].to_pylist())
+                try:
+                    reply = answer(step.batch)
+                except Exception as error:
+                    reply = error
+    except StopIteration as stop:
+        return stop.value, calls, waits
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 60), st.sets(st.integers(0, 60)))
+def test_every_row_passes_or_is_at_fault_in_few_calls(count, bad):
+    def answer(batch):
+        if bad & set(batch["id"].to_pylist()):
+            raise ValueError("bad")
+        return batch
+
+    outcome, calls, _ = driven(list(range(count)), Policy("quarantine"), answer)
+    passed = [i for table in outcome.tables for i in table["id"].to_pylist()]
+    faults = [fault.batch["id"][0].as_py() for _, fault in outcome.faults]
+    present = sorted(bad & set(range(count)))
+    assert faults == present
+    assert passed == [i for i in range(count) if i not in bad]
+    assert len(calls) <= 1 + 2 * len(present) * max(1, count).bit_length()
+
+
+def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
+    def answer(batch):
+        raise TimeoutError("slow")
+
+    with pytest.raises(BatchError, match="in a batch of 2 rows, ids 0, 1"):
+        driven([0, 1], Policy("raise", max_retries=2), answer)
+    outcome, calls, waits = driven([0], Policy("quarantine", max_retries=2), answer)
+    assert len(calls) == 3
+    assert outcome.faults[0][1].attempts == 3
+    assert outcome.retries == 2
+    assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
+
+
+class Busy(Exception):
+    """As clients of HTTP services raise it."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status_code = status
+        self.response = type("Response", (), {"headers": headers})()
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (Busy(429), True),
+        (Busy(503), True),
+        (Busy(401), False),
+        (Busy(404), False),
+        (ConnectionRefusedError(), True),
+        (TimeoutError(), True),
+        (ValueError(), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_errors_are_told_apart(error, passing):
+    assert is_transient(error) is passing
+    assert is_transient(error, ("ValueError",)) is (passing or isinstance(error, ValueError))
+
+
+def test_the_server_says_how_long_to_wait():
+    assert waiting_time(Busy(429, **{"retry-after": "7"}), 1) == 7
+    assert waiting_time(Busy(429, **{"retry-after": "86400"}), 1) == 60
+    assert waiting_time(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
+
+
+def test_memory_is_known_by_the_names_that_libraries_use():
+    torch = pytest.importorskip("torch")
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(OutOfMemoryError())
+    assert not is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_faults_travel_with_the_rows():
+    table = pa.table({"id": [1]})
+    faults = pa.table({"id": [2], "error": ["E"]})
+    carried = attach(table, faults)
+    assert carried.slice(0, 1).equals(table)
+    assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
+    assert detach([table, attach(table, None)]) is None

@@ -1,0 +1,231 @@
+"""A batch and what to do where it fails: try again, halve it, or set single rows aside.
+
+One generator decides, so that the same holds for synchronous and asynchronous code. It yields what
+is to be done next and is sent what came of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import pyarrow as pa
+
+from vane_dagster.declare.stage import OnError
+from vane_dagster.errors import names
+
+_FIRST_WAIT = 1.0
+_LONGEST_WAIT = 60.0
+_MOST_IDS = 5
+
+TRANSIENT = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "IncompleteRead",
+        "RemoteDisconnected",
+        "APIConnectionError",
+        "APITimeoutError",
+        "ConnectError",
+        "ConnectTimeout",
+        "ReadError",
+        "ReadTimeout",
+        "RemoteProtocolError",
+        "ServerDisconnectedError",
+        "ClientConnectionError",
+        "EndpointConnectionError",
+        "ProtocolError",
+    }
+)
+"""Names of classes, of any library, whose errors may pass: the class itself or one of its bases."""
+TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
+"""Names of classes by which libraries say that a device's memory is used up."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a stage asks for where its code fails.
+
+    Attributes:
+        on_error: What becomes of a row at fault.
+        max_retries: How often a call is tried again after an error that may pass.
+        retry_on: Names of further classes of such errors.
+    """
+
+    on_error: OnError = "raise"
+    max_retries: int = 3
+    retry_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Seconds to wait before the next call."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """A batch to call the user's code with; answered by rows, or by the error that it raised."""
+
+    batch: pa.Table
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """A row that cannot be computed.
+
+    Attributes:
+        batch: The row, as it was given.
+        error: What was raised.
+        attempts: Calls that held the row alone.
+    """
+
+    batch: pa.Table
+    error: BaseException
+    attempts: int
+
+
+@dataclass
+class Outcome:
+    """What came of a batch.
+
+    Attributes:
+        tables: Rows that came out, in the batch's order.
+        faults: Rows that cannot be computed, each with the number of tables before it.
+        retries: Calls that were repeated.
+        fits: The largest batch that fitted into memory after one did not; None if all did.
+    """
+
+    tables: list[pa.Table] = field(default_factory=list)
+    faults: list[tuple[int, RowFault]] = field(default_factory=list)
+    retries: int = 0
+    fits: int | None = None
+
+
+Step = Union[Call, Wait]
+Answer = Union[pa.Table, BaseException, None]
+
+
+def attempt(
+    batch: pa.Table, policy: Policy, id: str, most_faults: int
+) -> Generator[Step, Answer, Outcome]:
+    """Decides how a batch is computed.
+
+    Args:
+        batch: The rows.
+        policy: What the stage asks for.
+        id: Name of its id column.
+        most_faults: Rows that may be set aside; with one more the error is raised.
+
+    Raises:
+        BatchError: With what the user's code raised, where no rows or too many are set aside.
+    """
+    outcome = Outcome()
+    waiting = [batch]
+    while waiting:
+        rows = waiting.pop(0)
+        answer, attempts = yield from _called(rows, policy, outcome)
+        if not isinstance(answer, BaseException):
+            assert answer is not None
+            outcome.tables.append(answer)
+            continue
+        memory = is_out_of_memory(answer)
+        if memory:
+            free_memory()
+        if rows.num_rows > 1 and (memory or policy.on_error != "raise"):
+            half = rows.num_rows // 2
+            if memory:
+                outcome.fits = min(half, outcome.fits or half)
+            waiting[:0] = [rows.slice(0, half), rows.slice(half)]
+        elif policy.on_error == "raise":
+            raise BatchError(rows, id, answer)
+        else:
+            outcome.faults.append((len(outcome.tables), RowFault(rows, answer, attempts)))
+            if len(outcome.faults) > most_faults:
+                raise BatchError(rows, id, answer)
+    return outcome
+
+
+class BatchError(Exception):
+    """A batch that failed for good, with some of its ids; `cause` is what was raised."""
+
+    def __init__(self, rows: pa.Table, id: str, cause: BaseException) -> None:
+        shown = names(rows.column(id).slice(0, _MOST_IDS + 1).to_pylist(), _MOST_IDS)
+        more = rows.num_rows - _MOST_IDS
+        if more > 1:
+            shown = f"{shown.rpartition(' and ')[0]} and {more} more"
+        super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
+        self.cause = cause
+
+
+def _called(
+    rows: pa.Table, policy: Policy, outcome: Outcome
+) -> Generator[Step, Answer, tuple[Answer, int]]:
+    """The answer to a call, tried again as long as its error may pass."""
+    attempts = 1
+    while True:
+        answer = yield Call(rows)
+        passing = isinstance(answer, BaseException) and is_transient(answer, policy.retry_on)
+        if not passing or attempts > policy.max_retries:
+            return answer, attempts
+        assert isinstance(answer, BaseException)
+        yield Wait(waiting_time(answer, attempts))
+        attempts += 1
+        outcome.retries += 1
+
+
+def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
+    """Whether an error may pass: of a connection, a time-out, or a busy or failing server."""
+    status = status_of(error)
+    if status is not None:
+        return status in TRANSIENT_STATUS
+    return bool(_class_names(error) & (TRANSIENT | set(names)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device's memory is used up."""
+    if not _class_names(error) & OUT_OF_MEMORY:
+        return False
+    return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def free_memory() -> None:
+    """Gives back what torch keeps of a device's memory, if it is loaded."""
+    import gc
+    import sys
+
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error carries, as libraries put it there."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            value = getattr(holder, name, None)
+            if type(value) is int and 100 <= value < 600:
+                return value
+    return None
+
+
+def waiting_time(error: BaseException, attempt: int) -> float:
+    """Seconds to wait: what the server asks for, else exponentially more, with jitter."""
+    headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
+    try:
+        asked = headers.get("retry-after") or headers.get("Retry-After")
+        return min(_LONGEST_WAIT, max(0.0, float(asked)))
+    except (AttributeError, TypeError, ValueError):
+        pass  # a date, or nothing
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempt - 1))
+    return random.uniform(longest / 2, longest)
+
+
+def _class_names(error: BaseException) -> set[str]:
+    kinds = type(error).__mro__
+    return {kind.__name__ for kind in kinds} | {kind.__qualname__ for kind in kinds}

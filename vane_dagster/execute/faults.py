@@ -1,0 +1,71 @@
+"""Rows at fault, as records of what went wrong, or as rows of nulls."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import pyarrow as pa
+
+from vane_dagster.commit.quarantine import fault_schema
+from vane_dagster.declare.stage import ERROR_COLUMN
+from vane_dagster.execute.attempts import RowFault
+from vane_dagster.execute.work import CallUdf, Work
+
+_MOST_CHARACTERS = 4_000
+_TOLD_CHARACTERS = 200
+
+
+def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
+    """Rows at fault as records; see `fault_schema`."""
+    now = datetime.now(timezone.utc)
+    records = [
+        {
+            "id": fault.batch.column(op.ids[0])[0].as_py(),
+            "stage": work.stage,
+            "fragment": work.fragment,
+            "error": type(fault.error).__name__,
+            "message": str(fault.error)[:_MOST_CHARACTERS],
+            "traceback": user_traceback(fault.error)[-_MOST_CHARACTERS:],
+            "attempts": fault.attempts,
+            "run_id": work.run_id,
+            "model": model,
+            "worker": work.worker,
+            "at": now,
+        }
+        for fault in faults
+    ]
+    id_type = faults[0].batch.schema.field(op.ids[0]).type
+    return pa.Table.from_pylist(records, schema=fault_schema(id_type))
+
+
+def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
+    """A row at fault with its ids, nulls, and what went wrong."""
+    columns = {}
+    for field in work.schema:
+        if field.name in op.ids:
+            columns[field.name] = fault.batch.column(field.name)
+        elif field.name == ERROR_COLUMN:
+            text = f"{type(fault.error).__name__}: {fault.error}"[:_MOST_CHARACTERS]
+            columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
+        else:
+            columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
+    return pa.table(columns, schema=work.schema)
+
+
+def told(fault: RowFault, id: str) -> str:
+    """A row at fault in a line of text."""
+    text = " ".join(f"{type(fault.error).__name__}: {fault.error}".split())
+    return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.dirname(os.path.dirname(__file__))
+    theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
+    shown = frames[theirs[0] :] if theirs else frames
+    lines = traceback.format_list(shown) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)
