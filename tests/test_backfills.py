@@ -293,6 +293,9 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
     assert "ValueError: a poisoned row" in said
     for stage in DAYS:
         assert state["assets"][stage] == {"targeted": 3, "materialized": 2, "failed": 1}
+        for found in dev.checks(stage).values():
+            assert {key: found.get(key) for key in good} == dict.fromkeys(good, "SUCCEEDED")
+            assert found[bad] == "FAILED"
         found = dev.asset(stage, [*good, bad])
         assert [found[key]["status"] for key in good] == ["MATERIALIZED"] * 2
         assert [found[key]["stale"] for key in good] == ["FRESH"] * 2
@@ -306,6 +309,7 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
     assert state["partitionNames"] == [bad]
     assert [run["status"] for run in state["runs"]] == ["SUCCESS"]
     for stage in DAYS:
+        assert all(_passed(dev, stage, [*good, bad]).values())
         found = dev.asset(stage, [*good, bad])
         assert {key: what["status"] for key, what in found.items()} == dict.fromkeys(
             [*good, bad], "MATERIALIZED"
@@ -530,38 +534,62 @@ def test_schedule_has_run_its_partition(dev):
     assert dev.rows("days/kept", "2026-01-10")["double"] == [2, 4, 6]
 
 
-def _is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
-    good, bad = ["a", "c"], "b"
-    for key in good:
-        dev.write("judged", key, [1, 2, 3])
-    dev.write("judged", bad, [1, 13, 3])
+    for key, values in {"a": [1, 2, 3], "b": [1, 13, 3], "c": [4, 5]}.items():
+        dev.write("judged", key, values)
 
-    backfill = dev.backfill(JUDGED, [*good, bad])
+    backfill = dev.backfill(JUDGED, ["a", "b", "c"])
     state = dev.backfill_ended(backfill)
-    print(state)
-    for s in JUDGED:
-        print(s, dev.asset(s, ["a","b","c"]))
-        print(dev.checks(s))
-    print(dev.evaluations("judged/kept", "ids_complete", "b"))
-    print(dev.evaluations("judged/doubles", "null_rate", "b"))
-    print(dev.said(state["runs"][0]["runId"]))
-    dev.write("judged", bad, [1, 2, 3])
+
+    assert state["status"] == "COMPLETED_FAILED"
+    (run,) = state["runs"]
+    assert run["status"] == "FAILURE"
+    assert "1 of 3 partitions failed ('b')" in dev.said(run["runId"])
+    assert state["assets"] == {
+        "judged/doubles": {"targeted": 3, "materialized": 3, "failed": 0},
+        "judged/kept": {"targeted": 3, "materialized": 2, "failed": 1},
+    }
+    statuses = {key: what["status"] for key, what in dev.asset("judged/kept", list("abc")).items()}
+    assert statuses == {"a": "MATERIALIZED", "b": "FAILED", "c": "MATERIALIZED"}
+    assert dev.checks("judged/doubles") == {
+        "ids_complete": dict.fromkeys("abc", "SUCCEEDED"),
+        "error_rate": dict.fromkeys("abc", "SUCCEEDED"),
+        "null_rate": {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"},
+    }
+    below = {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"}
+    assert dev.checks("judged/kept") == {"ids_complete": below, "error_rate": below}
+    (blocked,) = dev.evaluations("judged/kept", "ids_complete", "b")
+    assert "blocking check 'null_rate'" in blocked["evaluation"]["description"]
+
     state = dev.backfill_ended(dev.retry_failed(backfill))
-    print(state)
-    print(dev.said(state["runs"][0]["runId"]))
-    for s in JUDGED:
-        print(s, dev.asset(s, ["a","b","c"]))
-        print(dev.checks(s))
-    print(dev.store.dataset("judged/kept", "b").to_table().to_pydict())
-    run=dev.execute_checks("judged/doubles", ["null_rate", "ids_complete"])
-    print(dev.ended(run)); print(dev.said(run))
-    print(dev.checks("judged/doubles"))
-    print(dev.evaluations("judged/doubles", "null_rate", "b"))
-    assert 0
+
+    assert state["assets"].keys() == {"judged/kept"}
+    assert state["assets"]["judged/kept"]["targeted"] == 1
+    events = {key: what["events"] for key, what in dev.asset("judged/kept", list("abc")).items()}
+    assert (events["a"], events["c"]) == (1, 1)
+
+    dev.write("judged", "b", [1, 2, 3])
+    dev.succeeded(dev.launch(JUDGED, "b"))
+
+    assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
+    assert dev.checks("judged/kept")["ids_complete"] == dict.fromkeys("abc", "SUCCEEDED")
+    assert dev.rows("judged/kept", "b")["double"] == [2, 4, 6]
+
+
+def test_checks_are_executed_alone_for_every_partition(dev):
+    """The button of an asset's checks names no partition. The test before has materialized them."""
+    before = dev.asset("judged/doubles", list("abc"))
+    run = dev.execute_checks("judged/doubles", ["null_rate", "ids_complete"])
+    dev.succeeded(run)
+
+    for key in "abc":
+        for name in ("null_rate", "ids_complete"):
+            latest, *_ = dev.evaluations("judged/doubles", name, key)
+            assert latest["runId"] == run
+            assert latest["status"] == "SUCCEEDED"
+        assert dev.evaluations("judged/doubles", "error_rate", key)[0]["runId"] != run
+    assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
+    assert dev.asset("judged/doubles", list("abc")) == before
 
 
 def _passed(dev: Project, stage: str, partitions: list[str]) -> dict[str, bool]:
@@ -570,3 +598,7 @@ def _passed(dev: Project, stage: str, partitions: list[str]) -> dict[str, bool]:
         name: all(found.get(key) == "SUCCEEDED" for key in partitions)
         for name, found in dev.checks(stage).items()
     }
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

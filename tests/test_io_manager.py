@@ -336,7 +336,7 @@ def test_several_partitions_of_a_run(store):
     result = put(ordinary(by_key, **given), store, tags=WHOLE)
     assert [kept(store, key) for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
     events = [event.materialization for event in result.get_asset_materialization_events()]
-    assert [event.partition for event in events] == list(KEYS)
+    assert {event.partition for event in events} == set(KEYS)
     assert events[0].metadata["rows"].value == 6
 
 

@@ -372,6 +372,20 @@ def test_a_published_file_that_is_gone_is_published_again(tmp_path, local, mater
     assert metadata(result, "clean")["fragments_computed"] == 0
 
 
+def test_what_is_only_staged_is_not_published(tmp_path, local, materialize):
+    """A part that two runs had staged, of which one's was published and taken away."""
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path), local)
+    (tmp_path / "out/_vane_staging").mkdir(exist_ok=True)
+    for path in list((tmp_path / "out").glob("*.parquet"))[:1]:
+        path.rename(tmp_path / "out/_vane_staging" / path.name)
+    pipeline = docs(tmp_path)
+    pipeline.project("more", ["n"])
+    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
+    assert read(tmp_path, "parquet") == list(range(20))
+    assert not staged(tmp_path)
+
+
 @pytest.mark.parametrize("target", [None, 3000])
 @pytest.mark.parametrize("format", FORMATS)
 def test_checks_read_the_rows_before_they_are_published(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -37,6 +39,13 @@ def double(batch: pa.Table, bad=BAD) -> pa.Table:
     return pa.table({"y": [2 * x for x in xs]})
 
 
+def double_late(batch: pa.Table, bad=BAD) -> pa.Table:
+    """Fails when the other fragments have had time to be written."""
+    if set(bad) & set(batch["x"].to_pylist()):
+        time.sleep(1.5)
+    return double(batch, bad)
+
+
 class Model:
     """Loses its device's memory with more than eight rows, as torch tells it."""
 
@@ -67,6 +76,27 @@ def flaky(batch: pa.Table, folder: str) -> pa.Table:
     raise ConnectionResetError("peer went away")
 
 
+def deadly(batch: pa.Table, killers=(3, 77), hangs=()) -> pa.Table:
+    """Ends its process at some rows, as a segmentation fault would, and hangs at others."""
+    xs = set(batch["x"].to_pylist())
+    if xs & set(killers):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if xs & set(hangs):
+        time.sleep(600)
+    return double(batch, bad=())
+
+
+class Deadly:
+    """As `deadly`, with a state."""
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return deadly(batch)
+
+
+def always_dead(batch: pa.Table) -> pa.Table:
+    os._exit(1)
+
+
 def words(batch: pa.Table) -> pa.Table:
     """Two children a row; row 3 fails."""
     if 3 in batch["id"].to_pylist():
@@ -76,10 +106,9 @@ def words(batch: pa.Table) -> pa.Table:
 
 
 def pipeline(tmp_path: Path, rows: int = ROWS, **kwargs) -> vd.Pipeline:
-    write_source(
-        tmp_path / "source",
-        {"id": pa.array(range(rows), pa.int64()), "x": pa.array(range(rows), pa.int64())},
-    )
+    ids = pa.array(range(rows), pa.int64())
+    if not (tmp_path / "source").exists():
+        write_source(tmp_path / "source", {"id": ids, "x": ids})
     docs = vd.Pipeline(
         "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=50
     )
@@ -145,7 +174,7 @@ def test_rows_are_kept_as_nulls_with_their_error(tmp_path, local, materialize):
 
 
 def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, materialize):
-    bad = {"fn_kwargs": {"bad": (153,)}, "batch_size": 20}
+    bad = {"fn": double_late, "fn_kwargs": {"bad": (153,)}, "batch_size": 20}
     docs = pipeline(tmp_path, on_error="raise", **bad)
     told = failure(materialize(docs, local, raises=False))
     assert "stage 'docs/double'" in told
@@ -213,6 +242,49 @@ def test_children_of_a_row_at_fault_go_aside_together(tmp_path, local, materiali
     assert vd.quarantine("docs/double", store=str(tmp_path / "store"))["id"].to_pylist() == [3]
 
 
+@pytest.mark.parametrize("fn", [deadly, Deadly])
+def test_rows_that_kill_their_process_are_found(fn, tmp_path, compute, materialize):
+    docs = pipeline(tmp_path, rows=100, fn=fn, batch_size=10)
+    materialize(docs, compute)
+    table = read_stage(tmp_path / "store", "docs", "double")
+    assert table["id"].to_pylist() == [i for i in range(100) if i not in (3, 77)]
+    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert aside["id"].to_pylist() == [3, 77]
+    assert set(aside["error"].to_pylist()) == {"WorkerDied"}
+    assert set(aside["attempts"].to_pylist()) == {2}
+
+
+def test_rows_that_hang_are_found(tmp_path, local, materialize):
+    docs = pipeline(
+        tmp_path,
+        rows=50,
+        fn=deadly,
+        fn_kwargs={"killers": (), "hangs": (7,)},
+        batch_size=10,
+        timeout_s=1.0,
+        on_error="null",
+    )
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "double")
+    assert table["id"].to_pylist() == list(range(50))
+    assert table["y"].to_pylist() == [None if i == 7 else 2 * i for i in range(50)]
+    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert aside["error"].to_pylist() == ["TimeoutError"]
+
+
+def test_a_model_that_dies_of_everything_is_given_up(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, rows=1000, fn=always_dead, max_error_rate=1.0)
+    told = failure(materialize(docs, local, raises=False))
+    assert "'docs/double'" in told
+    assert "lost its worker" in told
+
+
+def test_a_row_that_kills_fails_the_partition_by_default(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, rows=20, fn=deadly, on_error="raise")
+    told = failure(materialize(docs, local, raises=False))
+    assert "on_error='quarantine' finds it" in told
+
+
 def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
     docs = pipeline(tmp_path, fn=Model, batch_size=50, on_error="raise")
     result = materialize(docs, compute)
@@ -247,6 +319,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         ({"max_error_rate": 2}, "expected a share from 0 to 1"),
         ({"max_retries": -1}, "max_retries is -1"),
         ({"retry_on": "ValueError"}, "expected a list of classes"),
+        ({"timeout_s": 0}, "expected seconds above 0"),
         ({"retry_on": [3]}, "exception classes or their names"),
         ({"on_error": "null", "schema": {"error": "VARCHAR"}}, "adds a column 'error'"),
     ]

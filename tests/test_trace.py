@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -244,14 +245,14 @@ def test_forward_tells_who_filtered_and_what_has_no_children(traced):
     filtered = trace(traced, "docs", 45, forward=True)
     assert [step.stage for step in filtered.steps] == ["docs/source"]
     assert row_at(filtered.steps[0])["id"] == 45
-    assert filtered.missing["docs/clean"] == "filtered by docs/clean"
+    assert filtered.missing["docs/clean"] == "filtered by 'docs/clean'"
     assert filtered.missing["docs/upper"] == "nothing, as docs/clean has nothing of it"
     assert set(filtered.missing) == {f"docs/{stage}" for stage in STAGES}
-    assert "docs/clean      filtered by docs/clean" in str(filtered)
+    assert "docs/clean      filtered by 'docs/clean'" in str(filtered)
 
     childless = trace(traced, "docs", 44, forward=True)
     assert childless.missing == {
-        "docs/words": "filtered by docs/words",
+        "docs/words": "filtered by 'docs/words'",
         "docs/by_word": "nothing, as docs/words has nothing of it",
     }
 
@@ -287,7 +288,7 @@ def test_forward_where_stages_are_not_materialized_or_older(changing, local, mat
     materialize(stricter, local, day, select=["clean"])
     older = trace(changing, "docs", 142, day, forward=True)
     assert [step.stage for step in older.steps] == ["docs/source", "docs/upper"]
-    assert older.missing["docs/clean"] == "filtered by docs/clean"
+    assert older.missing["docs/clean"] == "filtered by 'docs/clean'"
     assert older.steps[1].notes == ("made from an older docs/clean; materialize it again",)
 
 
@@ -452,6 +453,11 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, loc
 def test_a_partition_given_for_none(tmp_path, local, materialize):
     write_docs(tmp_path / "src")
     materialize(docs(tmp_path / "src"), local)
+    found = vd.trace(docs(tmp_path / "src")["clean"], 42, store=tmp_path / "store")
+    assert found == trace(tmp_path, "docs/clean", "42", None)
+    (tmp_path / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
+    with pytest.raises(vd.TraceError, match="'docs/begun' was begun and never committed"):
+        trace(tmp_path, "docs/begun", 1, None)
     with pytest.raises(vd.TraceError, match="not partitioned; leave partition 'x' out"):
         trace(tmp_path, "docs/clean", 1, "x")
 
@@ -467,9 +473,35 @@ def test_a_user_who_drops_rows_is_named(tmp_path, local, materialize):
         trace(tmp_path, "docs/both", 41, None)
     found = trace(tmp_path, "docs", 41, None, forward=True)
     assert found.missing == {
-        "docs/even": "filtered by docs/even",
+        "docs/even": "filtered by 'docs/even'",
         "docs/both": "nothing, as docs/even has nothing of it",
     }
+
+
+def fails_on_seven(batch: pa.Table) -> pa.Table:
+    if 7 in batch["id"].to_pylist():
+        raise ValueError("seven is\nrefused")
+    return only_even(batch)
+
+
+def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    even = pipeline.map_batches(
+        "even", fails_on_seven, schema={"id": "BIGINT"}, cardinality="filter",
+        on_error="quarantine", max_error_rate=0.5,
+    )  # fmt: skip
+    even.project("below", ["id"])
+    materialize(pipeline, local)
+
+    refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
+    with pytest.raises(vd.TraceError, match=f"row 22 of .*, and was {refused}"):
+        trace(tmp_path, "docs/below", 7, None)
+    with pytest.raises(vd.TraceError, match=r"row 20 of .*, and was filtered by 'docs/even'"):
+        trace(tmp_path, "docs/below", 9, None)
+    found = trace(tmp_path, "docs", 7, None, forward=True)
+    assert re.fullmatch(refused, found.missing["docs/even"])
+    assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
 
 
 def test_as_a_table_and_as_json(traced):
@@ -678,7 +710,7 @@ def test_of_a_million_rows_few_are_read(kind, tmp_path, local, materialize, read
     forward = trace(tmp_path, "docs", table["id"][gone].as_py(), None, forward=True)
 
     assert forward.steps[0].row == gone
-    assert forward.missing["docs/every"] == "filtered by docs/every"
+    assert forward.missing["docs/every"] == "filtered by 'docs/every'"
     if kind == "sorted":
         assert sum("/parts/" in path for path in reads) <= 1
         assert reads[str(file)] < 17 * footer + 3 * group

@@ -39,7 +39,8 @@ texts = vd.Pipeline(
     partitions_def=dg.StaticPartitionsDefinition(["monday"]),
     group_name="texts",
 )
-texts.map_batches("length", measure, schema={{"length": "BIGINT"}})
+clean = texts.project("clean", {{"text": "trim(text)"}})
+clean.map_batches("length", measure, schema={{"length": "BIGINT"}})
 defs = dg.Definitions(
     assets=[texts.build_source(group_name="texts"), texts.build_assets()],
     resources={{
@@ -152,25 +153,69 @@ def test_asset_page_says_what_a_stage_is(webserver, page):
     assert page.get_by_text("stdlib_search").count() >= 1
 
 
-def test_partition_is_materialized_by_clicking(tmp_path, page):
-    """From the button of an asset's page to the numbers of the partition, with a real daemon."""
-    write_source(tmp_path / "src" / "monday", {"id": [1, 2, 3], "text": ["a", "bb", "ccc"]})
+@pytest.fixture
+def texts(tmp_path) -> Iterator[DagsterDev]:
+    """A small pipeline in a ``dagster dev`` of its own, with nothing materialized."""
+    write_source(tmp_path / "src" / "monday", {"id": [1, 2, 3], "text": ["a", " bb ", "ccc"]})
     (tmp_path / "definitions.py").write_text(CLICKED.format(root=tmp_path))
     dev = DagsterDev(tmp_path)
     dev.start()
-    try:
-        base = f"http://127.0.0.1:{dev.port}"
-        page.goto(f"{base}/assets/texts/length")
-        page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
-        page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
-        page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
-        until = time.monotonic() + 90
-        while not list((tmp_path / "store/texts/length/manifests").glob("monday/*.json")):
-            assert time.monotonic() < until, dev.log.read_text()
-            page.wait_for_timeout(500)
-        page.goto(f"{base}/assets/texts/length?view=partitions&partition=monday")
-        page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
-        page.get_by_text("Materialized (1)").first.wait_for(timeout=60_000)
-        page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
-    finally:
-        dev.stop()
+    yield dev
+    dev.stop()
+
+
+def test_partition_is_materialized_by_clicking(texts, page):
+    """From the button to the partition's numbers, its rows, where they are from, and checks."""
+    base = f"http://127.0.0.1:{texts.port}/assets/texts/length"
+    page.goto(f"{base}/../clean")
+    _materialize(page)
+    texts.wait(lambda: _materialized(texts, "texts/clean"), "the first stage is materialized")
+    page.goto(base)
+    _materialize(page)
+    texts.wait(lambda: _materialized(texts, "texts/length"), "the second stage is materialized")
+
+    page.goto(f"{base}?view=partitions&partition=monday")
+    page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
+    page.get_by_text("Materialized (1)").first.wait_for(timeout=60_000)
+    page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
+    # The table of the column schema, and that of the sample rows.
+    page.get_by_text("from texts/clean: text", exact=True).first.wait_for(timeout=60_000)
+    sample = page.locator("table", has=page.get_by_role("columnheader", name="length")).last
+    cells = [row.locator("td").all_inner_texts() for row in sample.locator("tbody tr").all()]
+    assert cells == [["1", "1"], ["2", "2"], ["3", "3"]]
+
+    page.goto(f"{base}?view=checks&checkDetail=null_rate")
+    page.get_by_text("Checks (3)").wait_for(timeout=60_000)
+    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+    page.get_by_text("Partitions", exact=True).last.click()
+    page.get_by_text("Passed (1)").wait_for(timeout=60_000)
+    page.get_by_title("monday", exact=True).last.click()
+    page.get_by_text("The null rate is 0").wait_for(timeout=60_000)
+    page.get_by_text("null_rate/length").wait_for(timeout=60_000)
+
+    page.get_by_role("button", name="Execute all").click()
+    done = ["SUCCEEDED", "SUCCEEDED"]
+    texts.wait(
+        lambda: [e["status"] for e in texts.evaluations("texts/length", "null_rate", "monday")] == done,
+        "the checks are evaluated alone",
+    )
+    page.reload()
+    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+
+
+def _materialize(page: Any) -> None:
+    page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
+    page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
+    page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
+
+
+def _materialized(dev: DagsterDev, stage: str) -> bool:
+    return dev.asset(stage, ["monday"])["monday"]["status"] == "MATERIALIZED"
+
+
+def _sees_passed(page: Any, checks: list[str]) -> None:
+    """Waits until each check has the green mark in the list of an asset's checks."""
+    for check in checks:
+        mark = page.get_by_role("img", name="check_circle", exact=True)
+        row = page.locator("div", has=page.get_by_title(check, exact=True)).filter(has=mark)
+        row.filter(has_text="Succeeded").last.wait_for(timeout=60_000)

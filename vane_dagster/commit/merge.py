@@ -20,7 +20,7 @@ from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.commit.writer import id_range
 
 _WRITERS = 4
-_GROUP_BYTES = 64 << 20
+_GROUP_BYTES = 32 << 20
 _GROUP_ROWS = 1 << 20
 _BATCH_BYTES = 8 << 20
 

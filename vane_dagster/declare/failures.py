@@ -16,6 +16,7 @@ def parse_failures(
     max_error_rate: float,
     max_retries: int,
     retry_on: Sequence[type[BaseException] | str],
+    timeout_s: float | None,
 ) -> Failures:
     """Validates the arguments.
 
@@ -35,7 +36,13 @@ def parse_failures(
     if isinstance(retry_on, (str, type)):
         raise DefinitionError(f"{culprit}: retry_on is {retry_on!r}; expected a list of classes")
     names = tuple(_name(culprit, kind) for kind in retry_on)
-    return Failures(on_error, float(max_error_rate), max_retries, names)
+    if timeout_s is not None:
+        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not number or not 0 < timeout_s < float("inf"):
+            raise DefinitionError(
+                f"{culprit}: timeout_s is {timeout_s!r}; expected seconds above 0, or None"
+            )
+    return Failures(on_error, float(max_error_rate), max_retries, names, timeout_s)
 
 
 def _name(culprit: str, kind: Any) -> str:

@@ -121,6 +121,7 @@ class Rows:
         max_error_rate: float = DEFAULT_ERROR_RATE,
         max_retries: int = 3,
         retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
         **asset: Any,
     ) -> Stage:
         """Adds a stage that runs a function, or a class constructed once in a worker, over batches.
@@ -169,6 +170,8 @@ class Rows:
             max_retries: How often a call is tried again, after longer and longer waits, when it
                 fails by an error that may pass: of a connection, a time-out, HTTP 429 and 5xx.
             retry_on: Further exception classes, or their names, that may pass.
+            timeout_s: Seconds that a call may take. A worker that takes longer is replaced. Rows
+                that hang or kill their workers are found like those that raise.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
@@ -210,7 +213,9 @@ class Rows:
             resources=needs,
             env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
             children=self._children(culprit, cardinality, id, parent_id),
-            failures=parse_failures(culprit, on_error, max_error_rate, max_retries, retry_on),
+            failures=parse_failures(
+                culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
+            ),
             reads={
                 name: list_of_names(culprit, f"column_lineage[{name!r}]", listed) or ()
                 for name, listed in mapping(culprit, "column_lineage", column_lineage).items()

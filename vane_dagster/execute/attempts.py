@@ -45,6 +45,12 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRunti
 """Names of classes by which libraries say that a device's memory is used up."""
 
 
+WORKER_DIED = "WorkerDied"
+"""What a row is at fault of that kills the process it is computed in."""
+TIMED_OUT = "TimeoutError"
+"""What a row is at fault of that takes too long."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """What a stage asks for where its code fails.
@@ -53,11 +59,13 @@ class Policy:
         on_error: What becomes of a row at fault.
         max_retries: How often a call is tried again after an error that may pass.
         retry_on: Names of further classes of such errors.
+        timeout_s: Seconds that a call may take; None for as long as it will.
     """
 
     on_error: OnError = "raise"
     max_retries: int = 3
     retry_on: tuple[str, ...] = ()
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,11 +90,18 @@ class RowFault:
         batch: The row, as it was given.
         error: What was raised.
         attempts: Calls that held the row alone.
+        kind: What the error is called, where it was not raised.
     """
 
     batch: pa.Table
     error: BaseException
     attempts: int
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """The error's class."""
+        return self.kind or type(self.error).__name__
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -20,6 +22,29 @@ from vane_dagster.execute.work import CallUdf, ModelSpec, Tally, Work
 
 _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5
+TIMED_OUT_STATUS = 87
+
+
+async def _all(answers: AsyncIterator[Any]) -> list[Any]:
+    return [answer async for answer in answers]
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[None]:
+    """Ends this process if what is done within takes longer: nothing else stops a call that hangs.
+
+    The run finds its worker dead then, and halves the rows that it was at.
+    """
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, os._exit, (TIMED_OUT_STATUS,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Caller:
@@ -165,7 +190,8 @@ class _Batches:
         started = time.perf_counter()
         self.calls += 1
         try:
-            results = list(self.caller.answers(given, self.args, self.kwargs))
+            with deadline(self.op.policy.timeout_s):
+                results = list(self.caller.answers(given, self.args, self.kwargs))
             self.seconds += time.perf_counter() - started
             return self._fitted(results, batch)
         except (Exception, SystemExit) as error:
@@ -204,7 +230,7 @@ class _Batches:
         self.calls += 1
         try:
             answers = self.caller.answers_later(given, self.args, self.kwargs)
-            results = [answer async for answer in answers]
+            results = await asyncio.wait_for(_all(answers), self.op.policy.timeout_s)
             return self._fitted(results, batch)
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
             return RuntimeError(f"{type(error).__name__}: {error}")

@@ -6,13 +6,14 @@ import os
 import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster.commit.quarantine import fault_schema
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import RowFault
-from vane_dagster.execute.work import CallUdf, Work
+from vane_dagster.execute.work import CallUdf, Reject, Tally, Work
 
 _MOST_CHARACTERS = 4_000
 _TOLD_CHARACTERS = 200
@@ -26,7 +27,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
             "id": fault.batch.column(op.ids[0])[0].as_py(),
             "stage": work.stage,
             "fragment": work.fragment,
-            "error": type(fault.error).__name__,
+            "error": fault.name,
             "message": str(fault.error)[:_MOST_CHARACTERS],
             "traceback": user_traceback(fault.error)[-_MOST_CHARACTERS:],
             "attempts": fault.attempts,
@@ -48,16 +49,29 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
         if field.name in op.ids:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
-            text = f"{type(fault.error).__name__}: {fault.error}"[:_MOST_CHARACTERS]
+            text = f"{fault.name}: {fault.error}"[:_MOST_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
     return pa.table(columns, schema=work.schema)
 
 
+def rejected(op: Reject, row: pa.Table, work: Work) -> tuple[pa.Table, dict[str, Any]]:
+    """A row that is given up unseen: what comes out in its place, and the facts for the report."""
+    call = op.call
+    fault = RowFault(row, Exception(op.message), op.attempts, op.error)
+    nulls = call.policy.on_error == "null"
+    table = null_row(fault, work, call) if nulls else work.schema.empty_table()
+    return table, {
+        "tally": Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
+        "aside": fault_table([fault], work, call, op.model),
+        "faults": (told(fault, call.ids[0]),),
+    }
+
+
 def told(fault: RowFault, id: str) -> str:
     """A row at fault in a line of text."""
-    text = " ".join(f"{type(fault.error).__name__}: {fault.error}".split())
+    text = " ".join(f"{fault.name}: {fault.error}".split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
 
 

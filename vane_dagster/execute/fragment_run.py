@@ -58,6 +58,8 @@ class FragmentRun:
         epoch: Raised when it starts over, so that late answers are known as such.
         restarts: How often it started over after a worker or its data was lost.
         held: Bytes of all tables that it became.
+        suspects: Stages that it goes through in slices, because a worker died at it.
+        losses: Workers that a row has ended, by stage and row.
     """
 
     order: int
@@ -68,6 +70,8 @@ class FragmentRun:
     epoch: int = 0
     restarts: int = 0
     held: int = 0
+    suspects: set[str] = field(default_factory=set)
+    losses: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

@@ -27,7 +27,7 @@ from vane_dagster.execute import relational, scan
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.calls import Caller
-from vane_dagster.execute.faults import user_traceback
+from vane_dagster.execute.faults import rejected, user_traceback
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import (
     CallUdf,
@@ -37,6 +37,7 @@ from vane_dagster.execute.work import (
     LoadReport,
     ModelSpec,
     Project,
+    Reject,
     Report,
     Tally,
     Work,
@@ -137,6 +138,8 @@ class Host:
         if isinstance(op, Join):
             table, given = relational.join(op, inputs, work)
             return table, {"tally": Tally(given, given - table.num_rows)}
+        if isinstance(op, Reject):
+            return rejected(op, inputs[0], work)
         assert isinstance(op, Gather)
         table = relational.gather(inputs, work)
         faults = detach(inputs)

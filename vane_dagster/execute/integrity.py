@@ -16,10 +16,12 @@ from vane_dagster.declare.stage import (
     StageSpec,
     is_one_to_many,
 )
-from vane_dagster.errors import IntegrityError, VaneError, names
+from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
+from vane_dagster.execute.events import Noticed
 from vane_dagster.execute.fragment_run import FragmentRun
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
+from vane_dagster.execute.work import Report
 from vane_dagster.plan.plan import Part
 
 _MOST_IDS = 6
@@ -54,6 +56,22 @@ class RowCounts:
             f"{info.rows} out{ids}; expected every row of {base!r} to be one of these. The part "
             "was removed; if what it reads was changed in the store by hand, materialize that "
             "again with force"
+        )
+
+    def too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> VaneError | None:
+        """Tells of rows that were set aside; the error, where they are more than the stage allows.
+
+        That is judged early by all rows that the source has, and in the end by the stage's check.
+        """
+        told, culprit = "; ".join(report.faults), self._requests.culprit(run, stage)
+        faults = self._state.stats[run.partition, stage].faults
+        if faults <= self._state.most_faults(run.partition, stage):
+            self._state.emit(Noticed(f"{culprit}: rows could not be computed: {told}"))
+            return None
+        rows = self._state.plan.partitions[run.partition].source_rows
+        return UdfError(
+            f"{culprit}: {faults} of at most {rows} rows of the partition could not be computed, "
+            f"more than max_error_rate allows. The last: {told}"
         )
 
     def _base(self, spec: StageSpec) -> str:

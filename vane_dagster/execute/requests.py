@@ -19,6 +19,7 @@ from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.sql import referenced_columns
 from vane_dagster.declare.stage import (
     SOURCE,
+    Failures,
     JoinSpec,
     MapBatchesSpec,
     ProjectSpec,
@@ -37,6 +38,7 @@ from vane_dagster.execute.work import (
     Op,
     PartRows,
     Project,
+    Reject,
     Rows,
     Work,
 )
@@ -89,6 +91,16 @@ class Requests:
         """Calls the user's code on some rows of a map's input."""
         rows = HeldRows(0, start, stop)
         return self._work(run, node, worker, self.op(run, node.spec), (rows,)), [node.given]
+
+    def reject(
+        self, run: FragmentRun, node: Node, worker: str, row: int, error: str, told: str
+    ) -> tuple[Work, list[Any]]:
+        """Sets a row of a map's input aside that ends its workers."""
+        call, spec = self.op(run, node.spec), node.spec
+        assert isinstance(call, CallUdf)
+        assert isinstance(spec, MapBatchesSpec)
+        op = Reject(call, spec.udf.name, error, told, run.losses[spec.name, row])
+        return self._work(run, node, worker, op, (HeldRows(0, row, row + 1),)), [node.given]
 
     def gather(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Puts a map's slices together and writes the part."""
@@ -216,6 +228,10 @@ def _named(expressions: Sequence[str], where: str) -> set[str]:
     return {name.lower() for text in expressions for name in referenced_columns(text, where)}
 
 
+def _policy(failures: Failures) -> Policy:
+    return Policy(failures.on_error, failures.max_retries, failures.retry_on, failures.timeout_s)
+
+
 def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
     if isinstance(spec, ProjectSpec):
         return Project(spec.columns, spec.where)
@@ -233,6 +249,6 @@ def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
             spec.max_concurrency,
             tuple(key.column for key in keys[spec.upstream[0]]),
             spec.children[1] if spec.children else None,
-            Policy(spec.failures.on_error, spec.failures.max_retries, spec.failures.retry_on),
+            _policy(spec.failures),
         )
     return Gather()

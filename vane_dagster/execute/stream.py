@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from vane_dagster.declare.stage import MapBatchesSpec
-from vane_dagster.errors import ComputeError, UdfError, VaneError
+from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.execute.backend import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.counting import Counts
 from vane_dagster.execute.crew import Crew
-from vane_dagster.execute.events import Noticed, Printed
+from vane_dagster.execute.dispatch import Dispatch, Flight, Item
+from vane_dagster.execute.events import Printed
 from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
+from vane_dagster.execute.losses import Again, Losses, isolates
 from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
@@ -27,26 +28,6 @@ _MOST_RESTARTS = 3
 _TICK_SECONDS = 0.5
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
-
-
-@dataclass(frozen=True)
-class _Item:
-    """Something that waits for a worker: loading a map's input, its slices, or whole work."""
-
-    run: FragmentRun
-    epoch: int
-    stage: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A call at work."""
-
-    worker: Worker
-    item: _Item
-    start: int
-    rows: int
 
 
 class Stream:
@@ -65,13 +46,14 @@ class Stream:
         """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`."""
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._requests, self._cancelled = pools, requests, cancelled
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._active: dict[int, FragmentRun] = {}
-        self._suspects: dict[Worker, set[int]] = {}
+        self._losses = Losses()
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
         self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
+        self._dispatch = Dispatch(requests, self._pacing)
         self._crew = Crew(lease, pools, state.emit, self._give_up)
         self._counts = Counts(state, stages)
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
@@ -146,6 +128,8 @@ class Stream:
 
     def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._crew.lane(stage, True).size
+        if stage in run.suspects:
+            return False
         return self._pacing.goes_whole(stage, rows, self._left, workers)
 
     def _give(self, run: FragmentRun, stage: str, table: Any, rows: int) -> None:
@@ -153,47 +137,29 @@ class Stream:
         node.given, node.given_rows = table, rows
         self._queue(run, stage, "slice" if rows else "gather")
 
-    def _queue(self, run: FragmentRun, stage: str, kind: str) -> None:
-        calls = stage in self._pools and kind in ("slice", "whole")
-        self._crew.lane(stage, calls).push(run.order, _Item(run, run.epoch, stage, kind))
+    def _queue(self, run: FragmentRun, stage: str, kind: str, again: Again | None = None) -> None:
+        calls = stage in self._pools and kind in ("slice", "whole") and not (again and again.error)
+        self._crew.lane(stage, calls).push(run.order, Item(run, run.epoch, stage, kind, again))
 
     # Handing out
 
     def _hand_out(self) -> None:
         for lane in self._crew.lanes.values():
             while (item := lane.peek()) is not None:
-                if not self._wanted(item):
+                if not item.wanted:
                     lane.pop()
                 elif (worker := lane.free_worker()) is not None:
                     self._hand(lane, item, worker)
                 else:
                     break
 
-    def _wanted(self, item: _Item) -> bool:
-        return item.epoch == item.run.epoch and item.stage in item.run.nodes
-
-    def _hand(self, lane: Lane, item: _Item, worker: Worker) -> None:
-        run, node = item.run, item.run.nodes[item.stage]
-        start = rows = 0
-        if item.kind == "slice":
-            start, left = node.handed, node.given_rows - node.handed
-            last = len(lane) == 1 and self._next is None
-            spec = node.spec
-            assert isinstance(spec, MapBatchesSpec)
-            rows = self._pacing.slice_rows(spec, left, lane.size, last)
-            node.handed += rows
-            node.flying += 1
-            work, tables = self._requests.slice(run, node, worker.name, start, start + rows)
-            if node.handed == node.given_rows:
-                lane.pop()
-        else:
-            lane.pop()
-            make = {"load": self._requests.load, "gather": self._requests.gather}
-            work, tables = make.get(item.kind, self._requests.whole)(run, node, worker.name)
-        self._counts.begin(run, item.stage)
+    def _hand(self, lane: Lane, item: Item, worker: Worker) -> None:
+        last = self._next is None
+        work, tables, start, rows = self._dispatch.work(item, lane, worker.name, last)
+        self._counts.begin(item.run, item.stage)
         lane.begin(worker, rows)
         ticket = self._lease.run(worker, work, tables)
-        self._flights[ticket] = _Flight(worker, item, start, rows)
+        self._flights[ticket] = Flight(worker, item, start, rows, time.monotonic())
 
     # What came back
 
@@ -220,7 +186,7 @@ class Stream:
         if text:
             self._state.emit(Printed(", ".join(stages) or IO_POOL, text))
 
-    def _answered(self, flight: _Flight, report: Report, table: Any) -> None:
+    def _answered(self, flight: Flight, report: Report, table: Any) -> None:
         item = flight.item
         self._printed([item.stage], report.output)
         if report.cancelled:
@@ -228,16 +194,18 @@ class Stream:
                 f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
                 "Start the run again; what is finished is kept"
             )
-        if not self._wanted(item):
+        if not item.wanted:
             return
         if report.fault:
             self._fail(item.run.partition, item.stage, report.fault.error())
             return
         run, node = item.run, item.run.nodes[item.stage]
+        self._losses.answered(item.stage)
         run.held += report.bytes_out
         if self._counts.add(run, item.stage, item.kind, report):
             self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
-            if report.faults and self._has_too_many_faults(run, item.stage, report):
+            if report.faults and (error := self._checker.too_many_faults(run, item.stage, report)):
+                self._fail(run.partition, item.stage, error)
                 return
         if item.kind == "load":
             self._give(run, item.stage, table, report.rows_out)
@@ -250,21 +218,6 @@ class Stream:
                 self._queue(run, item.stage, "gather")
         else:
             self._written(run, node, report, table)
-
-    def _has_too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> bool:
-        """Tells of rows that were set aside; gives the partition up where they are too many."""
-        told, culprit = "; ".join(report.faults), self._requests.culprit(run, stage)
-        faults = self._state.stats[run.partition, stage].faults
-        if faults <= self._state.most_faults(run.partition, stage):
-            self._state.emit(Noticed(f"{culprit}: rows could not be computed: {told}"))
-            return False
-        rows = self._state.plan.partitions[run.partition].source_rows
-        error = UdfError(
-            f"{culprit}: {faults} of at most {rows} rows of the partition could not be computed, "
-            f"more than max_error_rate allows. The last: {told}"
-        )
-        self._fail(run.partition, stage, error)
-        return True
 
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name
@@ -313,34 +266,46 @@ class Stream:
                 if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
-    def _lost(self, done: Done, flight: _Flight) -> None:
-        """A worker or its data is gone: the worker is replaced, the fragment starts over."""
-        counts = not done.worker_lost or self._was_at_work(done.ticket, flight.worker)
+    def _lost(self, done: Done, flight: Flight) -> None:
+        """A worker or its data is gone: the worker is replaced, what it was at is done again."""
+        guilty = not done.worker_lost or self._was_at_work(done.ticket, flight.worker)
         if done.worker_lost:
             self._crew.lost(flight.worker, done.lost, starting=False)
         item = flight.item
-        if not self._wanted(item):
+        if not item.wanted:
             return
-        run = item.run
-        if run.restarts < _MOST_RESTARTS or not counts:
-            run.start_over(counts)
+        run, spec = item.run, item.run.nodes[item.stage].spec
+        if done.worker_lost and isolates(spec) and not self._losses.is_sick(item.stage):
+            if item.kind == "slice":
+                self._give_again(flight, guilty)
+                return
+            guilty = guilty and item.stage in run.suspects
+            run.suspects.add(item.stage)
+        if run.restarts < _MOST_RESTARTS or not guilty:
+            run.start_over(guilty)
             self._start_ready(run)
             return
         culprit = self._requests.culprit(run, item.stage)
         error = ComputeError(
             f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
-            f"{done.lost}. If a row kills the process, find it with a smaller batch_size; if "
-            "memory ran out, lower batch_size or concurrency, or reserve memory="
+            f"{done.lost}. If a row kills the process, on_error='quarantine' finds it; if memory "
+            "ran out, lower batch_size or concurrency, or reserve memory="
         )
         self._fail(run.partition, item.stage, error)
 
+    def _give_again(self, flight: Flight, guilty: bool) -> None:
+        """Gives the rows of a lost slice to other workers, halved if they may be at fault."""
+        item, node = flight.item, flight.item.run.nodes[flight.item.stage]
+        seconds = time.monotonic() - flight.began
+        again = self._losses.again(item.run, node.spec, flight.start, flight.rows, guilty, seconds)
+        node.flying += len(again) - 1
+        for rows in again:
+            self._queue(item.run, item.stage, "slice", rows)
+
     def _was_at_work(self, ticket: int, worker: Worker) -> bool:
-        """Whether a lost worker was at a call, and did not only have it queued: the oldest were."""
-        if worker not in self._suspects:
-            waiting = [t for t, flight in self._flights.items() if flight.worker == worker]
-            at_once = self._crew.lanes[worker.pool].slots - 1
-            self._suspects[worker] = set(sorted([ticket, *waiting])[:at_once])
-        return ticket in self._suspects[worker]
+        queued = [t for t, flight in self._flights.items() if flight.worker == worker]
+        at_once = self._crew.lanes[worker.pool].slots - 1
+        return self._losses.was_at_work(worker, ticket, queued, at_once)
 
     def _tell(self) -> None:
         self._counts.tell()

@@ -111,11 +111,30 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Reject:
+    """A row that is not computed any more, because it ends its worker.
+
+    Attributes:
+        call: The call that it would have been given to.
+        model: What would have been called, for the record.
+        error: What it is at fault of.
+        message: What happened.
+        attempts: Workers that it ended.
+    """
+
+    call: CallUdf
+    model: str
+    error: str
+    message: str
+    attempts: int
+
+
+@dataclass(frozen=True)
 class Gather:
     """Inputs of the same schema put one below the other."""
 
 
-Op = Union[Project, CallUdf, Join, Gather]
+Op = Union[Project, CallUdf, Join, Gather, Reject]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class FragmentStore(dg.ConfigurableIOManager):
     its input with: `pyarrow.Table` (also without annotation), `pyarrow.dataset.Dataset`,
     `pyarrow.RecordBatchReader`, `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`,
     `duckdb.DuckDBPyRelation` or `ray.data.Dataset`. Several partitions are one table, in the order
-    of their keys. Metadata of the input chooses ``columns`` and may ``allow_missing_partitions``.
+    of their definition. Metadata of the input chooses ``columns`` and may say
+    ``allow_missing_partitions``.
 
     An ordinary asset with this IO manager may return any of them, and its rows are kept in the same
     store, where a pipeline can have them as its source.
@@ -86,7 +87,7 @@ class FragmentStore(dg.ConfigurableIOManager):
         rows = read(
             self.open(),
             context.asset_key.path,
-            context.asset_partition_keys if context.has_asset_partitions else None,
+            _partitions(context) if context.has_asset_partitions else None,
             bool(asked.get("allow_missing_partitions", False)),
         )
         return loaded(connected(rows.select(asked.get("columns")), form), form)
@@ -125,6 +126,18 @@ _ASSETS_ALONE = (
 )
 
 
+def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | None]:
+    """The partitions of a run or an input, in the order of their definition; Dagster has none."""
+    keys = list(context.asset_partition_keys)
+    if len(keys) > 1:
+        defined = context.asset_partitions_def.get_partition_keys(
+            dynamic_partitions_store=context.step_context.instance
+        )
+        place = {key: index for index, key in enumerate(defined)}
+        keys.sort(key=lambda key: (place.get(key, len(place)), key))
+    return keys
+
+
 def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str | None, Any]:
     """What was returned, for each partition of the run."""
     values: dict[str | None, Any]
@@ -133,8 +146,7 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
     elif isinstance(obj, dict):
         values = obj
     else:
-        keys: Sequence[str | None] = context.asset_partition_keys
-        values = dict.fromkeys(keys, obj)
+        values = dict.fromkeys(_partitions(context), obj)
         if len(values) != 1:
             raise StoreError(
                 f"{label} returned a {type(obj).__name__} for {len(values)} partitions, "
@@ -144,7 +156,7 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
     if context.has_asset_partitions and set(values) != set(context.asset_partition_keys):
         raise StoreError(
             f"{label} returned rows of the partitions {names(values)}; the run is for "
-            f"{names(context.asset_partition_keys)}"
+            f"{names(_partitions(context))}"
         )
     for value in values.values():
         if form_of_value(value) is None:

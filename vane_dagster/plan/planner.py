@@ -225,7 +225,7 @@ class _Planner:
         for stage, plan in stages.items():
             parts, leaving = self._parts(key, stage, keys[stage])
             publisher = publisher_of(self.pipeline[stage].spec, key)
-            there = [p for p in parts.values() if True]
+            there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
                 plan, keys=keys[stage], parts=parts, done=done, leaving=leaving

@@ -32,19 +32,35 @@ class PoolUse:
     load_seconds: float = 0.0
 
 
-def column_schema(schema: pa.Schema, id: str) -> dg.TableSchema:
-    """An Arrow schema as Dagster shows it, in the SQL types that users write."""
+def column_schema(
+    schema: pa.Schema, id: str, lineage: dg.TableColumnLineage | None = None
+) -> dg.TableSchema:
+    """An Arrow schema as Dagster shows it, in the SQL types that users write.
+
+    Dagster's open-source UI does not draw column lineage, so it stands in the descriptions too.
+    """
     unique = dg.TableColumnConstraints(nullable=False, unique=True)
+    sources = lineage.deps_by_column if lineage else {}
     return dg.TableSchema(
         [
             dg.TableColumn(
                 field.name,
                 sql_name(field.type) or str(field.type),
+                description=_derived(sources.get(field.name, ())),
                 constraints=unique if field.name == id else None,
             )
             for field in schema
         ]
     )
+
+
+def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
+    """The columns that one depends on, as ``from docs/clean: text, title``."""
+    by_asset: dict[str, list[str]] = {}
+    for source in sources:
+        by_asset.setdefault(source.asset_key.to_user_string(), []).append(source.column_name)
+    each = [f"{key}: {', '.join(columns)}" for key, columns in by_asset.items()]
+    return f"from {'; '.join(each)}" if each else None
 
 
 def column_lineage(
@@ -93,9 +109,10 @@ def stage_metadata(
     """Metadata of one partition of a stage, as plain numbers, texts and a schema."""
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
+    lineage = column_lineage(manifest, key_of)
     found: dict[str, Any] = {
         rows: manifest.rows,
-        "dagster/column_schema": column_schema(manifest.schema, id),
+        "dagster/column_schema": column_schema(manifest.schema, id, lineage),
         "dagster/uri": (
             manifest.published.url if manifest.published else manifests.file_url(str(name))
         ),
@@ -105,16 +122,17 @@ def stage_metadata(
         "fragments_reused": len(manifest.parts) - stats.computed,
         "seconds": round(stats.seconds, 3),
     }
-    if lineage := column_lineage(manifest, key_of):
+    if lineage:
         found["dagster/column_lineage"] = lineage
     if manifest.sample:
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
     if stats.computed:
         found["rows_per_second"] = round(stats.rows_per_second, 1)
         found["worker_seconds"] = round(stats.work_seconds, 3)
-    for name in ("quarantined", "nulled"):
-        if rows := sum(getattr(part, name) for part in manifest.parts):
-            found[f"rows_{name}"] = rows
+    if quarantined := sum(part.quarantined for part in manifest.parts):
+        found["rows_quarantined"] = quarantined
+    if nulled := sum(part.nulled for part in manifest.parts):
+        found["rows_nulled"] = nulled
     if stats.retries:
         found["retries"] = stats.retries
     if stats.fits:

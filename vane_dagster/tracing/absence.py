@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from vane_dagster.commit.manifest import FragmentRecord, Manifest, PartInfo
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.commit.manifest import FragmentRecord, Manifest
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.tracing.book import Book, file_of
 from vane_dagster.tracing.rows import Found, RowFile, find_any
 
 _PIECES = 16
+_MOST_MESSAGE = 200
 
 
 def not_found(book: Book, manifest: Manifest, id: Any) -> TraceError:
@@ -60,14 +64,32 @@ def left_out(book: Book, manifest: Manifest, id: Any) -> str | None:
             return reason
     if has is None:
         return None
-    verb = leaving(manifest.parts[has[1]])
-    return f"It stands in {has[0]}, and was {verb} by {book.label(manifest.stage)!r}"
+    return f"It stands in {has[0]}, and was {leaving(book, manifest, has[1], [id])}"
 
 
-def leaving(part: PartInfo) -> str:
-    """What becomes of rows that a part left out."""
+def leaving(book: Book, manifest: Manifest, index: int, ids: Collection[Any]) -> str:
+    """What became of rows that a part left out.
+
+    Args:
+        book: Where the manifest comes from.
+        manifest: The manifest of the stage that left them out.
+        index: The part.
+        ids: The ids that the rows have above the stage.
+    """
+    part, label = manifest.parts[index], book.label(manifest.stage)
     verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
-    return " or ".join(verbs) or "left out"
+    if not part.faults:
+        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
+    folder = book.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    try:
+        faults = pq.read_table(pa.BufferReader(folder.read(part.faults))).to_pylist()
+    except (OSError, StoreError, pa.ArrowException):
+        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
+    for fault in faults:
+        if fault["id"] in ids:
+            why = " ".join(str(fault["message"]).split())[:_MOST_MESSAGE]
+            return f"quarantined by {label!r}: {fault['error']}: {why}"
+    return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
 
 
 def _in_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:

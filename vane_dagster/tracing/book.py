@@ -206,6 +206,8 @@ class Book:
         listed = self.store.latest_of_all(self.pipeline, stage)
         some = list(listed.items())[-_SHOWN_PARTITIONS:]
         known = [self._of_folder(stage, folder, name).partition for folder, name in some]
+        if not listed:
+            return f"{label!r} was begun and never committed; materialize it first"
         if self.partition is None:
             return f"{label!r} is partitioned; give a partition, as {names(known)}"
         if known == [None]:

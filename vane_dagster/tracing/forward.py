@@ -247,4 +247,5 @@ class _Walk:
             return f"nothing; it was made from an older {older}"
         if lacking := [self._book.label(u) for u, reached in above.items() if not reached.rows]:
             return f"nothing, as {', '.join(lacking)} has nothing of it"
-        return f"{leaving(manifest.parts[index])} by {self._book.label(manifest.stage)}"
+        ids = {keys[0] for reached in above.values() for keys in reached.rows}
+        return leaving(self._book, manifest, index, ids)

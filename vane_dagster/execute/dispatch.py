@@ -1,0 +1,98 @@
+"""What waits for a worker, made into the work that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.execute.backend import Worker
+from vane_dagster.execute.fragment_run import FragmentRun, Node
+from vane_dagster.execute.lanes import Lane
+from vane_dagster.execute.losses import Again
+from vane_dagster.execute.pacing import Pacing
+from vane_dagster.execute.requests import Requests
+from vane_dagster.execute.work import Work
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that waits for a worker: loading a map's input, its slices, or whole work.
+
+    A slice has no rows yet, unless they are given out `again`.
+    """
+
+    run: FragmentRun
+    epoch: int
+    stage: str
+    kind: str
+    again: Again | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its fragment is still under way, and has not started over."""
+        return self.epoch == self.run.epoch and self.stage in self.run.nodes
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A call at work, on `rows` rows from `start` on, since `began` by the monotonic clock."""
+
+    worker: Worker
+    item: Item
+    start: int
+    rows: int
+    began: float
+
+
+class Dispatch:
+    """Makes work of the items of lanes."""
+
+    def __init__(self, requests: Requests, pacing: Pacing) -> None:
+        self._requests, self._pacing = requests, pacing
+
+    def work(
+        self, item: Item, lane: Lane, worker: str, last: bool
+    ) -> tuple[Work, list[Any], int, int]:
+        """Takes work from a lane's first item; the item leaves the lane with its last rows.
+
+        Args:
+            item: The item.
+            lane: Its lane.
+            worker: Who will do it.
+            last: Whether nothing else will wait in the lane.
+
+        Returns:
+            The work, the tables that it needs, and the rows that it is about.
+        """
+        run, node = item.run, item.run.nodes[item.stage]
+        if item.again is not None:
+            lane.pop()
+            return self._again(run, node, worker, item.again)
+        if item.kind == "slice":
+            spec, start = node.spec, node.handed
+            assert isinstance(spec, MapBatchesSpec)
+            left = node.given_rows - start
+            rows = self._pacing.slice_rows(spec, left, lane.size, last and len(lane) == 1)
+            node.handed += rows
+            node.flying += 1
+            if node.handed == node.given_rows:
+                lane.pop()
+            work, tables = self._requests.slice(run, node, worker, start, start + rows)
+            return work, tables, start, rows
+        lane.pop()
+        make = {"load": self._requests.load, "gather": self._requests.gather}
+        work, tables = make.get(item.kind, self._requests.whole)(run, node, worker)
+        return work, tables, 0, 0
+
+    def _again(
+        self, run: FragmentRun, node: Node, worker: str, again: Again
+    ) -> tuple[Work, list[Any], int, int]:
+        start, rows = again.start, again.rows
+        if again.error is None:
+            work, tables = self._requests.slice(run, node, worker, start, start + rows)
+        else:
+            ended = run.losses[node.spec.name, start]
+            told = f"ended {ended} workers, each of which had no other row at work"
+            work, tables = self._requests.reject(run, node, worker, start, again.error, told)
+        return work, tables, start, rows

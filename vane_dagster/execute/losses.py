@@ -1,0 +1,92 @@
+"""Workers that died, and the rows that killed them, found by halving on fresh workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from vane_dagster.declare.stage import MapBatchesSpec, StageSpec
+from vane_dagster.execute.attempts import TIMED_OUT, WORKER_DIED
+from vane_dagster.execute.backend import Worker
+from vane_dagster.execute.fragment_run import FragmentRun
+
+_MOST_LOSSES_OF_A_ROW = 2
+_MOST_DEATHS_IN_A_ROW = 16
+
+
+@dataclass(frozen=True)
+class Again:
+    """Rows of a fragment that are given out again, or a row that is given up.
+
+    Attributes:
+        start: The first row.
+        rows: How many.
+        error: What the row is at fault of; None to try again.
+    """
+
+    start: int
+    rows: int
+    error: str | None = None
+
+
+class Losses:
+    """Which calls a dead worker was at, and what is to be done with their rows."""
+
+    def __init__(self) -> None:
+        self._at_work: dict[Worker, set[int]] = {}
+        self._deaths: dict[str, int] = {}
+
+    def was_at_work(
+        self, worker: Worker, ticket: int, queued: Collection[int], at_once: int
+    ) -> bool:
+        """Whether a lost worker was at a call, and did not only have it queued: the oldest were.
+
+        Args:
+            worker: The worker.
+            ticket: The call.
+            queued: Tickets of its other calls.
+            at_once: Calls that it does at the same time.
+        """
+        if worker not in self._at_work:
+            self._at_work[worker] = set(sorted([ticket, *queued])[:at_once])
+        return ticket in self._at_work[worker]
+
+    def answered(self, stage: str) -> None:
+        """Takes note that a call of a stage came back."""
+        self._deaths[stage] = 0
+
+    def is_sick(self, stage: str) -> bool:
+        """Whether a stage's workers die whatever they are given."""
+        return self._deaths.get(stage, 0) > _MOST_DEATHS_IN_A_ROW
+
+    def again(
+        self, run: FragmentRun, spec: StageSpec, start: int, rows: int, guilty: bool, seconds: float
+    ) -> list[Again]:
+        """What is to be done with the rows of a lost call.
+
+        Args:
+            run: Their fragment.
+            spec: Their stage.
+            start: The first of them.
+            rows: How many there are.
+            guilty: Whether the worker was at them.
+            seconds: Since when they were under way.
+        """
+        if not guilty:
+            return [Again(start, rows)]
+        self._deaths[spec.name] = self._deaths.get(spec.name, 0) + 1
+        if rows > 1:
+            half = rows // 2
+            return [Again(start, half), Again(start + half, rows - half)]
+        key = (spec.name, start)
+        run.losses[key] = run.losses.get(key, 0) + 1
+        if run.losses[key] < _MOST_LOSSES_OF_A_ROW:
+            return [Again(start, 1)]
+        assert isinstance(spec, MapBatchesSpec)
+        limit = spec.failures.timeout_s
+        return [Again(start, 1, TIMED_OUT if limit and seconds >= limit else WORKER_DIED)]
+
+
+def isolates(spec: StageSpec) -> bool:
+    """Whether a stage sets rows aside that kill its workers."""
+    return isinstance(spec, MapBatchesSpec) and spec.failures.on_error != "raise"
