@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from vane_dagster.commit.garbage import Terms, collect
 from vane_dagster.commit.quarantine import attach, detach
 from vane_dagster.execute.attempts import (
     BatchError,
@@ -148,6 +149,30 @@ def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, mater
     rate = next(check for check in manifest.checks if check.name == "error_rate")
     assert rate.passed
     assert rate.metadata["error_rate"] == len(BAD) / ROWS
+
+
+def test_garbage_collection_keeps_what_was_set_aside(tmp_path, local, materialize):
+    docs = pipeline(tmp_path)
+    materialize(docs, local)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+
+    def files() -> set[str]:
+        return {path.name for path in (tmp_path / "store").rglob("*.faults.parquet")}
+
+    def collected() -> None:
+        now = time.time() + 10
+        for grace in (0, 1):
+            list(collect(store.open(), Terms(now + 100 * grace, keep=0, grace=50)))
+
+    first = files()
+    collected()
+    assert files() == first
+    assert vd.quarantine("docs/double", store=store)["id"].to_pylist() == list(BAD)
+    materialize(docs, local, config={"force": True})
+    assert files() > first
+    collected()
+    assert not files() & first
+    assert vd.quarantine("docs/double", store=store)["id"].to_pylist() == list(BAD)
 
 
 def test_the_quarantine_has_its_columns_without_any_row(tmp_path, local, materialize):

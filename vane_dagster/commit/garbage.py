@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from vane_dagster.commit.location import TEMPORARY, Location, Stored
 from vane_dagster.commit.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.commit.quarantine import SUFFIX as FAULTS
 from vane_dagster.commit.publish import STAGING
 from vane_dagster.commit.reading import options_for
 from vane_dagster.commit.staged import staged_parts
@@ -115,7 +116,8 @@ def _needed(stages: list[_Stage], terms: Terms) -> dict[str, _Needed]:
             opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
             wanted = set()
             for (name, path), manifest in zip(places, opened):
-                needed[name][path] = frozenset(part.name for part in manifest.parts)
+                files = (file for part in manifest.parts for file in (part.name, part.faults))
+                needed[name][path] = frozenset(files)
                 folder = path.rpartition("/")[0]
                 for upstream, text in manifest.upstream.items():
                     place = f"{folder}/{text}"
@@ -207,7 +209,7 @@ class _Stage:
             return
         if name.startswith(TEMPORARY):
             found.temporaries[url] = stored.size
-        elif parse_part_name(name):
+        elif parse_part_name(name) or name.endswith(FAULTS):
             since = self._condemned.get(path)
             gone = since is not None and terms.now - since >= terms.grace
             (found.deleted if gone else found.condemned)[url] = stored.size

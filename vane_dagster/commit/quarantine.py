@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,8 +65,7 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
     sink = pa.BufferOutputStream()
     pq.write_table(faults, sink, compression="zstd")
     data = sink.getvalue()
-    rows = json.dumps(faults.column("id").to_pylist(), default=str)
-    digest = hashlib.sha256(rows.encode() + bytes(memoryview(data)[-64:])).hexdigest()[:16]
+    digest = hashlib.sha256(memoryview(data)).hexdigest()[:16]
     name = f"{key}-{digest}{SUFFIX}"
     folder.write(name, memoryview(data))
     return name

@@ -15,6 +15,7 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
+from vane_dagster.tracing.summary import sample_trace
 
 
 @dataclass
@@ -126,6 +127,8 @@ def stage_metadata(
         found["dagster/column_lineage"] = lineage
     if manifest.sample:
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
+    if trace := sample_trace(store, manifest):
+        found["trace"] = dg.MetadataValue.md(trace)
     if stats.computed:
         found["rows_per_second"] = round(stats.rows_per_second, 1)
         found["worker_seconds"] = round(stats.work_seconds, 3)
