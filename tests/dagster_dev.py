@@ -374,6 +374,25 @@ class DagsterDev:
             }
         return found
 
+    def lineage(self, stage: str) -> dict[str, list[str]]:
+        """For each column of an asset the columns it comes from, as ``docs/clean: text``."""
+        (node,) = self.ask(
+            """query($keys: [AssetKeyInput!]!) { assetNodes(assetKeys: $keys) {
+                 assetMaterializations(limit: 1) { metadataEntries {
+                   ... on TableColumnLineageMetadataEntry { lineage {
+                     columnName columnDeps { assetKey { path } columnName } } } } } } }""",
+            keys=asset_keys([stage]),
+        )["assetNodes"]
+        entries = node["assetMaterializations"][0]["metadataEntries"]
+        (columns,) = [entry["lineage"] for entry in entries if "lineage" in entry]
+        return {
+            column["columnName"]: [
+                f"{'/'.join(dep['assetKey']['path'])}: {dep['columnName']}"
+                for dep in column["columnDeps"]
+            ]
+            for column in columns
+        }
+
     # Checks
 
     def checks(self, stage: str) -> dict[str, dict[str, str]]:

@@ -12,6 +12,9 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.definitions import data_version
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
@@ -220,4 +223,55 @@ def test_failed_step_fails_the_partitions_that_were_not_logged_and_no_others(ins
     assert (statuses(MADE), statuses(BELOW)) == ((["a", "c"], ["b"]), (["a"], ["b", "c"])), (
         "after a failed step Dagster does not take exactly the partitions without an event for "
         "failed"
+    )
+
+
+def test_logged_evaluation_counts_where_it_names_the_latest_materialization(instance):
+    with pytest.warns(dg.PreviewWarning):
+        spec = dg.AssetCheckSpec("check", asset=MADE, partitions_def=LETTERS)
+    named = {"a": True, "b": False}
+
+    @dg.multi_asset(
+        specs=[dg.AssetSpec(MADE)],
+        check_specs=[spec],
+        partitions_def=LETTERS,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        can_subset=True,
+    )
+    def make(context):
+        for partition in named:
+            context.log_event(dg.AssetMaterialization(MADE, partition=partition))
+            records = dg.AssetRecordsFilter(asset_key=MADE, asset_partitions=[partition])
+            (latest,) = context.instance.fetch_materializations(records, limit=1).records
+            target = AssetCheckEvaluationTargetMaterializationData(
+                storage_id=latest.storage_id, run_id=latest.run_id, timestamp=latest.timestamp
+            )
+            context.log_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=MADE,
+                    check_name="check",
+                    passed=True,
+                    partition=partition,
+                    target_materialization_data=target if named[partition] else None,
+                )
+            )
+        yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
+
+    assert dg.materialize([make], instance=instance, tags=across("a", "b")).success
+
+    key = dg.AssetCheckKey(MADE, "check")
+    history = instance.event_log_storage.get_asset_check_execution_history(key, 10)
+    assert {record.partition: record.status.value for record in history} == {
+        "a": "SUCCEEDED",
+        "b": "SUCCEEDED",
+    }, "evaluations that are logged by hand do not take the place of those planned any more"
+    state = instance.event_log_storage.get_asset_check_state([(key, LETTERS)])[key]
+    found = {
+        status.value: set(subset.value.get_partition_keys())
+        for status, subset in state.subsets.items()
+        if not subset.is_empty
+    }
+    assert found == {"SUCCEEDED": {"a"}}, (
+        "an evaluation counts for its partition in another way than by its target: the target that "
+        "orchestrate/check_events.py looks up may be needed no more, or something beside it"
     )

@@ -17,8 +17,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 # What an example prints besides its counts, as a pattern over the whole output.
 PRINTED = {
     "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
+    "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
+    r"tuesday: rated/drift_stars WARN: .* monday .*tuesday: rated/golden passed",
+    "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
+    r"found in radio-1 of radio: Turn the left knob",
     "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
+    "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
+    r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
     "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
     "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
     "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",

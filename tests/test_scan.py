@@ -230,7 +230,9 @@ def test_every_type_is_read_as_planned(kind, tmp_path):
     schema = read_footers(files, source, FragmentRule(10), "here").schema
     expected = array.cast(schema.field("x").type).to_pylist()
     for stop in (3, 2):
-        rows = FileRows(str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))), "id")
+        rows = FileRows(
+            str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))), "id"
+        )
         work = Work("here", Gather(), (rows,), schema, "id", None, True)
         assert scan(rows, work)["x"].to_pylist() == expected[:stop]
         op = Project((("id", "id"), ("x", "x")), None)

@@ -279,3 +279,75 @@ def test_wrong_checks_are_refused_where_they_are_written():
         docs.map_batches("v", embed, schema=SCHEMA, checks=[checks.Vectors(columns=["label"])])
     with pytest.raises(vd.DefinitionError, match="turns off no check"):
         docs.project("v", ["text"], checks=[checks.Off("vectors")])
+
+
+def counted(instance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
+    """The partitions of each status, as Dagster counts them for the asset's page."""
+    states = instance.event_log_storage.get_asset_check_state([(key, DAYS)])
+    return {
+        status.value: set(subset.value.get_partition_keys())
+        for status, subset in states[key].subsets.items()
+        if not subset.is_empty
+    }
+
+
+def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
+    """Dagster forgets an evaluation that does not say which materialization it is of."""
+    for key, texts in {"a": ["one"], "b": ["zero"], "c": ["one"]}.items():
+        source(tmp_path, key, texts)
+    docs = pipeline(tmp_path, below=False)
+    key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
+    assert runs(docs, "a", "b", "c").success
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
+    source(tmp_path, "a", ["zero"])
+    source(tmp_path, "b", ["one"])
+    table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
+    write_source(tmp_path / "source" / "c", table)
+    assert not runs(docs, "a", "b", "c").success
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"b"}, "FAILED": {"a", "c"}}
+    assert runs(docs, selection=dg.AssetSelection.checks(key)).success
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
+
+
+def test_column_lineage_and_sample_rows_are_in_the_metadata(tmp_path, runs):
+    source(tmp_path, "a", ["a|b", "*c*"])
+    docs = pipeline(tmp_path, below=False)
+    longer = docs.project("longer", {"long": "text || id", "same": "text"})
+    docs.map_batches(
+        "declared", embed, schema=SCHEMA, columns=["text"], column_lineage={"label": ["text"]}
+    )
+    docs.join("all", docs["vectors"], longer, columns={"longer": {"longest": "long"}})
+    made = {m.asset_key.path[-1]: m.metadata for m in materializations(
+        runs(docs, "a"), runs.instance
+    )}  # fmt: skip
+    assert _sources(made["longer"]) == {
+        "id": [("docs/source", "id")],
+        "long": [("docs/source", "id"), ("docs/source", "text")],
+        "same": [("docs/source", "text")],
+    }
+    everything = [("docs/source", "id"), ("docs/source", "text")]
+    assert _sources(made["vectors"])["vector"] == everything
+    assert _sources(made["declared"])["label"] == [("docs/source", "text")]
+    assert _sources(made["all"]) == {
+        "id": [("docs/vectors", "id")],
+        "vector": [("docs/vectors", "vector")],
+        "label": [("docs/vectors", "label")],
+        "longest": [("docs/longer", "long")],
+    }
+    columns = made["longer"]["dagster/column_schema"].value.columns
+    assert {c.name: c.description for c in columns} == {
+        "id": "from docs/source: id",
+        "long": "from docs/source: id, text",
+        "same": "from docs/source: text",
+    }
+    head, _, first, second = made["longer"]["sample"].value.splitlines()
+    assert head == "| id | long | same |"
+    assert {first, second} == {r"| 0 | a\|b0 | a\|b |", r"| 1 | \*c\*1 | \*c\* |"}
+
+
+def _sources(metadata) -> dict[str, list[tuple[str, str]]]:
+    lineage = metadata["dagster/column_lineage"].value.deps_by_column
+    return {
+        name: [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps]
+        for name, deps in lineage.items()
+    }

@@ -40,7 +40,7 @@ texts = vd.Pipeline(
     group_name="texts",
 )
 clean = texts.project("clean", {{"text": "trim(text)"}})
-clean.map_batches("length", measure, schema={{"length": "BIGINT"}})
+clean.map_batches("length", measure, schema={{"length": "BIGINT"}}, columns=["text"])
 defs = dg.Definitions(
     assets=[texts.build_source(group_name="texts"), texts.build_assets()],
     resources={{
@@ -167,12 +167,15 @@ def texts(tmp_path) -> Iterator[DagsterDev]:
 def test_partition_is_materialized_by_clicking(texts, page):
     """From the button to the partition's numbers, its rows, where they are from, and checks."""
     base = f"http://127.0.0.1:{texts.port}/assets/texts/length"
-    page.goto(f"{base}/../clean")
-    _materialize(page)
-    texts.wait(lambda: _materialized(texts, "texts/clean"), "the first stage is materialized")
+    texts.succeeded(texts.launch(["texts/clean"], "monday"))
     page.goto(base)
-    _materialize(page)
-    texts.wait(lambda: _materialized(texts, "texts/length"), "the second stage is materialized")
+    page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
+    page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
+    page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
+    texts.wait(
+        lambda: texts.checks("texts/length")["null_rate"] == {"monday": "SUCCEEDED"},
+        "the stage is materialized and its checks have passed",
+    )
 
     page.goto(f"{base}?view=partitions&partition=monday")
     page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
@@ -180,6 +183,7 @@ def test_partition_is_materialized_by_clicking(texts, page):
     page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
     # The table of the column schema, and that of the sample rows.
     page.get_by_text("from texts/clean: text", exact=True).first.wait_for(timeout=60_000)
+    assert texts.lineage("texts/length")["length"] == ["texts/clean: text"]
     sample = page.locator("table", has=page.get_by_role("columnheader", name="length")).last
     cells = [row.locator("td").all_inner_texts() for row in sample.locator("tbody tr").all()]
     assert cells == [["1", "1"], ["2", "2"], ["3", "3"]]
@@ -194,23 +198,13 @@ def test_partition_is_materialized_by_clicking(texts, page):
     page.get_by_text("null_rate/length").wait_for(timeout=60_000)
 
     page.get_by_role("button", name="Execute all").click()
-    done = ["SUCCEEDED", "SUCCEEDED"]
+    check, done = ("texts/length", "null_rate"), ["SUCCEEDED", "SUCCEEDED"]
     texts.wait(
-        lambda: [e["status"] for e in texts.evaluations("texts/length", "null_rate", "monday")] == done,
+        lambda: [e["status"] for e in texts.evaluations(*check, "monday")] == done,
         "the checks are evaluated alone",
     )
     page.reload()
     _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
-
-
-def _materialize(page: Any) -> None:
-    page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
-    page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
-    page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
-
-
-def _materialized(dev: DagsterDev, stage: str) -> bool:
-    return dev.asset(stage, ["monday"])["monday"]["status"] == "MATERIALIZED"
 
 
 def _sees_passed(page: Any, checks: list[str]) -> None:

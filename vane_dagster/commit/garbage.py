@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from vane_dagster.commit.location import TEMPORARY, Location, Stored
 from vane_dagster.commit.manifest import Manifest, ManifestName, parse_part_name
-from vane_dagster.commit.quarantine import SUFFIX as FAULTS
 from vane_dagster.commit.publish import STAGING
+from vane_dagster.commit.quarantine import SUFFIX as FAULTS
 from vane_dagster.commit.reading import options_for
 from vane_dagster.commit.staged import staged_parts
 from vane_dagster.commit.store import ANNOUNCED, CONDEMNED, Store

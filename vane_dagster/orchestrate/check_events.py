@@ -88,9 +88,7 @@ class CheckLog:
 
 
 def _pointer(record: dg.EventLogRecord) -> Target:
-    return Target(
-        storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
-    )
+    return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
 
 
 def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:
