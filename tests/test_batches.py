@@ -22,6 +22,7 @@ import vane_dagster as vd
 from vane_dagster.declare.keys import JoinShape, Side
 from vane_dagster.declare.schema import parse_schema
 from vane_dagster.declare.udf import make_udf
+from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.batches import to_format
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.relational import join
@@ -53,7 +54,10 @@ def call(
     )
     work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
     caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
-    output, facts = caller.call(op, table, work, lambda: False)
+    try:
+        output, facts = caller.call(op, table, work, lambda: False)
+    except BatchError as error:
+        raise error.cause from None
     assert not facts["cancelled"]
     assert output.schema == declared
     return output

@@ -13,6 +13,7 @@ import vane_dagster as vd
 from vane_dagster.declare.keys import JoinShape, Side
 from vane_dagster.errors import UdfError
 from vane_dagster.execute.batches import with_ids
+from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
 from vane_dagster.execute.relational import join
 from vane_dagster.execute.work import CallUdf, Join, Work
 
@@ -179,6 +180,28 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
     for parent, child in zip(parents, children):
         assert child == f"{parent}-{seen.get(parent, 0)}"
         seen[parent] = seen.get(parent, 0) + 1
+
+
+@settings(deadline=None)
+@given(
+    some=st.lists(st.integers(0, 9), max_size=9),
+    others=st.lists(st.integers(0, 9), unique=True, max_size=9),
+    texts=st.booleans(),
+    many=st.booleans(),
+)
+def test_sorted_ids_tell_what_sets_tell(some, others, texts, many):
+    def ids(numbers):
+        values = list(numbers)
+        if many:  # so that texts are hashed
+            values += range(100, 20_000)
+        kind = pa.string() if texts else pa.int64()
+        array = pa.array([f"i{n}" for n in values] if texts else values, kind)
+        return pa.chunked_array([array[: len(array) // 2], array[len(array) // 2 :]], kind)
+
+    distinct = len(set(some)) == len(some)
+    assert (repeated_or_null(ids(some)) is None) == distinct
+    among = distinct and set(some) <= set(others)
+    assert are_distinct_and_among(ids(some), ids(others)) == among
 
 
 IDS = st.lists(st.integers(0, 30), unique=True, max_size=20)

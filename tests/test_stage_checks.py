@@ -228,6 +228,24 @@ def test_checks_run_alone_over_what_is_there(tmp_path, runs):
     assert not materializations(result, runs.instance)
 
 
+def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
+    for key, text in {"a": "one", "b": "zero"}.items():
+        source(tmp_path, key, [text])
+    docs = pipeline(tmp_path, [checks.Vectors(blocking=True)])
+    assert not runs(docs, "a", "b", selection=[docs["vectors"].key]).success
+    check, other = (
+        dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, name))
+        for name in ("vectors", "ids_complete")
+    )
+    assert runs(docs, selection=other).success
+    result = runs(docs, "a", "b", selection=check | dg.AssetSelection.assets(docs["labels"].key))
+    assert "stage 'vectors', partition 'b': vectors: " in failure(result)
+    found = evaluations(result, runs.instance)
+    assert found["vectors", "vectors", "a"].passed
+    assert not found["vectors", "vectors", "b"].passed
+    assert runs.sequence("labels", "a") == runs.sequence("labels", "b") == 0
+
+
 def test_a_partition_that_failed_has_no_check_left_planned(tmp_path, runs):
     source(tmp_path, "a", ["one"])
     source(tmp_path, "b", ["one"])

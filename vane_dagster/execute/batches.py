@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.declare.stage import BatchFormat
 from vane_dagster.errors import UdfError, names
+from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
 from vane_dagster.execute.work import CallUdf, Work
 
 
@@ -188,21 +189,6 @@ def _is_listed(kind: pa.DataType) -> bool:
     )
 
 
-def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
-    """What is wrong with ids that should be unique and not null; None if nothing is."""
-    if ids.null_count:
-        return f"{ids.null_count} null ids"
-    if len(ids) < 2:
-        return None
-    if pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py():
-        return None
-    if pc.count_distinct(ids).as_py() == len(ids):
-        return None
-    counts = ids.value_counts()
-    repeated = [c["values"].as_py() for c in counts if c["counts"].as_py() > 1]
-    return f"{len(repeated)} ids more than once: {names(repeated)}"
-
-
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
     """A call's output with its ids checked against the batch's, or carried over if left out.
 
@@ -245,6 +231,9 @@ def _check_returned(
     returned: pa.ChunkedArray, ids: pa.ChunkedArray, work: Work, op: CallUdf
 ) -> None:
     culprit = work.culprit
+    complete = len(returned) == len(ids) or op.cardinality == "filter"
+    if not op.parent and complete and are_distinct_and_among(returned, ids):
+        return
     if op.parent and returned.null_count:
         raise UdfError(
             f"{culprit}: returned {returned.null_count} rows whose {op.parent!r} is null; expected "

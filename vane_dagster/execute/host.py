@@ -23,11 +23,12 @@ from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
 from vane_dagster.errors import IntegrityError, ModelLoadError, VaneError
-from vane_dagster.execute import relational, scan
+from vane_dagster.execute import relational
 from vane_dagster.execute.attempts import BatchError
-from vane_dagster.execute.batches import repeated_or_null
 from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.database import connection
 from vane_dagster.execute.faults import rejected, user_traceback
+from vane_dagster.execute.ids import repeated_or_null
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import (
     CallUdf,
@@ -72,7 +73,7 @@ class Host:
                 if model is not None:
                     self._caller = Caller(model, _construct(model, archive))
                 else:
-                    scan.connection()
+                    connection()
             except BaseException as error:  # a user's constructor may raise anything
                 fault = load_fault(model, error)
             self._load = LoadReport(

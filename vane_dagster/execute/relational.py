@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from vane_dagster.commit.writer import read_part
 from vane_dagster.declare.keys import Side
 from vane_dagster.declare.sql import select
-from vane_dagster.execute.scan import connection, scan, scan_projected
+from vane_dagster.execute.database import connection
+from vane_dagster.execute.scan import scan, scan_projected
 from vane_dagster.execute.work import FileRows, HeldRows, Join, Project, Rows, Work
 
 

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-
 import duckdb
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location, duckdb_path, protocols
-from vane_dagster.declare.database import connect
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.sql import quote, select_list
 from vane_dagster.errors import IntegrityError, SourceError
-from vane_dagster.execute.batches import repeated_or_null
+from vane_dagster.execute.database import connection
+from vane_dagster.execute.ids import repeated_or_null
 from vane_dagster.execute.work import FileRows, Project, Work
 from vane_dagster.plan.source import file_version, listed_file
 
 _ROW = "file_row_number"
-
-
-@functools.lru_cache(maxsize=1)
-def connection() -> duckdb.DuckDBPyConnection:
-    """The worker's DuckDB, opened once, with what it imports to read Arrow tables."""
-    opened = connect()
-    opened.from_arrow(pa.table({"warm": [0]})).fetchall()
-    return opened
 
 
 def scan(rows: FileRows, work: Work) -> pa.Table:

@@ -37,13 +37,17 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
         ]
 
 
+Blocked = tuple[str, str | None, CheckResult]
+"""A stage, a partition, and the blocking check that failed there."""
+
+
 class CheckLog:
     """Logs evaluations, each for its partition; those yielded by a step would have none."""
 
     def __init__(self, context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
         self._context, self._pipeline = context, pipeline
         self._selected = context.selected_asset_check_keys
-        self.blocked: list[tuple[str, str | None, CheckResult]] = []
+        self.blocked: list[Blocked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
         """Logs what the checks of a partition have found, once it is materialized."""
@@ -91,6 +95,15 @@ def _pointer(record: dg.EventLogRecord) -> Target:
     return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
 
 
+def told_blocked(found: Sequence[Blocked]) -> str:
+    """What blocking checks have found in partitions that are materialized."""
+    lines = []
+    for stage, partition, result in found[:5]:
+        where = "" if partition is None else f", partition {partition!r}"
+        lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
+    return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
+
+
 def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:
     """What evaluates checks, with the partitions in the order that Dagster has them in."""
     return Judge(pipeline, store, _earlier(context, pipeline))
@@ -105,9 +118,11 @@ def evaluate_alone(
 
     Raises:
         StoreError: If one was never materialized.
+        dg.Failure: If a blocking check failed, as Dagster does; it gates all that is selected.
     """
     log = CheckLog(context, pipeline)
-    chosen = {key.asset_key for key in context.selected_asset_check_keys}
+    checks = context.selected_asset_check_keys
+    chosen = {key.asset_key for key in checks}
     named = context.has_partition_key or context.has_partition_key_range
     partitions = list(context.partition_keys) if named else None
     for stage in pipeline:
@@ -121,7 +136,11 @@ def evaluate_alone(
                 "nothing to check; materialize it first"
             )
         for partition, manifest in manifests.items():
-            log.found(stage.name, partition, judging.results(manifest))
+            results = judging.results(manifest)
+            wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
+            log.found(stage.name, partition, wanted)
+    if log.blocked:
+        raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
 
 
 def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.commit.manifest import CheckResult, Manifest, ManifestName
+from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE
@@ -26,7 +26,7 @@ from vane_dagster.execute.events import (
     WorkerReady,
 )
 from vane_dagster.execute.judging import Judge
-from vane_dagster.orchestrate.check_events import CheckLog
+from vane_dagster.orchestrate.check_events import CheckLog, told_blocked
 from vane_dagster.orchestrate.event_log import DATA_VERSION
 from vane_dagster.orchestrate.observing import SourceLog
 from vane_dagster.orchestrate.provenance import Provenance
@@ -184,7 +184,7 @@ class RunReport:
         if self._failed:
             raise self._failure()
         if self._checks.blocked:
-            raise dg.Failure(_blocked(self._checks.blocked), allow_retries=False)
+            raise dg.Failure(told_blocked(self._checks.blocked), allow_retries=False)
 
     def _failure(self) -> dg.Failure:
         roots = [failure for failure in self._failed if failure.because is None]
@@ -230,15 +230,6 @@ def _logged_before(
     records = context.instance.get_records_for_run(context.run.run_id, of_type=kind).records
     events = [record.asset_materialization for record in records]
     return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
-
-
-def _blocked(found: Sequence[tuple[str, str | None, CheckResult]]) -> str:
-    """What blocking checks have found; the partitions are materialized."""
-    lines = []
-    for stage, partition, result in found[:5]:
-        where = "" if partition is None else f", partition {partition!r}"
-        lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
-    return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
 
 
 def _told(failure: Failed) -> str:
