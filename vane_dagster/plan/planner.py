@@ -216,7 +216,7 @@ class _Planner:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
                 f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
-                "the source with vd.parquet(..., allow_empty=True), or vd.stored(..., allow_empty=...)"
+                "the source with vd.parquet(..., allow_empty=True)"
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
