@@ -30,8 +30,9 @@ from vane_dagster.commit.location import Location
 from vane_dagster.commit.writer import PartTarget
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.host import Host
+from vane_dagster.execute.operations import CallUdf, HeldRows
 from vane_dagster.execute.output import OutputTap
-from vane_dagster.execute.work import CallUdf, HeldRows, ModelSpec, Work
+from vane_dagster.execute.work import ModelSpec, Work
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
 
@@ -365,7 +366,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
     host._caller = Caller(ModelSpec("told_to_stop", False, "plain", "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
-        CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 5, "one_to_one", 16),
+        CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 5, "one_to_one", 16, ("id",)),
         (HeldRows(0),),
         pa.schema({"id": pa.int64()}),
         "id",

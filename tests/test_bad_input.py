@@ -260,7 +260,8 @@ def test_names_that_meet_in_a_join(tmp_path, refused):
     write_source(tmp_path / "src", GOOD)
     docs = make(tmp_path)
     docs.join("both", docs["clean"], docs.project("other", ["n"]))
-    refused(docs, "'docs/both': column 'n' comes from both 'clean' and 'other'", "name the columns to take")
+    both = "'docs/both': column 'n' comes from both 'clean' and 'other'"
+    refused(docs, both, "name the columns to take")
 
 
 # Ids

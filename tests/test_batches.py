@@ -25,8 +25,9 @@ from vane_dagster.declare.udf import make_udf
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.batches import to_format
 from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.operations import CallUdf, Join
 from vane_dagster.execute.relational import join
-from vane_dagster.execute.work import CallUdf, Join, ModelSpec, Work
+from vane_dagster.execute.work import ModelSpec, Work
 
 IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)

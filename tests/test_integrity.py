@@ -14,8 +14,9 @@ from vane_dagster.declare.keys import JoinShape, Side
 from vane_dagster.errors import UdfError
 from vane_dagster.execute.batches import with_ids
 from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
+from vane_dagster.execute.operations import CallUdf, Join
 from vane_dagster.execute.relational import join
-from vane_dagster.execute.work import CallUdf, Join, Work
+from vane_dagster.execute.work import Work
 
 
 def double(batch: pa.Table) -> pa.Table:

@@ -151,6 +151,79 @@ def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, mater
     assert rate.metadata["error_rate"] == len(BAD) / ROWS
 
 
+class Mended:
+    """Fails at some rows as long as a file is not there; tells which rows it was given."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        with open(f"{self.folder}/seen", "a") as file:
+            file.write("".join(f"{x}\n" for x in batch["x"].to_pylist()))
+        return double(batch, () if os.path.exists(f"{self.folder}/mended") else BAD)
+
+
+@pytest.mark.parametrize("on_error", ["quarantine", "null"])
+def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, materialize):
+    docs = pipeline(
+        tmp_path,
+        fn=Mended,
+        on_error=on_error,
+        batch_size=10,
+        fn_constructor_kwargs={"folder": str(tmp_path)},
+    )
+    docs["double"].project("below", {"z": "y + 1"})
+    materialize(docs, local)
+    seen = tmp_path / "seen"
+    seen.write_text("")
+    again = {"retry_quarantined": True}
+    result = materialize(docs, local, config=again)  # in vain
+    assert {int(x) for x in seen.read_text().split()} == set(BAD)
+    assert vd.quarantine("docs/double", store=str(tmp_path / "store")).num_rows == len(BAD)
+    seen.write_text("")
+    (tmp_path / "mended").touch()
+    result = materialize(docs, local, config=again)
+    assert {int(x) for x in seen.read_text().split()} == set(BAD)
+    assert metadata(result, "double")["fragments_computed"] == 3
+    assert metadata(result, "double")["fragments_reused"] == 1
+    assert metadata(result, "below")["fragments_reused"] == 1
+    store = tmp_path / "store"
+    table = read_stage(store, "docs", "double")
+    assert table["id"].to_pylist() == list(range(ROWS))
+    assert table["y"].to_pylist() == [2 * i for i in range(ROWS)]
+    assert read_stage(store, "docs", "below")["z"].to_pylist() == [2 * i + 1 for i in range(ROWS)]
+    assert vd.quarantine("docs/double", store=str(store)).num_rows == 0
+    seen.write_text("")
+    for config in (None, again):
+        result = materialize(docs, local, config=config)
+        assert metadata(result, "double")["fragments_computed"] == 0
+    assert not seen.read_text()
+
+
+def test_children_of_rows_that_failed_take_their_place(tmp_path, local, materialize):
+    docs = pipeline(
+        tmp_path,
+        fn=words_once_mended,
+        fn_kwargs={"folder": str(tmp_path)},
+        schema={"word": "VARCHAR"},
+        cardinality="one_to_many",
+        id="word_id",
+    )
+    materialize(docs, local)
+    (tmp_path / "mended").touch()
+    materialize(docs, local, config={"retry_quarantined": True})
+    table = read_stage(tmp_path / "store", "docs", "double")
+    assert table["id"].to_pylist() == [i for i in range(ROWS) for _ in range(2)]
+    assert len(set(table["word_id"].to_pylist())) == 2 * ROWS
+
+
+def words_once_mended(batch: pa.Table, folder: str) -> pa.Table:
+    if 3 in batch["id"].to_pylist() and not os.path.exists(f"{folder}/mended"):
+        raise ValueError("not yet")
+    ids = [i for i in batch["id"].to_pylist() for _ in range(2)]
+    return pa.table({"id": ids, "word": ["w"] * len(ids)})
+
+
 def test_garbage_collection_keeps_what_was_set_aside(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     materialize(docs, local)

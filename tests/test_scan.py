@@ -20,8 +20,9 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 import vane_dagster as vd
 from vane_dagster.commit.location import Location
 from vane_dagster.declare.sql import bind
+from vane_dagster.execute.operations import FileRows, Gather, Project
 from vane_dagster.execute.scan import scan, scan_projected
-from vane_dagster.execute.work import FileRows, Gather, Project, Work
+from vane_dagster.execute.work import Work
 from vane_dagster.plan.fragment import FragmentRule, read_footers
 from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.source import listed_file

@@ -197,14 +197,21 @@ def test_the_check_blocks_a_later_run_too_until_its_cause_is_mended(tmp_path, ru
     assert runs.sequence("out", "a") == 1
 
 
-def test_what_is_selected_alone_is_not_blocked(tmp_path, runs):
-    """As in Dagster, a check blocks inside a run: whoever asks for a stage alone gets it."""
+def test_what_is_selected_alone_is_blocked_too(tmp_path, runs):
+    """Else a backfill that is executed again from its failure would publish what was withheld."""
     given = [checks.Vectors(blocking=True)]
     source(tmp_path, "a", ["one", "zero"])
     docs = pipeline(tmp_path, given)
     assert not runs(docs, "a").success
-    assert runs(docs, "a", selection=[docs["labels"].key]).success
-    assert runs.sequence("labels", "a") == 1
+    assert "'vectors'" in failure(runs(docs, "a", selection=[docs["labels"].key]))
+    assert runs.sequence("labels", "a") == 0
+    tolerant = pipeline(tmp_path, [checks.Vectors(max_rate=0.5, blocking=True)])
+    assert runs(tolerant, "a", selection=[tolerant["labels"].key]).success
+
+
+def test_a_check_that_blocks_is_an_error(tmp_path):
+    assert checks.NullRate().severity == "WARN"
+    assert checks.NullRate(blocking=True).severity == "ERROR"
 
 
 def test_a_blocking_check_of_the_last_stage_fails_the_step(tmp_path, runs):

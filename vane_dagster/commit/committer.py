@@ -36,7 +36,7 @@ class Commit:
         unique: Name of the id, where ids have to be checked across the fragments; else None.
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
-        done_above: Upstream stages of this run that were in force before: their manifests.
+        above: Manifests of upstream stages that this run does not commit; None to open them.
         judge: Evaluates the checks of a manifest's stage.
         done: Called with what came of it.
     """
@@ -47,7 +47,7 @@ class Commit:
     unique: str | None
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
-    done_above: Sequence[str]
+    above: Mapping[str, Manifest | None]
     judge: Callable[[Manifest], tuple[CheckResult, ...]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
 
@@ -148,11 +148,12 @@ class Committer:
     def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
         """The manifest with what its checks found, unless a check above withholds it."""
         partition = manifest.partition
-        for stage in (*commit.waits_for, *commit.done_above):
+        for stage, above in commit.above.items():
             if (partition, stage) not in self._found:
-                above = self._store.in_force(manifest.pipeline, stage, partition)
+                above = above or self._store.in_force(manifest.pipeline, stage, partition)
                 assert above is not None, "a stage that is done has a manifest"
                 self._found[partition, stage] = commit.judge(above)
+        for stage in (*commit.waits_for, *commit.above):
             for found in self._found[partition, stage]:
                 if found.blocking and not found.passed:
                     raise BlockedError(stage, found)

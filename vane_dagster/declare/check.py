@@ -26,7 +26,7 @@ class Check:
     Attributes:
         name: Its name at the stage's asset in Dagster.
         blocking: Whether what lies below is withheld where it does not pass.
-        severity: "ERROR" or "WARN", of a result that did not pass.
+        severity: "ERROR" or "WARN", of a result that did not pass. What blocks is an error.
     """
 
     name: str = ""
@@ -50,6 +50,8 @@ class Check:
                 f"{self._culprit}: blocking is {self.blocking!r}; expected True or False"
             )
         one_of(self._culprit, "severity", self.severity, ("ERROR", "WARN"))
+        if self.blocking:
+            object.__setattr__(self, "severity", "ERROR")
 
     @property
     def definition(self) -> str:

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from vane_dagster.declare.stage import BatchFormat
 from vane_dagster.errors import UdfError, names
 from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
-from vane_dagster.execute.work import CallUdf, Work
+from vane_dagster.execute.operations import CallUdf
+from vane_dagster.execute.work import Work
 
 
 def slices(table: pa.Table, size: int | None) -> Iterator[pa.Table]:

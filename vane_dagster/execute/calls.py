@@ -18,7 +18,8 @@ from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
 from vane_dagster.execute.batches import from_result, slices, to_format, with_ids
 from vane_dagster.execute.faults import fault_table, null_row, told
-from vane_dagster.execute.work import CallUdf, ModelSpec, Tally, Work
+from vane_dagster.execute.operations import CallUdf
+from vane_dagster.execute.work import ModelSpec, Tally, Work
 
 _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5

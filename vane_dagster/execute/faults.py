@@ -13,7 +13,8 @@ import pyarrow as pa
 from vane_dagster.commit.quarantine import fault_schema
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import RowFault
-from vane_dagster.execute.work import CallUdf, Reject, Tally, Work
+from vane_dagster.execute.operations import CallUdf, Reject
+from vane_dagster.execute.work import Tally, Work
 
 _MOST_CHARACTERS = 4_000
 _TOLD_CHARACTERS = 200

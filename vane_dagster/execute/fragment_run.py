@@ -9,6 +9,7 @@ from typing import Any
 from vane_dagster.commit.manifest import FragmentRecord
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.work import Tally
+from vane_dagster.plan.plan import Part
 
 
 @dataclass
@@ -60,6 +61,7 @@ class FragmentRun:
         held: Bytes of all tables that it became.
         suspects: Stages that it goes through in slices, because a worker died at it.
         losses: Workers that a row has ended, by stage and row.
+        mends: Former parts of which the failed rows alone are computed, by stage.
     """
 
     order: int
@@ -72,6 +74,7 @@ class FragmentRun:
     held: int = 0
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
+    mends: dict[str, Part] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

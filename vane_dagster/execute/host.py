@@ -29,20 +29,9 @@ from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.database import connection
 from vane_dagster.execute.faults import rejected, user_traceback
 from vane_dagster.execute.ids import repeated_or_null
+from vane_dagster.execute.operations import CallUdf, Gather, Join, Mend, Pick, Project, Reject
 from vane_dagster.execute.output import OutputTap
-from vane_dagster.execute.work import (
-    CallUdf,
-    Fault,
-    Gather,
-    Join,
-    LoadReport,
-    ModelSpec,
-    Project,
-    Reject,
-    Report,
-    Tally,
-    Work,
-)
+from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
 
 
 class Host:
@@ -139,6 +128,13 @@ class Host:
         if isinstance(op, Join):
             table, given = relational.join(op, inputs, work)
             return table, {"tally": Tally(given, given - table.num_rows)}
+        if isinstance(op, Pick):
+            picked = relational.pick(op, inputs[0])
+            return picked, {"tally": Tally(picked.num_rows)}
+        if isinstance(op, Mend):
+            assert work.tally is not None
+            rows = relational.mend(op, inputs, work)
+            return rows.cast(work.schema), {"tally": work.tally, "aside": detach(inputs)}
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         assert isinstance(op, Gather)

@@ -14,8 +14,18 @@ from vane_dagster.commit.writer import read_part
 from vane_dagster.declare.keys import Side
 from vane_dagster.declare.sql import select
 from vane_dagster.execute.database import connection
+from vane_dagster.execute.operations import (
+    Faults,
+    FileRows,
+    HeldRows,
+    Join,
+    Mend,
+    Pick,
+    Project,
+    Rows,
+)
 from vane_dagster.execute.scan import scan, scan_projected
-from vane_dagster.execute.work import FileRows, HeldRows, Join, Project, Rows, Work
+from vane_dagster.execute.work import Work
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
@@ -121,3 +131,25 @@ def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListT
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
     """Inputs one below the other; an empty table of the schema if there are none."""
     return pa.concat_tables(inputs) if inputs else work.schema.empty_table()
+
+
+def pick(op: Pick, rows: pa.Table) -> pa.Table:
+    """The rows that failed before."""
+    failed = _failed(op.faults).cast(rows.schema.field(op.id).type)
+    return rows.filter(pc.is_in(rows.column(op.id), value_set=failed))
+
+
+def mend(op: Mend, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
+    """A former part and rows that are computed now, in the order of what the stage reads."""
+    former, read, *new = inputs
+    given = read.column(op.given).combine_chunks()
+    kept = former.filter(
+        pc.invert(pc.is_in(former.column(op.id), value_set=_failed(op.faults).cast(given.type)))
+    )
+    rows = pa.concat_tables([table.select(work.schema.names) for table in (kept, *new)])
+    places = pc.index_in(rows.column(op.id), value_set=given)
+    return rows.take(np.argsort(places.to_numpy(), kind="stable"))
+
+
+def _failed(faults: Faults) -> pa.Array:
+    return read_part(faults.folder, faults.name, ["id"]).column("id").combine_chunks()

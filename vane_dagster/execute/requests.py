@@ -29,19 +29,22 @@ from vane_dagster.declare.stage import (
 )
 from vane_dagster.execute.attempts import Policy
 from vane_dagster.execute.fragment_run import FragmentRun, Node
-from vane_dagster.execute.work import (
+from vane_dagster.execute.operations import (
     CallUdf,
+    Faults,
     FileRows,
     Gather,
     HeldRows,
     Join,
+    Mend,
     Op,
     PartRows,
+    Pick,
     Project,
     Reject,
     Rows,
-    Work,
 )
+from vane_dagster.execute.work import Work
 from vane_dagster.plan.plan import Part, RunPlan
 
 _Inputs = tuple[Rows, ...]
@@ -73,7 +76,11 @@ class Requests:
         upstream = node.spec.upstream[0]
         rows, tables = self._input(run, node, upstream, 0)
         schema = self._upstream_schema(run, node.spec, upstream)
-        return self._work(run, node, worker, Gather(), (rows,), schema=schema), tables
+        op: Op = Gather()
+        if former := run.mends.get(node.spec.name):
+            id = self._pipeline.keys(upstream)[0].column
+            op = Pick(Faults(former.folder, former.info.faults), id)
+        return self._work(run, node, worker, op, (rows,), schema=schema), tables
 
     def whole(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Computes and writes a fragment's part in one piece: for all but maps."""
@@ -105,8 +112,27 @@ class Requests:
     def gather(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
         """Puts a map's slices together and writes the part."""
         tables = [table for _, (table, _) in sorted(node.pieces.items())]
-        rows = tuple(HeldRows(i) for i in range(len(tables)))
+        rows: _Inputs = tuple(HeldRows(i) for i in range(len(tables)))
+        if former := run.mends.get(node.spec.name):
+            return self._mend(run, node, worker, former, rows), tables
         return self._part(run, node, worker, Gather(), rows, tally=node.tally), tables
+
+    def _mend(self, run: FragmentRun, node: Node, worker: str, former: Part, rows: _Inputs) -> Work:
+        """Puts what is computed now into a former part, in the place of what had failed."""
+        spec, info = node.spec, former.info
+        upstream = spec.upstream[0]
+        read, _ = self._input(run, node, upstream, 0)
+        keys = [key.column for key in self._pipeline.keys(spec.name)]
+        given = self._pipeline.keys(upstream)[0].column
+        faults = Faults(former.folder, info.faults)
+        op = Mend(faults, keys[1] if is_one_to_many(spec) else keys[0], given)
+        again = node.tally
+        tally = replace(
+            again, rows_in=info.rows_in, filtered=info.filtered + again.filtered,
+            workers=again.workers or (worker,),
+        )  # fmt: skip
+        inputs = (PartRows(former.folder, info.name), read, *rows)
+        return self._part(run, node, worker, op, inputs, tally=tally)
 
     def op(self, run: FragmentRun, spec: StageSpec) -> Op:
         """A stage's operation, with the rows that may still fail in the partition."""

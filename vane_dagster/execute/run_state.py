@@ -201,7 +201,10 @@ class RunState:
             unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
-            done_above=[u for u in above if partition.stages[u].done],
+            above={
+                **{u: None for u in above if partition.stages[u].done},
+                **{u: m for u, m in partition.inputs.items() if u in spec.upstream},
+            },
             judge=self._judge.results,
             done=lambda made, outcome: self._told(index, stage, made, outcome),
         )

@@ -14,7 +14,8 @@ from vane_dagster.declare.sql import quote, select_list
 from vane_dagster.errors import IntegrityError, SourceError
 from vane_dagster.execute.database import connection
 from vane_dagster.execute.ids import repeated_or_null
-from vane_dagster.execute.work import FileRows, Project, Work
+from vane_dagster.execute.operations import FileRows, Project
+from vane_dagster.execute.work import Work
 from vane_dagster.plan.source import file_version, listed_file
 
 _ROW = "file_row_number"

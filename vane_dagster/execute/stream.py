@@ -92,7 +92,9 @@ class Stream:
                 ]
                 if specs:
                     order += 1
-                    yield FragmentRun(order, index, i, fragment, make_nodes(specs))
+                    plans = {spec.name: partition.stages[spec.name] for spec in specs}
+                    mends = {s: p.mends[i] for s, p in plans.items() if i in p.mends}
+                    yield FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
 
     def _admit(self) -> None:
         while self._next and self._budget.admits(self._next.fragment.bytes):
@@ -128,7 +130,7 @@ class Stream:
 
     def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._crew.lane(stage, True).size
-        if stage in run.suspects:
+        if stage in run.suspects or stage in run.mends:
             return False
         return self._pacing.goes_whole(stage, rows, self._left, workers)
 

@@ -27,6 +27,10 @@ class RunOptions(dg.Config):
     force: bool = Field(
         default=False, description="Compute the selected stages again, whatever the store holds."
     )
+    retry_quarantined: bool = Field(
+        default=False,
+        description="Compute the rows again that could not be computed, and what lies below them.",
+    )
 
 
 def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -78,6 +82,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 check=lambda: _check_is_wanted(context),
                 judge=judging,
                 force=config.force,
+                retry_quarantined=config.retry_quarantined,
             )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error

@@ -35,6 +35,7 @@ def run_pipeline(
     check: Callable[[], None],
     judge: Judge,
     force: bool = False,
+    retry_quarantined: bool = False,
 ) -> RunPlan:
     """Brings stages of some partitions up to date.
 
@@ -50,6 +51,7 @@ def run_pipeline(
         check: Called every few seconds on this thread; what it raises stops the run.
         judge: Evaluates the stages' checks.
         force: Computes everything again.
+        retry_quarantined: Computes the rows again that could not be computed.
 
     Returns:
         The plan that was carried out; what came of it went to `listen`.
@@ -57,7 +59,7 @@ def run_pipeline(
     Raises:
         VaneError: If nothing could be planned, or the cluster cannot do it.
     """
-    plan = plan_run(pipeline, selected, partitions, store, force, run_id)
+    plan = plan_run(pipeline, selected, partitions, store, force, run_id, retry_quarantined)
     listen(Planned(plan))
     for key, error in plan.failed.items():
         first, *others = plan.selected

@@ -40,6 +40,7 @@ class StagePlan:
         keys: A fragment key for each fragment; empty where the whole partition is done.
         parts: Parts that the store holds, by index of fragment.
         leaving: Indexes of fragments whose part the store is about to delete.
+        mends: Former parts of fragments whose failed rows alone are computed, by index.
     """
 
     digest: str
@@ -48,6 +49,7 @@ class StagePlan:
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
+    mends: Mapping[int, Part] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from vane_dagster.commit.publish import STAGING, publisher_of
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
-from vane_dagster.errors import PlanError, SourceError, VaneError, names
+from vane_dagster.errors import PlanError, SourceError, VaneError
 from vane_dagster.plan.definition import digest, stage_definition
 from vane_dagster.plan.fragment import (
     FragmentRule,
@@ -24,8 +24,10 @@ from vane_dagster.plan.fragment import (
     default_rule,
     read_footers,
 )
+from vane_dagster.plan.inputs import agreed, require_inputs
 from vane_dagster.plan.listing import list_source, required
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.plan.retries import FragmentKeys, fragment_keys, has_faults
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
 from vane_dagster.plan.stored import Listed, read_as, stored_schema
@@ -40,6 +42,7 @@ def plan_run(
     store: Store,
     force: bool = False,
     run_id: str | None = None,
+    retry_quarantined: bool = False,
 ) -> RunPlan:
     """Plans a run: what is done, found by listings alone, and what is left.
 
@@ -51,13 +54,14 @@ def plan_run(
         force: Computes everything selected again.
         run_id: The run, of which this may be a second attempt: what it has committed before is not
             forced again.
+        retry_quarantined: Computes the rows again that could not be computed, and what is below.
 
     Raises:
         DefinitionError: If a stage's code has no identity.
         StoreError: If the store cannot be listed.
     """
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force, run_id)
+    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined)
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -92,8 +96,10 @@ class _Planner:
         store: Store,
         force: bool,
         run_id: str | None,
+        retry: bool,
     ) -> None:
         self.pipeline = pipeline
+        self.retry = retry
         self.culprit = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
@@ -131,7 +137,7 @@ class _Planner:
 
     def plan(self, key: str | None) -> PartitionPlan:
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
-        self._require_inputs(key, names_in_force)
+        require_inputs(self.pipeline, self.selected, key, names_in_force)
         input_names = {s: n for s, n in names_in_force.items() if n is not None}
         files: tuple[FileRecord, ...] = ()
         if self.heads:
@@ -144,18 +150,6 @@ class _Planner:
         if all(plan.done for plan in stages.values()):
             return PartitionPlan(key, files, listed, (), stages, {}, input_names, {})
         return replace(self._expand(key, files, stages, input_names), listed=listed)
-
-    def _require_inputs(self, key: str | None, found: Mapping[str, ManifestName | None]) -> None:
-        missing = [stage for stage, name in found.items() if name is None]
-        if missing:
-            where = "" if key is None else f" in partition {key!r}"
-            readers = [
-                s for s in self.selected if set(missing) & set(self.pipeline[s].spec.upstream)
-            ]
-            raise PlanError(
-                f"pipeline {self.pipeline.name!r}: {names(readers)} reads {names(missing)}, which "
-                f"is not selected and was never materialized{where}. Select it too"
-            )
 
     def _digests(
         self,
@@ -173,7 +167,7 @@ class _Planner:
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
             generation = in_force.generation if in_force else 0
-            generation += self.force and not self._is_forced_already(key, stage)
+            generation += self._is_raised(key, stage)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
             done = None
@@ -182,12 +176,18 @@ class _Planner:
             plans[stage] = StagePlan(known[stage], generation, done)
         return plans
 
-    def _is_forced_already(self, key: str | None, stage: str) -> bool:
-        """Whether a former attempt of this run has committed the partition."""
-        name = self.latest[stage].get(key)
-        if name is None or self.run_id is None:
+    def _is_raised(self, key: str | None, stage: str) -> bool:
+        """Whether this run raises the generation, and no former attempt of it has done so."""
+        if not (self.force or self.retry):
             return False
-        return self.store.read(self.pipeline.name, stage, key, name).run_id == self.run_id
+        former = self._in_force(key, stage)
+        if former is None or (self.run_id is not None and former.run_id == self.run_id):
+            return self.force and former is None
+        return self.force or has_faults(former)
+
+    def _in_force(self, key: str | None, stage: str) -> Manifest | None:
+        name = self.latest[stage].get(key)
+        return None if name is None else self.store.read(self.pipeline.name, stage, key, name)
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
         """The files, those touched and not changed as the manifests in force recorded them."""
@@ -211,7 +211,7 @@ class _Planner:
         if self.heads:
             table = self._source_table(key, files)
             known[SOURCE], fragments = table.schema, table.fragments
-        fragments = self._agreed(key, fragments, inputs)
+        fragments = agreed(self.pipeline.name, key, fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
@@ -220,15 +220,20 @@ class _Planner:
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
-        keys = self._keys(fragments, stages, inputs)
+        keys = self._keys(key, fragments, stages, inputs)
         expanded = {}
         for stage, plan in stages.items():
-            parts, leaving = self._parts(key, stage, keys[stage])
+            parts, leaving = self._parts(key, stage, keys[stage].keys)
             publisher = publisher_of(self.pipeline[stage].spec, key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
-                plan, keys=keys[stage], parts=parts, done=done, leaving=leaving
+                plan,
+                keys=keys[stage].keys,
+                parts=parts,
+                done=done,
+                leaving=leaving,
+                mends=keys[stage].mends,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
@@ -261,41 +266,25 @@ class _Planner:
                 self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
             return self._leaving[stage]
 
-    def _agreed(
-        self,
-        key: str | None,
-        fragments: tuple[FragmentRecord, ...] | None,
-        inputs: Mapping[str, Manifest],
-    ) -> tuple[FragmentRecord, ...]:
-        """The fragments that the source and every input have in common, which is all of them."""
-        for stage, manifest in inputs.items():
-            own = tuple(manifest.fragments)
-            if fragments is None:
-                fragments = own
-            elif [f.identity for f in fragments] != [f.identity for f in own]:
-                where = "" if key is None else f" in partition {key!r}"
-                than = "there are now" if self.heads else f"{next(iter(inputs))!r} was"
-                raise PlanError(
-                    f"pipeline {self.pipeline.name!r}: {stage!r} is not selected, and was "
-                    "materialized from other source files, or with another fragment_rows, than "
-                    f"{than}{where}. Select it too"
-                )
-        assert fragments is not None
-        return fragments
-
     def _keys(
         self,
+        key: str | None,
         fragments: Sequence[FragmentRecord],
         stages: Mapping[str, StagePlan],
         inputs: Mapping[str, Manifest],
-    ) -> dict[str, tuple[str, ...]]:
+    ) -> dict[str, FragmentKeys]:
         known = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         known |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
+        found = {}
         for stage in self.selected:
-            base = (self.definitions[stage], stages[stage].generation)
+            generation = stages[stage].generation
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            known[stage] = tuple(digest(*base, *keys) for keys in zip(*upstream))
-        return known
+            former = self._in_force(key, stage) if generation and not self.force else None
+            folder = self.store.parts(self.pipeline.name, stage, key)
+            made = (self.definitions[stage], generation, upstream, former, folder, self.retry)
+            found[stage] = fragment_keys(*made)
+            known[stage] = found[stage].keys
+        return found
 
     def _parts(
         self, key: str | None, stage: str, keys: Sequence[str]

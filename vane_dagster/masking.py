@@ -1,0 +1,200 @@
+"""Secrets: known by their names, and kept out of every text that the package makes.
+
+What is found in storage options, in forwarded variables, in arguments and in the environment is
+known in its process from then on, and `masked` puts ``***`` in its place. Values of less than six
+characters are not masked by value.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote
+
+MASK = "***"
+_SHORTEST = 6
+_STRICT = (
+    r"secret|passw(or)?d|passphrase|credential|api_?key|access_?key|private_?key|account_?key"
+    r"|connection_?string|authorization|(^|[_\-.])token$|(^|[_\-.])sas(_token)?$"
+)
+_NAMED = re.compile(_STRICT, re.IGNORECASE)
+_NAMED_OPTION = re.compile(_STRICT + r"|token|signature|(^|[_\-.])(key|auth)$|key$", re.IGNORECASE)
+_PLAIN = re.compile(
+    r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
+)
+_S3 = ("s3", "s3a")
+_HTTP = ("http", "https")
+_BY_NAME = ("ftp", "sftp", "ssh", "smb")
+_USER_INFO = re.compile(
+    r"\b(?P<protocol>[A-Za-z][A-Za-z0-9+.\-]*)://(?:(?P<user>[^\s/@:'\"?#]*):(?P<password>[^\s/@'\"]*)"
+    r"|(?<=s3://|3a://)(?P<id>[^\s/@:'\"]+):(?P<key>[^\s@'\"]+)"
+    r"|(?<=http://|ttps://)(?P<token>[^\s/@:'\"?#]+))@"
+)
+_SIGNED = re.compile(
+    r"([?&](?:sig|signature|token|access_token|X-Amz-Signature|X-Amz-Security-Token"
+    r"|X-Goog-Signature)=)[^&\s'\"]+",
+    re.IGNORECASE,
+)
+
+_lock = threading.Lock()
+_known: set[str] = set()
+_pattern: re.Pattern[str] | None = None
+
+
+def keep(values: Iterable[str]) -> None:
+    """Has values masked from now on, however they are named."""
+    global _pattern
+    fresh = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)} - _known
+    if not fresh:
+        return
+    with _lock:
+        _known.update(fresh)
+        longest_first = sorted(_known, key=len, reverse=True)
+        _pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+
+def keep_options(options: Mapping[str, Any]) -> None:
+    """Has the secrets among a file system's options masked."""
+    keep(_secrets(options, _NAMED_OPTION, False))
+
+
+def keep_arguments(*values: Any) -> None:
+    """Has the secrets among a function's arguments masked: by their names, or as `SecretStr`."""
+    keep(found for value in values for found in _secrets(value, _NAMED, False))
+
+
+def masked(text: str) -> str:
+    """A text in which secrets are ``***``: known ones, those of URLs and of the environment."""
+    keep(
+        value
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST and value not in _known
+        if _NAMED.search(name) and not value.isdigit() and not os.path.exists(value)
+    )
+    if _pattern is not None:
+        text = _pattern.sub(MASK, text)
+    return _SIGNED.sub(rf"\g<1>{MASK}", _USER_INFO.sub(rf"\g<protocol>://{MASK}@", text))
+
+
+def without_secrets(error: BaseException) -> BaseException:
+    """The error, with a stand-in for each that caused it, and for itself, whose text tells a secret.
+
+    Dagster logs what an error was caused by too.
+    """
+    cause, context = error.__cause__, error.__context__
+    if cause is not None:
+        error.__cause__ = without_secrets(cause)
+    elif context is not None and not error.__suppress_context__:
+        error.__context__ = without_secrets(context)
+    text = str(error)
+    told = masked(text)
+    if told == text and masked(repr(error)) == repr(error):
+        return error
+    kind = type(error)
+    made: BaseException
+    if kind.__module__ == "builtins" and isinstance(error, OSError):
+        made = kind(told)
+    else:
+        made = RuntimeError(f"{kind.__name__}: {told}")
+    made.__cause__ = error.__cause__
+    made.__suppress_context__ = True
+    return made.with_traceback(error.__traceback__)
+
+
+@contextmanager
+def errors_masked() -> Iterator[None]:
+    """Has what is raised inside, and what caused it, tell no secrets."""
+    try:
+        yield
+    except Exception as error:
+        made = without_secrets(error)
+        if made is error:
+            raise
+        raise made from made.__cause__
+
+
+def url_parts(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without the user and password in it, and the same as options of its file system.
+
+    Of a protocol whose options are not known the URL stays as it is.
+    """
+    match = _USER_INFO.match(url)
+    if match is None:
+        return url, {}
+    protocol = match["protocol"].lower()
+    user = unquote(match["user"] or match["id"] or match["token"] or "")
+    password = unquote(match["password"] or match["key"] or "")
+    options: dict[str, Any]
+    if protocol in _S3:
+        options = {"key": user, "secret": password}
+    elif protocol in _HTTP:
+        login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        options = {"client_kwargs": {"headers": {"Authorization": f"Basic {login}"}}}
+        keep([login])
+    elif protocol in _BY_NAME:
+        options = {"username": user, "password": password}
+    else:
+        return url, {}
+    keep([password or user])
+    return f"{match['protocol']}://{url[match.end() :]}", options
+
+
+def holds_password(url: str) -> bool:
+    """Whether a URL holds a password that its file system cannot be given as an option."""
+    return _USER_INFO.match(url_parts(url)[0]) is not None
+
+
+def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options of a URL under those that were given, which count more."""
+    options = {**found, **(given or {})}
+    for name in found.keys() & (given or {}).keys():
+        if isinstance(found[name], Mapping) and isinstance(options[name], Mapping):
+            options[name] = with_options(found[name], options[name])
+    return options
+
+
+def revealed(value: Any) -> Any:
+    """Options as a file system takes them: a pydantic `SecretStr` as its text."""
+    if is_wrapped(value):
+        return value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {name: revealed(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(revealed, value))
+    return value
+
+
+def is_wrapped(value: Any) -> bool:
+    """Whether a value is a pydantic `SecretStr` or `SecretBytes`."""
+    kinds = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
+    return callable(getattr(value, "get_secret_value", None)) and "pydantic" in kinds
+
+
+def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
+    """Texts that are secret: below a name that says so, or wrapped."""
+    if is_wrapped(value):
+        yield from _secrets(value.get_secret_value(), named, True)
+    elif isinstance(value, str):
+        if secret and not (len(value) < 4096 and "\0" not in value and os.path.exists(value)):
+            yield value
+    elif isinstance(value, bytes):
+        if secret:
+            yield value.decode(errors="ignore")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            told = secret and not _PLAIN.search(str(name))
+            yield from _secrets(item, named, told or bool(named.search(str(name))))
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _secrets(item, named, secret)
+
+
+def _forms(value: str) -> set[str]:
+    """How a value may stand in a text: as it is, escaped, and in a URL."""
+    return {value, repr(value)[1:-1], json.dumps(value)[1:-1], quote(value), quote(value, safe="")}

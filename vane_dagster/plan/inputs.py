@@ -1,0 +1,64 @@
+"""What a run reads and does not compute: stages that are not selected, by their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vane_dagster.commit.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.errors import PlanError, names
+
+
+def require_inputs(
+    pipeline: Pipeline,
+    selected: Sequence[str],
+    key: str | None,
+    found: Mapping[str, ManifestName | None],
+) -> None:
+    """Sees that every input was materialized.
+
+    Raises:
+        PlanError: If one was not, naming who reads it.
+    """
+    missing = [stage for stage, name in found.items() if name is None]
+    if missing:
+        where = "" if key is None else f" in partition {key!r}"
+        readers = [s for s in selected if set(missing) & set(pipeline[s].spec.upstream)]
+        raise PlanError(
+            f"pipeline {pipeline.name!r}: {names(readers)} reads {names(missing)}, which is not "
+            f"selected and was never materialized{where}. Select it too"
+        )
+
+
+def agreed(
+    pipeline: str,
+    key: str | None,
+    fragments: tuple[FragmentRecord, ...] | None,
+    inputs: Mapping[str, Manifest],
+) -> tuple[FragmentRecord, ...]:
+    """The fragments that the source and every input have in common, which is all of them.
+
+    Args:
+        pipeline: The pipeline's name.
+        key: The partition.
+        fragments: The source's, where a selected stage reads it.
+        inputs: The manifests of the inputs.
+
+    Raises:
+        PlanError: If they differ.
+    """
+    from_source = fragments is not None
+    for stage, manifest in inputs.items():
+        own = tuple(manifest.fragments)
+        if fragments is None:
+            fragments = own
+        elif [f.identity for f in fragments] != [f.identity for f in own]:
+            where = "" if key is None else f" in partition {key!r}"
+            than = "there are now" if from_source else f"{next(iter(inputs))!r} was"
+            raise PlanError(
+                f"pipeline {pipeline!r}: {stage!r} is not selected, and was materialized from "
+                f"other source files, or with another fragment_rows, than {than}{where}. Select "
+                "it too"
+            )
+    assert fragments is not None
+    return fragments
