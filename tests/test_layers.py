@@ -8,7 +8,9 @@ from pathlib import Path
 import vane_dagster
 
 ROOT = Path(vane_dagster.__file__).parent
-ORDER = ["errors", "declare", "commit", "plan", "tracing", "execute", "report", "orchestrate"]
+ORDER = [
+    "masking", "errors", "declare", "commit", "plan", "tracing", "execute", "report", "orchestrate",
+]  # fmt: skip
 # Where a definition becomes Dagster assets: a call, not an import of the module.
 ALLOWED = {("declare/pipeline.py", "orchestrate")}
 

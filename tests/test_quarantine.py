@@ -387,7 +387,7 @@ def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
     docs = pipeline(tmp_path, fn=Model, batch_size=50, on_error="raise")
     result = materialize(docs, compute)
     assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS
-    assert metadata(result, "double")["batch_size_that_fits"] == 6
+    assert metadata(result, "double")["batch_size"] == 6
     calls = metadata(result, "double")["batches"]
     assert calls < ROWS / 6 + 20  # the worker remembers, and does not try 50 rows each time
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vane_dagster.masking import masked
+
 
 class VaneError(Exception):
-    """Base of every error that vane_dagster raises on purpose."""
+    """Base of every error that vane_dagster raises on purpose. Its text tells no known secret."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class DefinitionError(VaneError):
@@ -31,6 +36,14 @@ class PlanError(VaneError):
 
 class StoreError(VaneError):
     """The store cannot be read or written."""
+
+
+class DamagedPartError(StoreError):
+    """A part in the store is damaged or gone; `part` is its file's name."""
+
+    def __init__(self, text: str, part: str = "") -> None:
+        super().__init__(text)
+        self.part = part
 
 
 class TraceError(VaneError):

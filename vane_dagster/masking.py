@@ -64,6 +64,11 @@ def keep_options(options: Mapping[str, Any]) -> None:
     keep(_secrets(options, _NAMED_OPTION, False))
 
 
+def keep_variables(variables: Mapping[str, str]) -> None:
+    """Has the values of environment variables masked, but for names of files."""
+    keep(value for value in variables.values() if not os.path.exists(value))
+
+
 def keep_arguments(*values: Any) -> None:
     """Has the secrets among a function's arguments masked: by their names, or as `SecretStr`."""
     keep(found for value in values for found in _secrets(value, _NAMED, False))
@@ -83,7 +88,7 @@ def masked(text: str) -> str:
 
 
 def without_secrets(error: BaseException) -> BaseException:
-    """The error, with a stand-in for each that caused it, and for itself, whose text tells a secret.
+    """The error, where it or one that caused it tells a secret with stand-ins that do not.
 
     Dagster logs what an error was caused by too.
     """
@@ -193,6 +198,8 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for item in value:
             yield from _secrets(item, named, secret)
+    elif hasattr(type(value), "model_fields") or hasattr(type(value), "__dataclass_fields__"):
+        yield from _secrets(dict(getattr(value, "__dict__", {})), named, secret)
 
 
 def _forms(value: str) -> set[str]:

@@ -19,6 +19,7 @@ from vane_dagster.declare.checks import ErrorRate, IdsComplete, NullRate, Text, 
 from vane_dagster.declare.comparisons import Drift, Golden
 from vane_dagster.declare.kinds import is_floats, is_text
 from vane_dagster.errors import SchemaError, names
+from vane_dagster.masking import masked
 
 __all__ = ["Subject", "evaluate", "verdicts"]
 
@@ -65,7 +66,7 @@ def _evaluated(check: Check, subject: Subject) -> CheckResult:
         finding = _FINDERS[type(check)](opened, subject)
         definition = opened.definition
     except Exception as error:  # a check never stops a run
-        text = f"{type(error).__name__}: {error}"
+        text = masked(f"{type(error).__name__}: {error}")
         finding = Finding(False, f"The check could not be evaluated: {text}", {"error": text})
     return CheckResult(
         name=check.name,

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.commit.location import Location, protocol_of
+from vane_dagster.masking import keep_options, revealed
 
 _WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _HELD = {
@@ -19,7 +20,8 @@ _HELD = {
 
 def table_options(location: Location) -> dict[str, str]:
     """The options of fsspec's S3 driver in the words of Delta's."""
-    given = dict(location.storage_options)
+    keep_options(location.storage_options)
+    given = revealed(location.storage_options)
     client = dict(given.get("client_kwargs") or {})
     endpoint = client.get("endpoint_url") or given.get("endpoint_url")
     found = {

@@ -17,6 +17,7 @@ from typing import Any
 import fsspec
 
 from vane_dagster.errors import StoreError
+from vane_dagster.masking import keep_options, revealed, url_parts, with_options, without_secrets
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
@@ -40,10 +41,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class Location:
-    """A folder by its URL, cheap to send to a worker."""
+    """A folder by its URL, cheap to send to a worker.
+
+    A user and password in the URL are moved to the options.
+    """
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        url, found = url_parts(self.url)
+        if found:
+            object.__setattr__(self, "url", url)
+            object.__setattr__(self, "storage_options", with_options(found, self.storage_options))
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
@@ -61,7 +71,8 @@ class Location:
         return "file" in protocols(self.fs)
 
     def _resolved(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        options = dict(self.storage_options)
+        keep_options(self.storage_options)
+        options = revealed(self.storage_options)
         protocol = protocol_of(self.url)
         if protocol in _OBJECT_STORES:
             options.setdefault("use_listings_cache", False)  # other processes write there too
@@ -217,7 +228,7 @@ class Location:
             raise StoreError(
                 f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. Check that it "
                 "exists, that the credentials reach it and that there is room"
-            ) from error
+            ) from without_secrets(error)
 
 
 def protocol_of(url: str) -> str:

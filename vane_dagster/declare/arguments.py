@@ -56,7 +56,8 @@ def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str,
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected a mapping of name to value")
+        kind = type(value).__name__  # a value may be secret
+        raise DefinitionError(f"{where}: {name} is a {kind}; expected a mapping of name to value")
     return dict(value)
 
 
@@ -64,7 +65,7 @@ def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
     """A list or tuple as a tuple; raises DefinitionError for anything else."""
     if not isinstance(value, (list, tuple)):
         raise DefinitionError(
-            f"{where}: {name} is {value!r}; expected a list of arguments, as [{value!r}]"
+            f"{where}: {name} is a {type(value).__name__}; expected a list of arguments, as [...]"
         )
     return tuple(value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster.declare.arguments import (
     list_of_names,
@@ -18,6 +18,7 @@ from vane_dagster.declare.schema import SchemaLike, parse_schema
 from vane_dagster.declare.source import ParquetSource, check_url
 from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
 from vane_dagster.declare.stage import (
+    AUTO,
     ERROR_COLUMN,
     SOURCE,
     AssetOptions,
@@ -39,6 +40,7 @@ from vane_dagster.declare.table import (
 )
 from vane_dagster.declare.udf import make_udf
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.masking import url_parts, with_options
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline, Stage
@@ -99,7 +101,7 @@ class Rows:
         schema: SchemaLike,
         columns: Sequence[str] | None = None,
         batch_format: BatchFormat = "pyarrow",
-        batch_size: int | None = None,
+        batch_size: int | Literal["auto"] | None = None,
         cardinality: Cardinality = "one_to_one",
         concurrency: int | tuple[int, int] | None = None,
         max_concurrency: int = 16,
@@ -134,8 +136,9 @@ class Rows:
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas".
-            batch_size: Rows a call; the last batch of a fragment may be smaller. Default: as many
-                as a worker is given at once, which follows its speed and so differs between runs.
+            batch_size: Rows a call; the last batch of a fragment may be smaller. "auto": workers
+                double it for as long as throughput rises. Default: as many as a worker is given
+                at once, which follows its speed and so differs between runs.
             cardinality: "one_to_one", every row must come back; "filter", rows may be dropped;
                 "one_to_many", each row becomes one or more, "zero_to_many", perhaps none.
             concurrency: Workers, or (min, max) by what the cluster has. Default: 1 for a class, up
@@ -198,6 +201,7 @@ class Rows:
                 "each batch; make it a class that loads the model in __init__"
             )
         workers = parse_concurrency(culprit, concurrency)
+        auto = batch_size == AUTO
         spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
@@ -206,7 +210,8 @@ class Rows:
             schema=parse_schema(schema, culprit),
             columns=list_of_names(culprit, "columns", columns),
             batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
-            batch_size=positive(culprit, "batch_size", batch_size),
+            batch_size=None if auto else positive(culprit, "batch_size", batch_size),
+            auto_batch=auto,
             cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
@@ -300,6 +305,7 @@ class Rows:
                 f"{culprit}: would publish the source as it is; add a project, and write that"
             )
         check_url(culprit, url)
+        url, found = url_parts(url)
         column = None
         if one_of(culprit, "format", format, ("parquet", "delta")) == "delta":
             check_table(culprit, url, partition_column)
@@ -313,7 +319,7 @@ class Rows:
             upstream=(self._node,),
             asset=asset_options(culprit, asset),
             url=url,
-            storage_options=dict(storage_options or {}),
+            storage_options=with_options(found, storage_options),
             compression=one_of(culprit, "compression", compression, codecs),
             format=format,
             target_bytes=positive(culprit, "target_file_bytes", target_file_bytes),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.masking import holds_password, url_parts, with_options
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -78,7 +79,8 @@ def parquet(
     """Declares Parquet files as a pipeline's source.
 
     Args:
-        url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob.
+        url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob. A user
+            and password in it are taken as storage options, and stand in no key or manifest.
             ``{partition_key}`` stands for the partition's key, ``{partition_key.<dimension>}`` for
             one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
@@ -90,7 +92,8 @@ def parquet(
     """
     check_url("vd.parquet", url)
     writer = _asset_path(asset, "vd.parquet")
-    return ParquetSource(url, writer, allow_empty, dict(storage_options or {}))
+    url, found = url_parts(url)
+    return ParquetSource(url, writer, allow_empty, with_options(found, storage_options))
 
 
 def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
@@ -137,6 +140,11 @@ def check_url(where: str, url: str) -> None:
         raise DefinitionError(
             f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
             "a path or one URL, with storage_options for the rest"
+        )
+    if holds_password(url):
+        raise DefinitionError(
+            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
+            "storage_options"
         )
     for name in _FIELD.findall(url):
         if name.partition(".")[0] != "partition_key":

@@ -19,6 +19,9 @@ WriteFormat = Literal["parquet", "delta"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
+AUTO = "auto"
+"""The batch size that a worker finds by itself."""
+
 ERROR_COLUMN = "error"
 """Where `on_error="null"` puts what went wrong with a row."""
 
@@ -125,6 +128,7 @@ class MapBatchesSpec:
     """A user's function or class over batches.
 
     Attributes:
+        auto_batch: Whether workers find the batch size, which is None then.
         children: Where many rows come of one: the column of their new id, and the one with the id
             of the row that they come from.
         failures: What becomes of calls and rows that fail.
@@ -139,6 +143,7 @@ class MapBatchesSpec:
     columns: tuple[str, ...] | None
     batch_format: BatchFormat
     batch_size: int | None
+    auto_batch: bool
     cardinality: Cardinality
     concurrency: tuple[int, int] | None
     max_concurrency: int

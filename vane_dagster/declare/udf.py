@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from vane_dagster.declare.arguments import mapping, positional
 from vane_dagster.errors import DefinitionError
+from vane_dagster.masking import keep_arguments
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
 
@@ -28,10 +29,10 @@ class Udf:
     target: Callable[..., Any]
     stateful: bool
     style: CallStyle
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    constructor_args: tuple[Any, ...] = ()
-    constructor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    constructor_args: tuple[Any, ...] = field(default=(), repr=False)
+    constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     version: str | None = None
 
     @property
@@ -62,6 +63,7 @@ def make_udf(
         DefinitionError: If it is an instance, cannot be called, or its arguments do not fit.
     """
     stateful = inspect.isclass(target)
+    keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
     if not stateful:
         _refuse_other_than_function(where, target)
         if constructor_args or constructor_kwargs:

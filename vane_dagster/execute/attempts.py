@@ -6,41 +6,18 @@ is to be done next and is sent what came of it.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Union
 
 import pyarrow as pa
 
+from vane_dagster.commit.transient import class_names, is_transient, waiting_time
 from vane_dagster.declare.stage import OnError
 from vane_dagster.errors import names
 
-_FIRST_WAIT = 1.0
-_LONGEST_WAIT = 60.0
 _MOST_IDS = 5
 
-TRANSIENT = frozenset(
-    {
-        "ConnectionError",
-        "TimeoutError",
-        "IncompleteRead",
-        "RemoteDisconnected",
-        "APIConnectionError",
-        "APITimeoutError",
-        "ConnectError",
-        "ConnectTimeout",
-        "ReadError",
-        "ReadTimeout",
-        "RemoteProtocolError",
-        "ServerDisconnectedError",
-        "ClientConnectionError",
-        "EndpointConnectionError",
-        "ProtocolError",
-    }
-)
-"""Names of classes, of any library, whose errors may pass: the class itself or one of its bases."""
-TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
 """Names of classes by which libraries say that a device's memory is used up."""
 
@@ -193,17 +170,9 @@ def _called(
         outcome.retries += 1
 
 
-def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
-    """Whether an error may pass: of a connection, a time-out, or a busy or failing server."""
-    status = status_of(error)
-    if status is not None:
-        return status in TRANSIENT_STATUS
-    return bool(_class_names(error) & (TRANSIENT | set(names)))
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device's memory is used up."""
-    if not _class_names(error) & OUT_OF_MEMORY:
+    if not class_names(error) & OUT_OF_MEMORY:
         return False
     return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
 
@@ -217,30 +186,3 @@ def free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error carries, as libraries put it there."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "status", "code"):
-            value = getattr(holder, name, None)
-            if type(value) is int and 100 <= value < 600:
-                return value
-    return None
-
-
-def waiting_time(error: BaseException, attempt: int) -> float:
-    """Seconds to wait: what the server asks for, else exponentially more, with jitter."""
-    headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
-    try:
-        asked = headers.get("retry-after") or headers.get("Retry-After")
-        return min(_LONGEST_WAIT, max(0.0, float(asked)))
-    except (AttributeError, TypeError, ValueError):
-        pass  # a date, or nothing
-    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempt - 1))
-    return random.uniform(longest / 2, longest)
-
-
-def _class_names(error: BaseException) -> set[str]:
-    kinds = type(error).__mro__
-    return {kind.__name__ for kind in kinds} | {kind.__qualname__ for kind in kinds}

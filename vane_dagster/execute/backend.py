@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
+from vane_dagster.masking import keep_variables
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""
@@ -69,6 +71,13 @@ class Cancelled(Exception):
 def load_failed(fault: Fault) -> LoadReport:
     """The answer to a load of which no answer came."""
     return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
+
+
+def forwarded(pool: PoolSpec) -> dict[str, str]:
+    """The environment variables that go to a pool's workers with each lease."""
+    found = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
+    keep_variables(found)
+    return found
 
 
 class Lease(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,6 @@ from vane_dagster.errors import UdfError, names
 from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
 from vane_dagster.execute.operations import CallUdf
 from vane_dagster.execute.work import Work
-
-
-def slices(table: pa.Table, size: int | None) -> Iterator[pa.Table]:
-    """Batches of at most `size` rows, without copying."""
-    step = size or max(1, table.num_rows)
-    for start in range(0, table.num_rows, step):
-        yield table.slice(start, step)
 
 
 def to_format(batch: pa.Table, form: BatchFormat) -> Any:

@@ -16,10 +16,12 @@ import pyarrow.compute as pc
 
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
-from vane_dagster.execute.batches import from_result, slices, to_format, with_ids
+from vane_dagster.execute.batches import from_result, to_format, with_ids
 from vane_dagster.execute.faults import fault_table, null_row, told
 from vane_dagster.execute.operations import CallUdf
+from vane_dagster.execute.sizing import BatchSize
 from vane_dagster.execute.work import ModelSpec, Tally, Work
+from vane_dagster.masking import keep_arguments
 
 _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5
@@ -55,7 +57,7 @@ class Caller:
         self._target = target
         self._label = model.label
         self._style = model.style
-        self.fits: int | None = None
+        self.sizes = BatchSize()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
         if model.style in ("async", "async_generator"):
@@ -82,12 +84,12 @@ class Caller:
         import cloudpickle
 
         args, kwargs = cloudpickle.loads(op.arguments)
-        batches = list(slices(table, self._size(op.batch_size)))
+        keep_arguments(args, kwargs)
         run = _Batches(self, op, work, args, kwargs, revoked)
         started = time.perf_counter()
-        outcomes = self._run_async(run, batches) if self._loop else run.one_by_one(batches)
+        batches = self.sizes.cut(table, op.batch_size)
+        outcomes = self._run_async(run, list(batches)) if self._loop else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
-        self.fits = min((o.fits for o in outcomes if o.fits), default=self.fits)
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         rows = pa.concat_tables(tables) if tables else work.schema.empty_table()
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
@@ -103,15 +105,11 @@ class Caller:
             "batches": run.calls,
             "call_seconds": seconds,
             "retries": sum(outcome.retries for outcome in outcomes),
-            "fits": self.fits,
+            "fits": self.sizes.used(op.batch_size),
             "aside": fault_table(faults, work, op, self._label) if faults else None,
             "faults": tuple(told(fault, op.ids[0]) for fault in faults[:_FAULTS_TOLD]),
-            "cancelled": len(outcomes) < len(batches),
+            "cancelled": run.stopped,
         }
-
-    def _size(self, asked: int | None) -> int | None:
-        """The batch size: as the stage asks, unless such a batch did not fit into memory."""
-        return min(asked or self.fits, self.fits) if self.fits else asked
 
     def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[Outcome]:
         assert self._loop is not None
@@ -157,8 +155,9 @@ class _Batches:
         self.args, self.kwargs, self.revoked = args, kwargs, revoked
         self.seconds = 0.0
         self.calls = 0
+        self.stopped = False
 
-    def one_by_one(self, batches: list[pa.Table]) -> list[Outcome]:
+    def one_by_one(self, batches: Iterator[pa.Table]) -> list[Outcome]:
         outcomes = []
         for batch in batches:
             steps = self._attempt(batch)
@@ -173,7 +172,9 @@ class _Batches:
                         answer = self._called(step.batch)
             except StopIteration as stop:
                 outcomes.append(stop.value)
+                self.caller.sizes.limit(stop.value.fits)
                 continue
+            self.stopped = True
             break
         return outcomes
 
@@ -193,7 +194,9 @@ class _Batches:
         try:
             with deadline(self.op.policy.timeout_s):
                 results = list(self.caller.answers(given, self.args, self.kwargs))
-            self.seconds += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self.seconds += seconds
+            self.caller.sizes.learn(batch.num_rows, seconds)
             return self._fitted(results, batch)
         except (Exception, SystemExit) as error:
             return error
@@ -207,6 +210,7 @@ class _Batches:
         finally:
             for task in tasks:
                 task.cancel()
+        self.stopped = None in outcomes
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> Outcome | None:

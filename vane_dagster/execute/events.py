@@ -23,7 +23,7 @@ class StageStats:
         batches: Calls of the user's code.
         retries: Calls repeated after an error that may pass.
         faults: Rows that could not be computed.
-        fits: The largest batch that fitted into memory, where one did not.
+        fits: The batch size that workers have found, or that fitted into memory where one did not.
         call_seconds: Seconds in the user's code, all workers together.
         work_seconds: Seconds of all work on the stage, all workers together.
         first: When the first work began, by `time.perf_counter`.

@@ -15,6 +15,7 @@ from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import RowFault
 from vane_dagster.execute.operations import CallUdf, Reject
 from vane_dagster.execute.work import Tally, Work
+from vane_dagster.masking import masked
 
 _MOST_CHARACTERS = 4_000
 _TOLD_CHARACTERS = 200
@@ -29,7 +30,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
             "stage": work.stage,
             "fragment": work.fragment,
             "error": fault.name,
-            "message": str(fault.error)[:_MOST_CHARACTERS],
+            "message": masked(str(fault.error))[:_MOST_CHARACTERS],
             "traceback": user_traceback(fault.error)[-_MOST_CHARACTERS:],
             "attempts": fault.attempts,
             "run_id": work.run_id,
@@ -50,7 +51,7 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
         if field.name in op.ids:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
-            text = f"{fault.name}: {fault.error}"[:_MOST_CHARACTERS]
+            text = masked(f"{fault.name}: {fault.error}")[:_MOST_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
@@ -72,7 +73,7 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> tuple[pa.Table, dict[str,
 
 def told(fault: RowFault, id: str) -> str:
     """A row at fault in a line of text."""
-    text = " ".join(f"{fault.name}: {fault.error}".split())
+    text = " ".join(masked(f"{fault.name}: {fault.error}").split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
 
 
@@ -83,4 +84,4 @@ def user_traceback(error: BaseException) -> str:
     theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
     shown = frames[theirs[0] :] if theirs else frames
     lines = traceback.format_list(shown) + traceback.format_exception_only(error)
-    return "Traceback (most recent call last):\n" + "".join(lines)
+    return masked("Traceback (most recent call last):\n" + "".join(lines))

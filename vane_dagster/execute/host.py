@@ -32,6 +32,7 @@ from vane_dagster.execute.ids import repeated_or_null
 from vane_dagster.execute.operations import CallUdf, Gather, Join, Mend, Pick, Project, Reject
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
+from vane_dagster.masking import keep_arguments, keep_variables
 
 
 class Host:
@@ -53,6 +54,7 @@ class Host:
         """Constructs the model, unless it is there already; a failure is reported, not raised."""
         with self._lock:
             os.environ.update(env)
+            keep_variables(env)
             if self._load is not None and self._load.fault is None:
                 return replace(self._load, warm=True, output="", row_seconds=self._row_seconds)
             started = time.perf_counter()
@@ -168,6 +170,7 @@ def _construct(model: ModelSpec, archive: bytes) -> Any:
     folder = shipping.unpack(archive, model.code, code_root())
     shipping.activate(folder)
     target, args, kwargs = shipping.load(model.payload)
+    keep_arguments(args, kwargs)
     return target(*args, **kwargs) if model.stateful else target
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.execute.admission import check_can_fit
-from vane_dagster.execute.backend import Capacity, Done, Worker
+from vane_dagster.execute.backend import Capacity, Done, Worker, forwarded
 from vane_dagster.execute.local_worker import serve
 from vane_dagster.execute.pools import Books, Claim, LeaseRecord, Start
 from vane_dagster.execute.work import PoolSpec, Work
@@ -210,7 +210,7 @@ class LocalLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         threads = self._backend.processes[worker.name].threads
-        return self._send(worker, "load", (pool.model, pool.archive, threads, {}), ())
+        return self._send(worker, "load", (pool.model, pool.archive, threads, forwarded(pool)), ())
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""

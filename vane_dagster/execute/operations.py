@@ -81,7 +81,7 @@ class CallUdf:
     arguments: bytes = field(repr=False)
     columns: tuple[str, ...] | None
     batch_format: BatchFormat
-    batch_size: int | None
+    batch_size: int | str | None
     cardinality: Cardinality
     max_concurrency: int
     ids: tuple[str, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.admission import check_can_fit
-from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, load_failed
+from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, forwarded, load_failed
 from vane_dagster.execute.keeper_client import NAMESPACE, KeeperClient, brief
 from vane_dagster.execute.pools import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
 from vane_dagster.execute.work import Fault, PoolSpec, Report, Work
@@ -143,7 +142,7 @@ class RayLease:
     def load(self, worker: Worker) -> int:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
-        env = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
+        env = forwarded(pool)
         archive = self._archives.get(worker.pool, b"")
         self._loads.add(self._tickets + 1)
         return self._called(

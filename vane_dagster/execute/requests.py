@@ -18,6 +18,7 @@ from vane_dagster.declare.keys import join_shape
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.sql import referenced_columns
 from vane_dagster.declare.stage import (
+    AUTO,
     SOURCE,
     Failures,
     JoinSpec,
@@ -270,7 +271,7 @@ def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
             cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
             spec.columns,
             spec.batch_format,
-            spec.batch_size,
+            AUTO if spec.auto_batch else spec.batch_size,
             spec.cardinality,
             spec.max_concurrency,
             tuple(key.column for key in keys[spec.upstream[0]]),

@@ -12,6 +12,7 @@ from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.commit.writer import PartTarget
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.operations import Op, Rows
+from vane_dagster.masking import masked
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Work:
 class Fault:
     """An error that a worker met, as text, so that no class of the user's need be unpickled.
 
+    Secrets that the worker knows are masked in it.
+
     Attributes:
         kind: Name of the `VaneError` subclass to raise.
         message: What to say.
@@ -95,6 +98,10 @@ class Fault:
     kind: str
     message: str
     traceback: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", masked(self.message))
+        object.__setattr__(self, "traceback", masked(self.traceback))
 
     def error(self) -> VaneError:
         """The exception to raise in the driver."""
@@ -115,7 +122,7 @@ class Report:
         call_seconds: Of which in the user's code.
         batches: Calls of the user's code.
         retries: Of which repeated after an error that may pass.
-        fits: The largest batch that fitted into memory, where one did not.
+        fits: The batch size that the worker has found, or that fitted into memory.
         faults: What went wrong with the first rows that were set aside.
         part: The part that was written.
         output: What the user's code printed.

@@ -13,6 +13,7 @@ from pydantic import Field
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, AssetOptions
 from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.masking import errors_masked, without_secrets
 from vane_dagster.orchestrate.check_events import check_specs, evaluate_alone, judge
 from vane_dagster.orchestrate.observing import SourceLog, observe
 from vane_dagster.orchestrate.reporting import LOGGED_ALREADY, RunReport
@@ -57,6 +58,15 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         config: RunOptions,
         compute: dg.ResourceParam[Compute],
         store: dg.ResourceParam[FragmentStore],
+    ) -> Iterator[Any]:
+        with errors_masked():
+            yield from materialized(context, config, compute, store)
+
+    def materialized(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        compute: Compute,
+        store: FragmentStore,
     ) -> Iterator[Any]:
         opened = store.open()
         judging = judge(context, pipeline, opened)
@@ -111,7 +121,7 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
         try:
             changed = observe(pipeline, partitions, log)
         except VaneError as error:
-            raise dg.Failure(description=str(error)) from error
+            raise dg.Failure(description=str(error)) from without_secrets(error)
         context.log.info(f"{changed} of {len(partitions)} partitions have changed")
         yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
 

@@ -17,6 +17,7 @@ from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.reading import read
 from vane_dagster.commit.store import Store, default_root
 from vane_dagster.errors import StoreError, names
+from vane_dagster.masking import errors_masked
 from vane_dagster.orchestrate.loading import connected, load
 from vane_dagster.report.metadata import column_schema
 
@@ -41,14 +42,17 @@ class FragmentStore(dg.ConfigurableIOManager):
         "else a folder of this user.",
     )
     storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the fsspec file system."
+        default_factory=dict,
+        description="Options of the fsspec file system. Give secrets as dg.EnvVar('NAME'): what "
+        "stands here is shown in Dagster's UI.",
+        json_schema_extra={"dagster__is_secret": True},
     )
 
     def open(self) -> Store:
         """The store below the root."""
         root = self.root or default_root()
         url = root if "://" in root else os.path.abspath(os.path.expanduser(root))
-        return Store(Location(url, self.storage_options))
+        return Store(Location(url, _resolved(self.storage_options)))
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
         """What a stage has committed, by its manifest: a partition is seen whole or not at all.
@@ -74,6 +78,10 @@ class FragmentStore(dg.ConfigurableIOManager):
         Raises:
             StoreError: If the annotation is no such form, or a partition was never materialized.
         """
+        with errors_masked():
+            return self._loaded(context)
+
+    def _loaded(self, context: dg.InputContext) -> Any:
         if not context.has_asset_key:
             raise StoreError(_ASSETS_ALONE)
         wanted = context.dagster_type.typing_type
@@ -98,6 +106,10 @@ class FragmentStore(dg.ConfigurableIOManager):
         Raises:
             StoreError: If what it returned is not rows, or not those of each partition of the run.
         """
+        with errors_masked():
+            self._keep(context, obj)
+
+    def _keep(self, context: dg.OutputContext, obj: Any) -> None:
         if obj is None and context.dagster_type.typing_type is type(None):
             return
         if not context.has_asset_key:
@@ -118,6 +130,22 @@ class FragmentStore(dg.ConfigurableIOManager):
         if not step.has_data_version(context.asset_key):
             version = "-".join(manifest.content for manifest in manifests[:4])
             step.set_data_version(context.asset_key, dg.DataVersion(version))
+
+
+def _resolved(value: Any) -> Any:
+    """Options with the values of the `dg.EnvVar` in them, which Dagster leaves inside of a dict."""
+    if isinstance(value, Mapping):
+        if set(value) != {"env"} or not isinstance(value["env"], str):
+            return {name: _resolved(item) for name, item in value.items()}
+        value = dg.EnvVar(value["env"])
+    if not isinstance(value, dg.EnvVar):
+        return value
+    if (found := os.environ.get(value.env_var_name)) is None:
+        raise StoreError(
+            f"FragmentStore: storage_options names the variable {value.env_var_name!r}, which is "
+            "not in the environment of the run; set it there"
+        )
+    return found
 
 
 _ASSETS_ALONE = (

@@ -26,6 +26,7 @@ from vane_dagster.execute.events import (
     WorkerReady,
 )
 from vane_dagster.execute.judging import Judge
+from vane_dagster.masking import masked
 from vane_dagster.orchestrate.check_events import CheckLog, told_blocked
 from vane_dagster.orchestrate.event_log import DATA_VERSION
 from vane_dagster.orchestrate.observing import SourceLog
@@ -92,9 +93,9 @@ class RunReport:
                 f"wave {event.index} of {event.count}: {', '.join(event.stages)}{models}"
             )
         elif isinstance(event, Printed):
-            self._log.info(f"{event.stage} printed:\n{event.text.rstrip()}")
+            self._log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
         elif isinstance(event, Noticed):
-            self._log.warning(event.text)
+            self._log.warning(masked(event.text))
 
     def _worker_ready(self, event: WorkerReady) -> None:
         """Logs each load, and of warm workers the first of a model: there may be hundreds."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.masking import is_wrapped
 from vane_dagster.plan.hashing import combine, local_content
 
 _LONGEST_PATH = 1024
@@ -105,6 +106,8 @@ class ValueEncoder:
         if isinstance(value, re.Pattern):
             pattern = self.digest(value.pattern, f"{path}.pattern")
             return combine("pattern", pattern, str(value.flags))
+        if is_wrapped(value):
+            return combine("secret", self.digest(value.get_secret_value(), path))
         if isinstance(value, (range, slice)):
             bounds = (value.start, value.stop, value.step)
             return combine(type(value).__name__, *self._each(bounds, path))

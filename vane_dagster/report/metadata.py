@@ -139,7 +139,7 @@ def stage_metadata(
     if stats.retries:
         found["retries"] = stats.retries
     if stats.fits:
-        found["batch_size_that_fits"] = stats.fits
+        found["batch_size"] = stats.fits
     if stats.batches:
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
