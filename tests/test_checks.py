@@ -369,6 +369,7 @@ def test_ids_complete_accounts_for_every_row(tmp_path: Path):
         "rows_in": 6,
         "filtered": 2,
         "quarantined": 1,
+        "nulled": 0,
         "lost": 0,
         "invented": 0,
     }

@@ -208,7 +208,7 @@ REFUSED = {
     "num_cpus": (lambda: mapped(num_cpus=-1), ["num_cpus is -1", "a number from 0 up"]),
     "memory": (lambda: mapped(memory="2GB"), ["memory is '2GB'", "a number"]),
     "gpus and a half": (lambda: mapped(Model, gpus=1.5), ["gpus is 1.5", "whole numbers"]),
-    "resources": (lambda: mapped(resources=["a"]), ["resources is ['a']", "a mapping"]),
+    "resources": (lambda: mapped(resources=["a"]), ["resources is a list", "a mapping"]),
     "resources name the GPU": (lambda: mapped(resources={"GPU": 1}), ["'GPU'", "use num_cpus"]),
     # join and write
     "join across pipelines": (

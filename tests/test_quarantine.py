@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from vane_dagster.commit.garbage import Terms, collect
 from vane_dagster.commit.quarantine import attach, detach
+from vane_dagster.commit.transient import is_transient, waiting_time
 from vane_dagster.execute.attempts import (
     BatchError,
     Call,
@@ -25,8 +26,6 @@ from vane_dagster.execute.attempts import (
     Wait,
     attempt,
     is_out_of_memory,
-    is_transient,
-    waiting_time,
 )
 
 ROWS = 200

@@ -31,9 +31,10 @@ import vane_dagster as vd
 from vane_dagster.commit.asset_writer import AssetRun, write_asset
 from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.forms import batches
+from vane_dagster.commit.home import default_root
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Published
-from vane_dagster.commit.store import Store, default_root
+from vane_dagster.commit.store import Store
 
 KEYS = ("2026-01-01", "day=2", "DE / 3")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("e", pa.list_(pa.float32(), 2))])

@@ -152,7 +152,6 @@ def test_layout_in_memory_does_not_count() -> None:
         (Holder().__init__, "kwargs.__self__", "Holder"),
         ({("k", 1): {object()}}, "kwargs[('k', 1)]{...}", "object"),
         ((x for x in "a"), "kwargs", "generator"),
-        (pydantic.SecretStr("hidden"), "kwargs", "SecretStr"),
         (np.random.default_rng(0), "kwargs", "Generator"),
         (np.array([object()]), "kwargs[0]", "object"),
         (collections.defaultdict(threading.Lock, a=threading.Lock()), "kwargs['a']", "lock"),

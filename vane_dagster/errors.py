@@ -54,6 +54,18 @@ class ComputeError(VaneError):
     """The cluster or a worker cannot do what a stage asks."""
 
 
+class PreflightError(ComputeError):
+    """A run cannot be done, for all of the reasons that it names; nothing was computed.
+
+    Attributes:
+        findings: What stands in the way, one text for each.
+    """
+
+    def __init__(self, message: str, findings: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
+
+
 class IntegrityError(VaneError):
     """Rows of a stage are missing, invented or there twice."""
 

@@ -50,11 +50,11 @@ _pattern: re.Pattern[str] | None = None
 def keep(values: Iterable[str]) -> None:
     """Has values masked from now on, however they are named."""
     global _pattern
-    fresh = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)} - _known
+    fresh = {value for value in values if len(value) >= _SHORTEST and value not in _known}
     if not fresh:
         return
     with _lock:
-        _known.update(fresh)
+        _known.update(form for value in fresh for form in _forms(value))
         longest_first = sorted(_known, key=len, reverse=True)
         _pattern = re.compile("|".join(map(re.escape, longest_first)))
 

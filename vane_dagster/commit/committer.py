@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from vane_dagster.commit.damage import damage_of
 from vane_dagster.commit.location import Location, duckdb_path
 from vane_dagster.commit.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import Publisher, publish
@@ -118,10 +119,24 @@ class Committer:
             except Exception as error:
                 outcome = StoreError(
                     f"{manifest.pipeline}/{manifest.stage} could not be committed: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {error}{self._removed(commit)}"
                 )
             self._outcomes[manifest.partition, manifest.stage] = outcome
             commit.done(manifest, outcome)
+
+    def _removed(self, commit: Commit) -> str:
+        """Removes parts that are damaged, which may be why a commit failed, and tells of them."""
+        folder = commit.publish.staging if commit.publish else commit.folder
+        told = ""
+        try:
+            present = folder.names()
+            for name in (part.name for part in commit.manifest.parts if part.name in present):
+                if found := damage_of(folder, name):
+                    folder.delete([name])
+                    told += f". {found}; it was removed. Run again, and it is computed again"
+        except Exception:
+            return told  # the storage fails, and the error that is told already is why
+        return told
 
     def _completed(self, commit: Commit) -> Manifest:
         upstream = dict(commit.upstream)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location
 from vane_dagster.errors import DamagedPartError
@@ -60,6 +61,27 @@ def is_damage(error: BaseException) -> bool:
     if isinstance(error, (pa.ArrowException, ValueError, KeyError)):
         return True
     return type(error) is OSError and error.errno is None
+
+
+def damage_of(folder: Location, name: str) -> DamagedPartError | None:
+    """What is wrong with a part, all of which is read; None of one that is whole.
+
+    Raises:
+        StoreError: If the file system refuses.
+    """
+    try:
+        read_whole(folder, name, lambda file: pq.read_table(file, page_checksum_verification=True))
+    except DamagedPartError as error:
+        return error
+    return None
+
+
+def verified() -> Any:
+    """The format in which datasets read parts, whose checksums are verified."""
+    import pyarrow.dataset as ds  # which imports pandas where there is one
+
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.ParquetFileFormat(default_fragment_scan_options=options)
 
 
 def _first_line(error: Exception) -> str:

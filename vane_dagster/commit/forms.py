@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from vane_dagster.commit.damage import is_damage, verified
 from vane_dagster.commit.location import duckdb_path
 from vane_dagster.commit.reading import StoredRows
 from vane_dagster.declare.schema import plain_type, sql_name
@@ -104,7 +106,29 @@ def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.Re
 
 
 def _table(rows: StoredRows) -> pa.Table:
-    return _dataset(rows).to_table()
+    try:
+        return _dataset(rows).to_table()
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) or is_damage(error):
+            raise _of_damage(rows, error) from error
+        raise
+
+
+def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
+    """The error of files that cannot be read, with the first of them."""
+    fs, where = rows.base.fs, ""
+    for path, partition in zip(rows.paths, rows.partitions):
+        try:
+            with fs.open(path, "rb") as file:
+                pq.read_table(file, page_checksum_verification=True)
+        except Exception:  # of the storage too: that is where it is
+            where = "" if partition is None else f", partition {partition!r}"
+            where += f", file {fs.unstrip_protocol(path)!r}"
+            break
+    return StoreError(
+        f"{rows.label!r}{where}: a file is damaged or gone, and cannot be read: "
+        f"{type(error).__name__}: {_reason(error)}. Materialize {rows.label!r} again with force"
+    )
 
 
 def _dataset(rows: StoredRows) -> Any:
@@ -114,7 +138,7 @@ def _dataset(rows: StoredRows) -> Any:
         return ds.dataset(rows.schema.empty_table())
     # Else keys as "day=1", which are folders, would be taken for columns.
     return ds.dataset(
-        list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format="parquet",
+        list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format=verified(),
         partitioning=None,
     )  # fmt: skip
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import math
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
+from vane_dagster.commit.transient import advice, persistently
 from vane_dagster.errors import StoreError
 from vane_dagster.masking import keep_options, revealed, url_parts, with_options, without_secrets
+
+_T = TypeVar("_T")
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
@@ -109,17 +113,11 @@ class Location:
 
     def names(self) -> dict[str, int]:
         """Names and sizes in bytes of the files directly in the folder; none if it is missing."""
-        with self._told("listed"):
-            self.fs.invalidate_cache(self.path)
-            try:
-                entries = self.fs.ls(self.path, detail=True)
-            except FileNotFoundError:
-                entries = []
-            found = {
-                PurePosixPath(e["name"]).name: int(e["size"] or 0)
-                for e in entries
-                if e["type"] == "file"
-            }
+        found = {
+            PurePosixPath(e["name"]).name: int(e["size"] or 0)
+            for e in self.tried("listed", self._entries)
+            if e["type"] == "file"
+        }
         return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
 
     def walk(self) -> dict[str, int]:
@@ -132,9 +130,7 @@ class Location:
 
     def entries(self) -> dict[str, Stored]:
         """All files below the folder, those being written too, by path relative to it."""
-        with self._told("listed"):
-            self.fs.invalidate_cache(self.path)
-            found = files_below(self.fs, self.path)
+        found = self.tried("listed", self._below)
         start = len(self.path.lstrip("/")) + 1
         return {
             path.lstrip("/")[start:]: Stored(int(info["size"] or 0), modified(info))
@@ -143,12 +139,7 @@ class Location:
 
     def folders(self) -> list[str]:
         """Names of the folders directly in the folder, sorted."""
-        with self._told("listed"):
-            self.fs.invalidate_cache(self.path)
-            try:
-                entries = self.fs.ls(self.path, detail=True)
-            except FileNotFoundError:
-                return []
+        entries = self.tried("listed", self._entries)
         names = (PurePosixPath(e["name"]).name for e in entries if e["type"] == "directory")
         return sorted(name for name in names if name)
 
@@ -158,17 +149,11 @@ class Location:
         Raises:
             StoreError: If the file system refuses.
         """
-        with self._told("written"):
-            path = self.file(name)
-            if self.is_local:
-                _write_local(path, data)
-            elif _PUT_IS_ATOMIC & set(protocols(self.fs)):
-                self.fs.pipe_file(path, bytes(data))
-            else:
-                temporary = self.file(f"{TEMPORARY}{secrets.token_hex(6)}")
-                self.fs.makedirs(self.path, exist_ok=True)
-                self.fs.pipe_file(temporary, bytes(data))
-                self.fs.mv(temporary, path)
+        if self.is_local:
+            self.tried("written", lambda: _write_local(self.file(name), data))
+            return
+        content = bytes(data)
+        self.tried("written", lambda: self._place(name, lambda p: self.fs.pipe_file(p, content)))
 
     def read(self, name: str) -> bytes:
         """A file's bytes.
@@ -178,8 +163,7 @@ class Location:
             StoreError: If the file system refuses.
         """
         try:
-            with self._told("read"):
-                return bytes(self.fs.cat_file(self.file(name)))
+            return bytes(self.tried("read", lambda: self.fs.cat_file(self.file(name))))
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
@@ -191,32 +175,70 @@ class Location:
         Raises:
             StoreError: If the file system refuses.
         """
-        with self._told("written"):
-            if _PUT_IS_ATOMIC & set(protocols(self.fs)):
-                self.fs.put_file(path, self.file(name))
-                return
-            temporary = self.file(f"{TEMPORARY}{secrets.token_hex(6)}")
-            self.fs.makedirs(self.path, exist_ok=True)
-            self.fs.put_file(path, temporary)
-            self.fs.mv(temporary, self.file(name))
+        self.tried("written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)))
 
     def delete(self, names: list[str]) -> None:
         """Deletes files of the folder; those already gone are passed over."""
-        with self._told("deleted from"):
-            for name in names:
-                try:
-                    self.fs.rm_file(self.file(name))
-                except FileNotFoundError:
-                    continue
+        for name in names:
+            self.tried("deleted from", functools.partial(self._remove, self.file(name)))
 
     def move(self, name: str, target: Location, new_name: str) -> None:
         """Moves a file to another folder of the same file system, replacing what is there."""
-        with self._told("moved from"):
-            if self.is_local:
-                os.makedirs(target.path, exist_ok=True)
-                os.replace(self.file(name), target.file(new_name))
-            else:
-                self.fs.mv(self.file(name), target.file(new_name))
+        self.tried("moved from", lambda: self._move(self.file(name), target, new_name))
+
+    def tried(self, verb: str, action: Callable[[], _T]) -> _T:
+        """What an operation on the folder gives, tried again a few times if its error may pass.
+
+        Args:
+            verb: What cannot be done where it fails, as "read".
+            action: The operation, which may have been done in part before.
+
+        Raises:
+            StoreError: If the file system refuses, with what can be done about it.
+        """
+        with self._told(verb):
+            return persistently(action)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        self.fs.invalidate_cache(self.path)
+        try:
+            return list(self.fs.ls(self.path, detail=True))
+        except FileNotFoundError:
+            return []
+
+    def _below(self) -> dict[str, dict[str, Any]]:
+        self.fs.invalidate_cache(self.path)
+        return files_below(self.fs, self.path)
+
+    def _place(self, name: str, write: Callable[[str], None]) -> None:
+        """Has a file written under its own name, or under another one first."""
+        if _PUT_IS_ATOMIC & set(protocols(self.fs)):
+            write(self.file(name))
+            return
+        temporary = self.file(f"{TEMPORARY}{secrets.token_hex(6)}")
+        self.fs.makedirs(self.path, exist_ok=True)
+        try:
+            write(temporary)
+            self.fs.mv(temporary, self.file(name))
+        except BaseException:
+            with suppress(Exception):  # a collection of garbage finds it later
+                self.fs.rm_file(temporary)
+            raise
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self.fs.rm_file(path)
+
+    def _move(self, path: str, target: Location, new_name: str) -> None:
+        if self.is_local:
+            os.makedirs(target.path, exist_ok=True)
+            os.replace(path, target.file(new_name))
+            return
+        try:
+            self.fs.mv(path, target.file(new_name))
+        except FileNotFoundError:
+            if new_name not in target.names():  # a former attempt has moved it
+                raise
 
     @contextmanager
     def _told(self, verb: str) -> Iterator[None]:
@@ -226,8 +248,7 @@ class Location:
             raise
         except Exception as error:  # drivers have exceptions of their own, of many kinds
             raise StoreError(
-                f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. Check that it "
-                "exists, that the credentials reach it and that there is room"
+                f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. {advice(error)}"
             ) from without_secrets(error)
 
 
@@ -263,7 +284,7 @@ def _write_local(path: str, data: Any) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        if os.path.exists(temporary):
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
 

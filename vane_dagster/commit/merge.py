@@ -140,7 +140,9 @@ def _rows(bundle: Bundle, staging: Location, schema: pa.Schema) -> _Rows:
     def tables() -> Generator[pa.Table, None, None]:
         for part in bundle.parts:
             with staging.fs.open(staging.file(part.name), "rb") as opened:
-                file = pq.ParquetFile(opened, pre_buffer=not staging.is_local)
+                file = pq.ParquetFile(
+                    opened, pre_buffer=not staging.is_local, page_checksum_verification=True
+                )
                 groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
                 size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
                 most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -37,12 +37,14 @@ class StoredRows:
         base: Where the files are; all are on its file system.
         paths: The files, on that file system.
         schema: The rows' schema.
+        partitions: The partition of each file.
     """
 
     label: str
     base: Location
     paths: tuple[str, ...]
     schema: pa.Schema
+    partitions: tuple[str | None, ...]
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
         """The same rows with some columns.
@@ -59,7 +61,7 @@ class StoredRows:
                 f"{self.label!r} has no column {names(unknown)}; it has {names(self.schema.names)}"
             )
         schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
-        return StoredRows(self.label, self.base, self.paths, schema)
+        return replace(self, schema=schema)
 
 
 def asset_folder(path: Sequence[str]) -> str:
@@ -132,7 +134,8 @@ def read(
         )
     base = placed[0][0] if placed else store.root
     files = tuple(folder.file(name) for folder, found in placed for name in found)
-    return StoredRows(label, base, files, schema)
+    keys = tuple(key for key, (_, found) in zip(manifests, placed) for _ in found)
+    return StoredRows(label, base, files, schema, keys)
 
 
 def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from vane_dagster.commit.damage import read_whole
 from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.location import Location, protocol_of
 from vane_dagster.commit.manifest import Manifest, ManifestName, PartInfo, parse_part_name
@@ -202,41 +202,22 @@ def _in_force(names: list[str]) -> ManifestName | None:
     return replace(in_force, unfinished=any(name.startswith(ANNOUNCED) for name in names))
 
 
-def state_home() -> Path:
-    """Where this package keeps state of its own.
-
-    It is ``$VANE_DAGSTER_HOME``, else ``$XDG_STATE_HOME/vane_dagster``, else
-    ``~/.local/state/vane_dagster``.
-    """
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    home = os.environ.get("VANE_DAGSTER_HOME") or f"{state}/vane_dagster"
-    return Path(home).expanduser().resolve()
-
-
-def default_root() -> str:
-    """A store's root where none is given: ``$VANE_DAGSTER_STORE``, else one in `state_home`."""
-    return os.environ.get("VANE_DAGSTER_STORE") or str(state_home() / "store")
-
-
 def read_part_info(folder: Location, name: str) -> PartInfo:
     """What a part says of itself in its footer.
 
     Raises:
-        StoreError: If it is not a part.
+        DamagedPartError: If it is damaged, gone, or not a part.
+        StoreError: If the file system refuses.
     """
     import pyarrow.parquet as pq
 
     key, digest = parse_part_name(name) or ("", "")
-    try:
-        path = folder.file(name)
-        with folder.fs.open(path, "rb") as file:
-            metadata = pq.read_metadata(file)
+
+    def read(file: Any) -> PartInfo:
+        metadata = pq.read_metadata(file)
         stored = json.loads((metadata.metadata or {})[b"vane"])
         known = {**stored["part"], "key": key, "digest": digest, "rows": metadata.num_rows}
-        size = int(folder.fs.size(path) or 0)
+        size = file.seek(0, os.SEEK_END)
         return PartInfo.from_record({**known, "bytes": size, "sample": stored["sample"]})
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(
-            f"part {folder.file_url(name)!r} cannot be read: {type(error).__name__}: {error}. "
-            "Delete it; it will be computed again"
-        ) from error
+
+    return read_whole(folder, name, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -123,6 +124,26 @@ def persistently(action: Callable[[], _T]) -> _T:
                 raise
             time.sleep(waiting_time(error, attempt, _FIRST_STORAGE_WAIT))
     return action()
+
+
+def advice(error: Exception) -> str:
+    """What can be done about an error of a file system."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "The disk is full: make room there, or have the store elsewhere, and run again; what "
+            "is finished is kept"
+        )
+    if number == errno.EFBIG:
+        return "A file may not be that large there: raise the limit, or set fewer fragment_rows"
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return (
+            "Permission is denied: give the user or the credentials of this process the right to "
+            "read and write there, or have the store elsewhere"
+        )
+    if may_pass(error):
+        return "It was tried several times; run again when the storage answers"
+    return "Check that it exists, that the credentials reach it and that there is room"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vane_dagster.commit.damage import read_whole
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo, part_name
 from vane_dagster.commit.measures import measure
@@ -68,6 +69,7 @@ def write_part(table: pa.Table, target: PartTarget, **facts: Any) -> PartInfo:
         sink,
         compression=_codecs(table.schema, target.compression),
         use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],
+        write_page_checksum=True,
     )
     data = memoryview(sink.getvalue())
     digest = rows_digest(data, target.salt)
@@ -88,11 +90,18 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
 
 
 def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a part, or some of its columns."""
-    with folder.fs.open(folder.file(name), "rb") as file:
-        return pq.read_table(
-            file, columns=None if columns is None else list(columns)
-        ).replace_schema_metadata(None)
+    """Reads a part, or some of its columns.
+
+    Raises:
+        DamagedPartError: If it is damaged or gone.
+        StoreError: If the file system refuses.
+    """
+    wanted = None if columns is None else list(columns)
+
+    def read(file: Any) -> pa.Table:
+        return pq.read_table(file, columns=wanted, page_checksum_verification=True)
+
+    return read_whole(folder, name, read).replace_schema_metadata(None)
 
 
 def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from vane_dagster.declare.check import Check, Severity, bound, checked_columns
 from vane_dagster.declare.kinds import is_floats, is_number, is_text
 from vane_dagster.declare.source import check_url
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.masking import keep_options, revealed, url_parts, with_options
 
 Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 
@@ -126,6 +127,9 @@ class Golden(Check):
             storage_options=mapping(self._culprit, "storage_options", self.storage_options),
             expected=self._parsed(),
         )
+        if isinstance(self.expected, str):
+            url, found = url_parts(self.expected)
+            self._set(expected=url, storage_options=with_options(found, self.storage_options))
         if self.max_distance is not None:
             distance = bound(self._culprit, "max_distance", self.max_distance)
             self._set(max_distance=distance)
@@ -160,7 +164,8 @@ class Golden(Check):
             return self
         import fsspec
 
-        with fsspec.open(self.expected, "rb", **(self.storage_options or {})) as file:
+        keep_options(self.storage_options or {})
+        with fsspec.open(self.expected, "rb", **revealed(self.storage_options or {})) as file:
             content = file.read()
         return replace(self, expected=pq.read_table(pa.BufferReader(content)))
 

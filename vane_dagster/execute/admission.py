@@ -81,16 +81,25 @@ def bundle_size(bundle: Bundle) -> tuple[float, ...]:
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
     """Raises ComputeError if a pool's least workers do not fit on an otherwise empty cluster."""
-    least = pool.workers[0]
-    if fits(capacity.nodes, [pool.bundle] * least):
-        return
-    wanted = ", ".join(f"{amount:g} {name}" for name, amount in pool.bundle.items())
-    has = ", ".join(f"{capacity.total(name):g} {name}" for name in pool.bundle)
+    if told := misfit(capacity, pool.label, pool.workers, pool.bundle):
+        raise ComputeError(told)
+
+
+def misfit(capacity: Capacity, label: str, workers: tuple[int, int], bundle: Bundle) -> str | None:
+    """Why a pool's least workers do not fit on an otherwise empty cluster; None if they do."""
+    least = workers[0]
+    if fits(capacity.nodes, [bundle] * least):
+        return None
+    wanted = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
+    if len(capacity.nodes) > 1:
+        largest = max(capacity.nodes, key=lambda node: [node.get(name, 0.0) for name in bundle])
+        has += f", the largest node {', '.join(f'{largest.get(n, 0.0):g} {n}' for n in bundle)},"
     fix = "Lower concurrency or what a worker reserves, or use a larger cluster"
-    if least > 1 and fits(capacity.nodes, [pool.bundle]):
-        fix = f"Declare concurrency=(1, {pool.workers[1]}) to take what there is, or {fix.lower()}"
-    raise ComputeError(
-        f"{pool.label}: {least} workers of {wanted} each were asked for; the cluster has {has} on "
+    if least > 1 and fits(capacity.nodes, [bundle]):
+        fix = f"Declare concurrency=(1, {workers[1]}) to take what there is, or {fix.lower()}"
+    return (
+        f"{label}: {least} workers of {wanted} each were asked for; the cluster has {has} on "
         f"{len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}. {fix}"
     )
 

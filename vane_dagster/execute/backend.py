@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
+from vane_dagster.execute.versions import Versions
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
 from vane_dagster.masking import keep_variables
 
@@ -112,6 +113,15 @@ class Backend(Protocol):
 
     def capacity(self) -> Capacity:
         """What the cluster has."""
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """What each node has that may have another environment than this process.
+
+        A node that cannot run a worker gives the reason instead.
+
+        Raises:
+            ComputeError: If the cluster does not answer.
+        """
 
     def lease(
         self, run_id: str, pools: Sequence[PoolSpec], cancelled: threading.Event | None = None

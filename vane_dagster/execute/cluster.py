@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vane_dagster.commit.store import state_home
+from vane_dagster.commit.home import state_home
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY, connect, connect_environment
 from vane_dagster.execute.cluster_processes import MARK, birth, end, marked

@@ -13,6 +13,7 @@ from vane_dagster.execute.work import LoadReport, PoolSpec
 
 _MOST_FAILED_STARTS = 3
 _PATIENCE_SECONDS = 30.0
+_GATHER_SECONDS = 10.0
 
 
 class Crew:
@@ -37,6 +38,8 @@ class Crew:
         self.lanes = {identity: Lane(count + 1) for identity, count in slots.items()}
         self._failed_starts = dict.fromkeys(self.lanes, 0)
         self._patient_since = time.perf_counter()
+        self._unable: dict[str, tuple[Worker, VaneError]] = {}
+        self._unable_since = 0.0
         self.starting: dict[int, Worker] = {}
         for worker in lease.workers():
             self._start(worker)
@@ -59,17 +62,20 @@ class Crew:
         if worker not in self.lanes[worker.pool].loading:  # its pool was given up
             return
         if report.fault is not None:
-            self._give_up_pool(worker, report.fault.error())
+            self._unable_since = self._unable_since or time.perf_counter()
+            self._unable.setdefault(worker.pool, (worker, report.fault.error()))
+            self._give_up_unable()
             return
         self._failed_starts[worker.pool] = 0
         self.lanes[worker.pool].ready(worker)
         if stages := self.stages(worker):
             label = self._pools[stages[0]].label
             self._emit(WorkerReady(stages, label, worker.name, report))
+        self._give_up_unable()
 
     def lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """A worker is gone: another takes its place, unless they die one after the other."""
-        if not self.lanes[worker.pool].lose(worker):
+        if not self.lanes[worker.pool].lose(worker) or worker.pool in self._unable:
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
         self._failed_starts[worker.pool] += starting
@@ -82,6 +88,25 @@ class Crew:
             "out of memory, or crashed in native code"
         )
         self._give_up_pool(worker, error)
+
+    def _give_up_unable(self) -> None:
+        """Gives up the pools that cannot start, once it is known of the others whether they can.
+
+        So all that cannot be imported or constructed is told at once. One that is below another
+        is given up before it, else only the upper one would be told.
+        """
+        answered = all(
+            lane.busy or not lane.loading or pool in self._unable or pool == IO_POOL
+            for pool, lane in self.lanes.items()
+        )
+        late = time.perf_counter() - self._unable_since > _GATHER_SECONDS
+        if IO_POOL in self._unable or (self._unable and (answered or late)):
+            order = [*(pool.identity for pool in self._pools.values()), IO_POOL]
+            unable = sorted(self._unable, key=order.index, reverse=True)
+            given_up = [self._unable.pop(pool) for pool in unable]
+            self._unable_since = 0.0
+            for worker, error in given_up:
+                self._give_up_pool(worker, error)
 
     def _give_up_pool(self, worker: Worker, error: VaneError) -> None:
         self._lease.evict(worker.pool)
@@ -96,7 +121,8 @@ class Crew:
         return tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
 
     def tell_who_waits(self) -> None:
-        """Every half minute, says which pools have no worker yet."""
+        """Every half minute, says which pools have no worker yet; gives up those that cannot."""
+        self._give_up_unable()
         if time.perf_counter() - self._patient_since < _PATIENCE_SECONDS:
             return
         self._patient_since = time.perf_counter()

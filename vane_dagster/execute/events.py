@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -138,3 +139,14 @@ class Failed:
 Event = Union[
     Planned, WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed
 ]
+
+
+def about_plan(plan: RunPlan) -> Iterator[Event]:
+    """What went wrong while a run was planned."""
+    for text in plan.warnings:
+        yield Noticed(text)
+    first, *others = plan.selected
+    for key, error in plan.failed.items():
+        yield Failed(first, key, error)
+        for stage in others:
+            yield Failed(stage, key, error, because=first)

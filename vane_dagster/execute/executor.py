@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
-from vane_dagster.execute.backend import IO_POOL, Backend, Capacity
-from vane_dagster.execute.events import Event, WaveStarted
+from vane_dagster.execute.backend import IO_POOL, Backend
+from vane_dagster.execute.events import Committed, Event, Unchanged, WaveStarted, about_plan
 from vane_dagster.execute.judging import Judge
+from vane_dagster.execute.mending import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.execute.pacing import DEFAULT_BATCH
+from vane_dagster.execute.preflight import Checked, check_all, refuse
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream
 from vane_dagster.execute.work import ModelSpec, PoolSpec
-from vane_dagster.plan.definition import pool_identity, udf_code
+from vane_dagster.plan.definition import pool_identity
 from vane_dagster.plan.plan import RunPlan
-from vane_dagster.plan.shipping import pack
+from vane_dagster.plan.shipping import CodeBundle
 
 _BUDGET_SHARE = 0.4
 
@@ -33,6 +35,7 @@ def execute(
     cancelled: threading.Event,
     info: Mapping[str, Any],
     judge: Judge,
+    plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
 ) -> None:
     """Computes and commits what a plan has left.
 
@@ -45,19 +48,58 @@ def execute(
         cancelled: Set to stop at the next occasion; finished parts are kept.
         info: Kept in each manifest.
         judge: Evaluates the stages' checks.
+        plan_again: Plans some partitions anew, whose parts were damaged and are removed. Default:
+            they fail.
 
     Raises:
         Cancelled: If it was stopped.
+        PreflightError: If something stands in the way; nothing is computed or committed then.
         ComputeError: If the cluster cannot do it.
     """
-    state = RunState(plan, store, run_id, emit, info, judge)
-    try:
-        state.begin()
+    told = _Told(emit, store, plan.pipeline.name)
+    for count in range(1, MOST_PASSES + 1):
+        checked = None
         if needed := plan.needed():
             assert backend is not None, "there is something to compute, and nothing to do it"
-            _compute(plan, backend, store, state, needed, cancelled)
-    finally:
-        state.close()
+            checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
+            refuse(checked.findings)
+        state = RunState(plan, store, run_id, told, info, judge)
+        mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
+        try:
+            state.begin()
+            if checked is not None and backend is not None:
+                _compute(plan, backend, store, state, needed, checked, cancelled, mending)
+            again = to_plan_again(state)
+        finally:
+            state.close()
+        if not again or plan_again is None:
+            return
+        plan, told.anew = plan_again(again), True
+        for event in about_plan(plan):
+            told(event)
+
+
+class _Told:
+    """Emits events; of stages that are done when a partition is planned anew, what is news.
+
+    Those that another run has committed meanwhile are told as if this one had.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], store: Store, pipeline: str) -> None:
+        self._emit, self._store, self._pipeline = emit, store, pipeline
+        self._told: set[tuple[str, str | None]] = set()
+        self.anew = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, (Committed, Unchanged)):
+            place = (event.stage, event.partition)
+            if isinstance(event, Unchanged) and self.anew:
+                if place in self._told:
+                    return
+                manifest = self._store.read(self._pipeline, *place, event.name)
+                event = Committed(*place, event.name, manifest)
+            self._told.add(place)
+        self._emit(event)
 
 
 def _compute(
@@ -66,10 +108,12 @@ def _compute(
     store: Store,
     state: RunState,
     needed: tuple[str, ...],
+    checked: Checked,
     cancelled: threading.Event,
+    mending: Mending,
 ) -> None:
-    capacity = backend.capacity()
-    pools = stage_pools(plan, needed, capacity)
+    capacity = checked.capacity
+    pools = stage_pools(plan, checked)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
@@ -85,7 +129,8 @@ def _compute(
                 plan, store, state.parts, lease.id, state.run_id, state.faults_allowed
             )
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
-            Stream(state, tuple(stages), lease, own, requests, budget, cancelled).run()
+            stream = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
+            Stream(*stream).run()
         finally:
             lease.release()
 
@@ -100,23 +145,23 @@ def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     return claimed
 
 
-def stage_pools(plan: RunPlan, stages: tuple[str, ...], capacity: Capacity) -> dict[str, PoolSpec]:
-    """The pool of each stage that runs user code.
-
-    Raises:
-        CodeIdentityError: If its code cannot be packed.
-    """
-    specs = [plan.pipeline[stage].spec for stage in stages]
+def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | None]:
+    """The first partition of each stage of which something has to be computed."""
     return {
-        spec.name: _pool(plan, spec, capacity) for spec in specs if isinstance(spec, MapBatchesSpec)
+        stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
     }
 
 
-def _pool(plan: RunPlan, spec: MapBatchesSpec, capacity: Capacity) -> PoolSpec:
-    udf = spec.udf
-    payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
-    bundle = pack(udf_code(plan.pipeline, spec).modules, payload)
-    useful = min(capacity.cpus, plan.missing_batches(spec.name, spec.batch_size or DEFAULT_BATCH))
+def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
+    """The pool of each stage that runs user code."""
+    return {stage: _pool(plan, stage, bundle, checked) for stage, bundle in checked.code.items()}
+
+
+def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> PoolSpec:
+    spec = plan.pipeline[stage].spec
+    assert isinstance(spec, MapBatchesSpec)
+    udf, cpus = spec.udf, checked.capacity.cpus
+    useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,

@@ -22,7 +22,7 @@ import pyarrow as pa
 from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
-from vane_dagster.errors import IntegrityError, ModelLoadError, VaneError
+from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.execute import relational
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.calls import Caller
@@ -223,6 +223,8 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     where = work.culprit
     if isinstance(error, BatchError):
         where, error = f"{where}: {error}", error.cause
+    if isinstance(error, DamagedPartError):
+        return Fault(type(error).__name__, str(error), part=error.part)
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
     message = f"{where}: {type(error).__name__}: {error}"

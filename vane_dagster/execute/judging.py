@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vane_dagster.commit.checking import Subject, evaluate, verdicts
+from vane_dagster.commit.damage import verified
 from vane_dagster.commit.manifest import CheckResult, Manifest
 from vane_dagster.commit.reading import places
 from vane_dagster.commit.store import Store
@@ -72,7 +73,7 @@ class Judge:
         if not names:
             return ds.dataset(manifest.schema.empty_table())
         files = [folder.file(name) for name in names]
-        return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format="parquet")
+        return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
 
 
 def blocking_failure(results: Iterable[CheckResult]) -> CheckResult | None:

@@ -15,6 +15,7 @@ from vane_dagster.errors import ComputeError
 NAMESPACE = "vane_dagster"
 _ANSWER_SECONDS = 60.0
 _PREFIX = "keeper-"
+_IN_WORKERS = ("commit", "declare", "execute", "plan")
 
 
 @functools.lru_cache(maxsize=1)
@@ -22,8 +23,8 @@ def protocol() -> str:
     """Digest of what runs in workers: code of another version never meets this one's workers."""
     state = hashlib.blake2b(digest_size=6)
     root = Path(__file__).resolve().parent.parent
-    for name in ("commit", "declare", "execute", "plan"):
-        for file in sorted((root / name).glob("*.py")):
+    for pattern in ("errors.py", "masking.py", *(f"{p}/*.py" for p in _IN_WORKERS)):
+        for file in sorted(root.glob(pattern)):
             state.update(file.read_bytes())
     return state.hexdigest()
 

@@ -24,6 +24,7 @@ from vane_dagster.execute.admission import check_can_fit
 from vane_dagster.execute.backend import Capacity, Done, Worker, forwarded
 from vane_dagster.execute.local_worker import serve
 from vane_dagster.execute.pools import Books, Claim, LeaseRecord, Start
+from vane_dagster.execute.versions import Versions
 from vane_dagster.execute.work import PoolSpec, Work
 
 _SHARED_MEMORY = "/dev/shm"
@@ -101,6 +102,10 @@ class LocalBackend:
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free)
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """See `Backend.versions`: workers run this process's own Python."""
+        return {}
 
     def lease(
         self,

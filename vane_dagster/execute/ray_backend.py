@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.errors import ComputeError
@@ -14,6 +14,7 @@ from vane_dagster.execute.admission import check_can_fit
 from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, forwarded, load_failed
 from vane_dagster.execute.keeper_client import NAMESPACE, KeeperClient, brief
 from vane_dagster.execute.pools import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
+from vane_dagster.execute.versions import Versions, of_cluster
 from vane_dagster.execute.work import Fault, PoolSpec, Report, Work
 
 _BEATS = 6
@@ -50,6 +51,10 @@ class RayBackend:
 
         nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
         return Capacity(nodes, int(sum(node.get("object_store_memory", 0) for node in nodes)))
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """See `Backend.versions`."""
+        return of_cluster(self._keeper)
 
     def lease(
         self,

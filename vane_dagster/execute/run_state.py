@@ -45,6 +45,7 @@ class RunState:
         self._committer = Committer(store, lambda file: content_hash(file, source))
         self._queued: set[tuple[int, str]] = set()
         self.failed: dict[tuple[int, str], VaneError] = {}
+        self.aside: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         for index, partition in enumerate(plan.partitions):
@@ -76,6 +77,7 @@ class RunState:
                     for stage in stages
                     if (index, stage) not in self.failed
                     for i in partition.stages[stage].missing
+                    if (index, i) not in self.aside
                 }
             )
             for index, partition in enumerate(self.plan.partitions)
@@ -124,6 +126,16 @@ class RunState:
                 self.emit(Failed(name, key, error, None if name == stage else stage))
         self._commit_complete(index + 1)  # which may have waited for this
         return lost
+
+    def unfinished(self, index: int) -> list[str]:
+        """The stages of a partition that have not come to an end."""
+        return [
+            stage
+            for stage, stage_plan in self.plan.partitions[index].stages.items()
+            if not stage_plan.done
+            and (index, stage) not in self._queued
+            and (index, stage) not in self.failed
+        ]
 
     def most_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail, where it has as many as the source."""

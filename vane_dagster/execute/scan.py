@@ -7,7 +7,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vane_dagster.commit.damage import is_damage
 from vane_dagster.commit.location import Location, duckdb_path, protocols
+from vane_dagster.commit.transient import advice, persistently
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.sql import quote, select_list
@@ -28,14 +30,19 @@ def scan(rows: FileRows, work: Work) -> pa.Table:
         SourceError: If they cannot be read, or their ids are not unique.
     """
     location = Location(rows.url, rows.storage_options)
-    try:
+
+    def read() -> pa.Table | None:
         with location.fs.open(location.path, "rb") as stream, _opened(location, stream) as file:
             groups = _row_groups(file.metadata, rows)
-            if groups is not None:
-                table = file.read_row_groups(groups, columns=rows.schema.names, use_threads=False)
-    except (OSError, ValueError) as error:
+            if groups is None:
+                return None
+            return file.read_row_groups(groups, columns=rows.schema.names, use_threads=False)
+
+    try:
+        table = persistently(read)
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
         raise _unreadable(rows, work, error) from error
-    if groups is None:
+    if table is None:
         table = _query(rows, ", ".join(quote(name) for name in rows.schema.names), None, work)
     _check_is_as_planned(rows, work)
     if table.num_rows != rows.stop - rows.start:
@@ -60,8 +67,9 @@ def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
 def _check_is_as_planned(rows: FileRows, work: Work) -> None:
     """Sees, after reading, that the file is still the one that the fragment's key stands for."""
     try:
-        now = listed_file(rows.url, ParquetSource(rows.url, storage_options=rows.storage_options))
-    except OSError as error:
+        source = ParquetSource(rows.url, storage_options=rows.storage_options)
+        now = persistently(lambda: listed_file(rows.url, source))
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
         raise _unreadable(rows, work, error) from error
     if file_version(now) != file_version(rows.file):
         raise SourceError(
@@ -72,8 +80,8 @@ def _check_is_as_planned(rows: FileRows, work: Work) -> None:
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
     if location.is_local:
-        return pq.ParquetFile(location.path, memory_map=True)
-    return pq.ParquetFile(stream, pre_buffer=True)
+        return pq.ParquetFile(location.path, memory_map=True, page_checksum_verification=True)
+    return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
 
 
 def _row_groups(footer: pq.FileMetaData, rows: FileRows) -> list[int] | None:
@@ -94,8 +102,9 @@ def _query(rows: FileRows, listed: str, where: str | None, work: Work) -> pa.Tab
         f"SELECT {listed} FROM {table} AS source "
         f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
     )
+    query += f" AND ({where})" if where else ""
     try:
-        return connection().sql(query + (f" AND ({where})" if where else "")).to_arrow_table()
+        return persistently(lambda: connection().sql(query).to_arrow_table())
     except (duckdb.Error, OSError) as error:
         raise _unreadable(rows, work, error) from error
 
@@ -109,8 +118,10 @@ def _arrays(schema: pa.Schema) -> str:
 
 
 def _unreadable(rows: FileRows, work: Work, error: Exception) -> SourceError:
-    reason = str(error).strip().splitlines()[0]
-    return SourceError(f"{work.culprit}: {rows.url!r} cannot be read: {reason}")
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    damaged = is_damage(error) or isinstance(error, duckdb.Error)
+    fix = "Write it again, or take it out of the source" if damaged else advice(error)
+    return SourceError(f"{work.culprit}: {rows.url!r} cannot be read: {reason}. {fix}")
 
 
 def _checked_ids(table: pa.Table, rows: FileRows, work: Work) -> pa.Table:

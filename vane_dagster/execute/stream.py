@@ -18,10 +18,11 @@ from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
 from vane_dagster.execute.losses import Again, Losses, isolates
+from vane_dagster.execute.mending import Mending
 from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
-from vane_dagster.execute.work import LoadReport, PoolSpec, Report
+from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report
 from vane_dagster.plan.plan import Part
 
 _MOST_RESTARTS = 3
@@ -42,6 +43,7 @@ class Stream:
         requests: Requests,
         budget_bytes: int,
         cancelled: threading.Event,
+        mending: Mending,
     ) -> None:
         """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`."""
         self._state, self._stages, self._lease = state, stages, lease
@@ -49,6 +51,7 @@ class Stream:
         self._flights: dict[int, Flight] = {}
         self._active: dict[int, FragmentRun] = {}
         self._losses = Losses()
+        self._mending = mending
         self._waiting = self._fragments()
         self._next: FragmentRun | None = None
         self._checker = RowCounts(state, requests)
@@ -88,6 +91,7 @@ class Stream:
                     for stage in self._stages
                     if not partition.stages[stage].done
                     and i not in self._state.parts[index, stage]
+                    and (index, i) not in self._state.aside
                     and (index, stage) not in self._state.failed
                 ]
                 if specs:
@@ -199,7 +203,7 @@ class Stream:
         if not item.wanted:
             return
         if report.fault:
-            self._fail(item.run.partition, item.stage, report.fault.error())
+            self._refused(item, report.fault)
             return
         run, node = item.run, item.run.nodes[item.stage]
         self._losses.answered(item.stage)
@@ -247,6 +251,13 @@ class Stream:
             self._budget.release(run.order, run.fragment.bytes, run.held)
 
     # Failures
+
+    def _refused(self, item: Item, fault: Fault) -> None:
+        if error := self._mending.refused(item.run, item.stage, fault):
+            self._fail(item.run.partition, item.stage, error)
+            return
+        item.run.abandon(set(item.run.nodes))
+        self._end_if_finished(item.run)
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

@@ -93,11 +93,13 @@ class Fault:
         kind: Name of the `VaneError` subclass to raise.
         message: What to say.
         traceback: The user's own traceback, or the worker's.
+        part: Name of the file, where a part in the store is damaged.
     """
 
     kind: str
     message: str
     traceback: str = ""
+    part: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", masked(self.message))

@@ -12,10 +12,11 @@ from pydantic import Field
 
 from vane_dagster.commit.asset_writer import AssetRun, write_asset
 from vane_dagster.commit.forms import batches, form_of, form_of_value, known_forms, loaded
+from vane_dagster.commit.home import default_root
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.reading import read
-from vane_dagster.commit.store import Store, default_root
+from vane_dagster.commit.store import Store
 from vane_dagster.errors import StoreError, names
 from vane_dagster.masking import errors_masked
 from vane_dagster.orchestrate.loading import connected, load

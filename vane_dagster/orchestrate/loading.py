@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.commit.forms import NEEDS_RAY, form_of, known_forms, loaded
+from vane_dagster.commit.home import default_root
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.quarantine import read_faults
 from vane_dagster.commit.reading import StoredRows, find, read
-from vane_dagster.commit.store import Store, default_root
+from vane_dagster.commit.store import Store
 from vane_dagster.errors import StoreError, names
 
 

@@ -75,6 +75,10 @@ class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
     def close(self, backend: Backend) -> None:
         """Ends what must not outlive the run."""
 
+    def is_up(self) -> bool:
+        """Whether it can be asked without starting anything that stays."""
+        return True
+
 
 class RayCompute(Compute):
     """Work on a Ray cluster, by warm actors that outlive the run.
@@ -121,6 +125,12 @@ class RayCompute(Compute):
         from vane_dagster.execute.ray_backend import RayBackend
 
         return RayBackend(self.idle_timeout, told, keeper=self._keeper)
+
+    def is_up(self) -> bool:
+        """See `Compute.is_up`."""
+        import ray
+
+        return bool(ray.is_initialized())
 
     def _connect(self, told: Callable[[str], None], start: bool) -> None:
         if self.address is not None:

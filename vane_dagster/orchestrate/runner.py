@@ -8,19 +8,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.execute.events import Event, Failed, Planned
+from vane_dagster.errors import VaneError
+from vane_dagster.execute.backend import Backend
+from vane_dagster.execute.events import Event, Planned, about_plan
 from vane_dagster.execute.executor import execute
 from vane_dagster.execute.judging import Judge
+from vane_dagster.execute.preflight import Finding, beyond, check_all, refuse
 from vane_dagster.orchestrate.resources import Compute
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.planner import plan_run
 
 _STOP_SECONDS = 30.0
 _CHECK_SECONDS = 2.0
+_TOLD = 5
 
 
 def run_pipeline(
@@ -59,18 +64,26 @@ def run_pipeline(
     Raises:
         VaneError: If nothing could be planned, or the cluster cannot do it.
     """
-    plan = plan_run(pipeline, selected, partitions, store, force, run_id, retry_quarantined)
+    look = _Look(pipeline, selected, partitions, compute, store, log)
+
+    def plan_again(keys: Sequence[str | None]) -> RunPlan:
+        return plan_run(pipeline, selected, keys, store, force, run_id, retry_quarantined)
+
+    try:
+        plan = plan_again(partitions)
+    except VaneError as unplanned:
+        look.refuse_with([unplanned])
+        raise
     listen(Planned(plan))
-    for key, error in plan.failed.items():
-        first, *others = plan.selected
-        listen(Failed(first, key, error))
-        for stage in others:
-            listen(Failed(stage, key, error, because=first))
-    backend = compute.backend(log) if plan.needed() else None
+    for event in about_plan(plan):
+        listen(event)
+    if plan.failed and not plan.partitions:
+        look.refuse_with(list(plan.failed.values()))
+    backend = look.backend() if plan.needed() else None
     try:
         _on_a_thread(
             lambda emit, cancelled: execute(
-                plan, backend, store, run_id, emit, cancelled, versions(), judge
+                plan, backend, store, run_id, emit, cancelled, versions(), judge, plan_again
             ),
             listen,
             check,
@@ -79,6 +92,62 @@ def run_pipeline(
         if backend is not None:
             compute.close(backend)
     return plan
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Looks for what else stands in the way, where the plan or the cluster has failed already."""
+
+    pipeline: Pipeline
+    selected: Collection[str]
+    partitions: Sequence[str | None]
+    compute: Compute
+    store: Store
+    log: Callable[[str], None]
+
+    def backend(self) -> Backend:
+        """Where the work is done.
+
+        Raises:
+            PreflightError: If it cannot be reached.
+        """
+        try:
+            return self.compute.backend(self.log)
+        except VaneError as error:
+            refuse([error, *self._findings([error], None)])
+            raise
+
+    def refuse_with(self, errors: Sequence[VaneError]) -> None:
+        """Raises a PreflightError with these errors, if there is more than they tell.
+
+        A cluster is asked if it runs: a plan that fails does not start one.
+        """
+        if not self.compute.is_up():
+            found = self._findings(errors, None)
+        else:
+            try:
+                backend = self.compute.backend(self.log)
+            except VaneError as error:
+                refuse([*_few(errors), error, *self._findings(errors, None)])
+                return
+            try:
+                found = self._findings(errors, backend)
+            finally:
+                self.compute.close(backend)
+        if found:
+            refuse([*_few(errors), *found])
+
+    def _findings(self, errors: Sequence[VaneError], backend: Backend | None) -> Sequence[Finding]:
+        stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
+        first = dict.fromkeys(stages, next(iter(self.partitions), None))
+        checked = check_all(self.pipeline, stages, first, self.store, backend)
+        return beyond(checked.findings, errors)
+
+
+def _few(errors: Sequence[VaneError]) -> list[VaneError]:
+    """The first errors of partitions, which are often the same; all are logged."""
+    distinct = list({str(error): error for error in errors}.values())
+    return distinct[:_TOLD]
 
 
 def _on_a_thread(

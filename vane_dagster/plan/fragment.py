@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord
+from vane_dagster.commit.transient import persistently
 from vane_dagster.declare.schema import check_distinct, plain_type
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.errors import SourceError
@@ -76,9 +77,13 @@ def read_footers(
 
     def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
         location = Location(file.url, source.storage_options)
-        try:
+
+        def read() -> pq.FileMetaData:
             with location.fs.open(location.path, "rb") as stream:
-                metadata = pq.read_metadata(stream)
+                return pq.read_metadata(stream)
+
+        try:
+            metadata = persistently(read)
             return metadata.schema.to_arrow_schema(), metadata
         except Exception as error:  # of pyarrow, or of a file system's driver
             raise SourceError(

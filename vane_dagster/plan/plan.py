@@ -110,6 +110,7 @@ class RunPlan:
         definitions: Code version of each selected stage.
         rule: How files are cut into fragments.
         source: The source, as its files are read.
+        warnings: What is wrong in the store and was passed over.
     """
 
     pipeline: Pipeline
@@ -119,6 +120,7 @@ class RunPlan:
     definitions: Mapping[str, str]
     rule: FragmentRule
     source: ParquetSource
+    warnings: Sequence[str] = ()
 
     def missing(self, stage: str) -> int:
         """Fragments of a stage that have to be computed, over all partitions."""

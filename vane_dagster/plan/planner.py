@@ -10,12 +10,13 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.commit.folders import partition_folder
+from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import STAGING, publisher_of
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
-from vane_dagster.errors import PlanError, SourceError, VaneError
+from vane_dagster.errors import DamagedPartError, PlanError, SourceError, VaneError
 from vane_dagster.plan.definition import digest, stage_definition
 from vane_dagster.plan.fragment import (
     FragmentRule,
@@ -72,8 +73,9 @@ def plan_run(
             else:
                 failed[key] = outcome
     return RunPlan(
-        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source
-    )
+        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
+        planner.warnings,
+    )  # fmt: skip
 
 
 def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
@@ -115,6 +117,7 @@ class _Planner:
         self._leaving: dict[str, Collection[str]] = {}
         self._fitting: list[tuple[str, pa.Schema]] = []
         self._lock = threading.Lock()
+        self.warnings: list[str] = []
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
         """Lists the source files and the manifests in force."""
@@ -308,7 +311,7 @@ class _Planner:
         published = publisher.parts(manifest, keys, self.store) if publisher else None
         found: dict[int, Part] = {}
         lost = set()
-        unread = []
+        unread: dict[int, dict[str, Location]] = {}
         for index, fragment_key in enumerate(keys):
             candidates = existing.get(fragment_key, {})
             if published is None:
@@ -325,9 +328,17 @@ class _Planner:
             if not staying.keys() >= candidates.keys():
                 lost.add(index)
             if staying:
-                file = min(staying)
-                unread.append((index, staying[file], file))
+                unread[index] = staying
         with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
-            infos = threads.map(lambda item: read_part_info(item[1], item[2]), unread)
-            found |= {index: Part(place, info) for (index, place, _), info in zip(unread, infos)}
+            read = threads.map(self._first_whole, unread.values())
+            found |= {index: part for index, part in zip(unread, read) if part}
         return found, frozenset(lost)
+
+    def _first_whole(self, candidates: Mapping[str, Location]) -> Part | None:
+        """Of several parts for a fragment the first that says what it is; None to make another."""
+        for file in sorted(candidates):
+            try:
+                return Part(candidates[file], read_part_info(candidates[file], file))
+            except DamagedPartError as error:
+                self.warnings.append(f"{error}. It is computed again")
+        return None

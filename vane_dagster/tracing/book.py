@@ -15,6 +15,7 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import StoreError, TraceError, names
+from vane_dagster.masking import masked
 from vane_dagster.plan.source import listed_file, reconcile
 from vane_dagster.tracing.rows import Found, RowFile, find_any
 
@@ -195,7 +196,7 @@ class Book:
         except FileNotFoundError:
             return "the file is gone since"
         except Exception as error:  # drivers have exceptions of their own, of many kinds
-            return f"the file cannot be looked at: {type(error).__name__}: {error}"
+            return masked(f"the file cannot be looked at: {type(error).__name__}: {error}")
         (kept,) = reconcile([now], [recorded], source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
             return None

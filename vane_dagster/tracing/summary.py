@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 
+from vane_dagster.commit.home import default_root
 from vane_dagster.commit.manifest import Manifest
-from vane_dagster.commit.store import Store, default_root
+from vane_dagster.commit.store import Store
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.tracing.steps import markdown_table, utc
 
