@@ -79,14 +79,21 @@ class Mending:
 
 
 def to_plan_again(state: RunState) -> Sequence[str | None]:
-    """The partitions of which parts were removed; where something failed too, they fail."""
+    """The partitions of which parts were removed, and those that wait for one of them.
+
+    Where something failed too, they fail.
+    """
+    if not state.aside:
+        return []
     again = []
-    for index in sorted({index for index, _ in state.aside}):
-        failed = [stage for partition, stage in state.failed if partition == index]
-        if not failed:
-            again.append(state.plan.partitions[index].key)
+    error = next(iter(state.aside.values()))
+    for index, partition in enumerate(state.plan.partitions):
+        unfinished = state.unfinished(index)
+        if not unfinished:
             continue
-        error = next(e for (partition, _), e in state.aside.items() if partition == index)
-        for stage in state.unfinished(index):
+        if not any(failed == index for failed, _ in state.failed):
+            again.append(partition.key)
+            continue
+        for stage in unfinished:
             state.fail(index, stage, DamagedPartError(f"{error}. Run again"))
     return again
