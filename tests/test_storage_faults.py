@@ -429,6 +429,42 @@ def test_a_damaged_part_above_a_damaged_part(tmp_path, source, local, materializ
                for p in parts(tmp_path, "double")) == 3  # fmt: skip
 
 
+def test_partitions_that_wait_for_a_damaged_one_are_made_too(tmp_path, local, instance):
+    """A check that compares partitions commits them in order: the second waits for the first."""
+    days = dg.StaticPartitionsDefinition(["a", "b"])
+    for key, first in (("a", 0), ("b", 100)):
+        ids = list(range(first, first + ROWS))
+        write_source(tmp_path / "src" / key, {"id": ids, "x": ids, "note": ["n"] * ROWS})
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=days,
+    )
+    clean = docs.project("clean", ["x", "note"])
+    clean.map_batches("double", double, schema={"y": "BIGINT"}, checks=[vd.checks.Drift("y")])
+
+    def run(*select: str) -> dg.ExecuteInProcessResult:
+        return dg.materialize(
+            [docs.build_assets()],
+            instance=instance,
+            selection=[docs[name].key for name in select],
+            tags={
+                "dagster/asset_partition_range_start": "a",
+                "dagster/asset_partition_range_end": "b",
+            },
+            resources={"compute": local, "store": vd.FragmentStore(root=f"{tmp_path}/store")},
+        )
+
+    run("clean")
+    (harmed,) = (tmp_path / "store/docs/clean/parts/a").glob("*.parquet")
+    flip(harmed, "x")
+    run("clean", "double")
+    for key, first in (("a", 0), ("b", 100)):
+        table = read_stage(tmp_path / "store", "docs", "double", key)
+        assert table["y"].to_pylist() == [2 * x for x in range(first, first + ROWS)]
+
+
 def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, local, materialize):
     materialize(make(tmp_path), local, select=["clean", "double"])
     victim = parts(tmp_path, "double")[1]
