@@ -199,6 +199,29 @@ def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, mater
     assert not seen.read_text()
 
 
+def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local, materialize):
+    """The part above is computed again in the same run, and so is all that is made from it."""
+    docs = pipeline(tmp_path)
+    clean = docs.project("clean", {"x": "x"})
+    clean.map_batches(
+        "twice",
+        Mended,
+        schema={"y": "BIGINT"},
+        on_error="quarantine",
+        max_error_rate=0.1,
+        fn_constructor_kwargs={"folder": str(tmp_path)},
+    )
+    stages = ["clean", "twice"]
+    materialize(docs, local, select=stages)
+    for path in (tmp_path / "store" / "docs" / "clean" / "parts").rglob("*.parquet"):
+        path.unlink()
+    (tmp_path / "mended").touch()
+    materialize(docs, local, select=stages, config={"retry_quarantined": True})
+    table = read_stage(tmp_path / "store", "docs", "twice")
+    assert table["id"].to_pylist() == list(range(ROWS))
+    assert table["y"].to_pylist() == [2 * i for i in range(ROWS)]
+
+
 def test_children_of_rows_that_failed_take_their_place(tmp_path, local, materialize):
     docs = pipeline(
         tmp_path,

@@ -96,9 +96,15 @@ class Stream:
                 ]
                 if specs:
                     order += 1
-                    plans = {spec.name: partition.stages[spec.name] for spec in specs}
-                    mends = {s: p.mends[i] for s, p in plans.items() if i in p.mends}
-                    yield FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
+                    names = {spec.name for spec in specs}
+                    # Where what a stage reads is computed too, all of its rows are.
+                    mends = {
+                        spec.name: partition.stages[spec.name].mends[i]
+                        for spec in specs
+                        if i in partition.stages[spec.name].mends and not names & set(spec.upstream)
+                    }
+                    run = FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
+                    yield run
 
     def _admit(self) -> None:
         while self._next and self._budget.admits(self._next.fragment.bytes):
@@ -206,7 +212,8 @@ class Stream:
             self._refused(item, report.fault)
             return
         run, node = item.run, item.run.nodes[item.stage]
-        self._losses.answered(item.stage)
+        if flight.worker.pool != IO_POOL:
+            self._losses.answered(item.stage)
         run.held += report.bytes_out
         if self._counts.add(run, item.stage, item.kind, report):
             self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
