@@ -60,6 +60,28 @@ def local() -> vd.LocalCompute:
     return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
 
 
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """Storage options of an S3 server with the bucket "lake"."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
+    client.create_bucket(Bucket="lake")
+    yield {
+        "key": "dummy",
+        "secret": "dummy",
+        "endpoint_url": endpoint,
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
+    server.stop()
+
+
 Run = Callable[..., dg.ExecuteInProcessResult]
 
 
@@ -125,6 +147,22 @@ def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
     ]
     assert len(found) == 1, f"{len(found)} materializations of {stage}"
     return {name: value.value for name, value in found[0].metadata.items()}
+
+
+def column_of(read: Any, column: str) -> list[Any]:
+    """The values of a column, whatever form the rows were read in."""
+    import duckdb
+    import polars as pl
+
+    if isinstance(read, ds.Dataset):
+        read = read.to_table()
+    elif isinstance(read, pl.LazyFrame):
+        read = read.collect()
+    elif isinstance(read, duckdb.DuckDBPyRelation):
+        read = read.to_arrow_table()
+    elif isinstance(read, pa.RecordBatchReader):
+        read = read.read_all()
+    return read[column].to_pylist() if isinstance(read, pa.Table) else list(read[column])
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:

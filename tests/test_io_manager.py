@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from conftest import write_source
+from conftest import column_of, write_source
 
 import vane_dagster as vd
 from vane_dagster.commit.garbage import Terms, collect
@@ -93,16 +93,8 @@ def reader_of(kind: Any, seen: list[Any], **given: Any) -> dg.AssetsDefinition:
     return dg.asset(ins=ins, **given)(below)
 
 
-def values(read: Any, column: str = "m") -> list[int]:
-    if isinstance(read, ds.Dataset):
-        read = read.to_table()
-    if isinstance(read, pl.LazyFrame):
-        read = read.collect()
-    if isinstance(read, duckdb.DuckDBPyRelation):
-        read = read.to_arrow_table()
-    if isinstance(read, pa.RecordBatchReader):
-        read = read.read_all()
-    return read[column].to_pylist() if isinstance(read, pa.Table) else list(read[column])
+def values(read: Any) -> list[int]:
+    return column_of(read, "m")
 
 
 KINDS = [
@@ -138,7 +130,7 @@ def test_an_unpartitioned_asset_takes_all_partitions(pipeline, store, kind):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_an_asset_takes_ray_data(pipeline, store, cluster):
-    ray_data = pytest.importorskip("ray.data")
+    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     cluster.connect()
     seen: list[Any] = []
     assert run([reader_of(ray_data.Dataset, seen)], pipeline, store).success

@@ -536,7 +536,7 @@ def test_the_server_says_how_long_to_wait():
 
 
 def test_memory_is_known_by_the_names_that_libraries_use():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(OutOfMemoryError())
     assert not is_out_of_memory(MemoryError())

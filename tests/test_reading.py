@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import duckdb
 import fsspec
@@ -24,8 +23,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_source
-from moto.server import ThreadedMotoServer
+from conftest import column_of, write_source
 
 import vane_dagster as vd
 from vane_dagster.commit.asset_writer import AssetRun, write_asset
@@ -47,25 +45,6 @@ FORMS = [
     pl.LazyFrame,
     duckdb.DuckDBPyRelation,
 ]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "dummy",
-        "secret": "dummy",
-        "endpoint_url": endpoint,
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
-    server.stop()
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -92,17 +71,7 @@ def keep(store: Store, path: str, partition: str | None, rows: Any, run_id: str 
 
 
 def ids(read: Any) -> list[int]:
-    if isinstance(read, ds.Dataset):
-        read = read.to_table()
-    elif isinstance(read, pa.RecordBatchReader):
-        read = read.read_all()
-    elif isinstance(read, pl.LazyFrame):
-        read = read.collect()
-    elif isinstance(read, duckdb.DuckDBPyRelation):
-        read = read.to_arrow_table()
-    return [int(n) for n in read["id"]] if isinstance(read, (pd.DataFrame, pl.DataFrame)) else [
-        n.as_py() for n in read["id"]
-    ]  # fmt: skip
+    return column_of(read, "id")
 
 
 def columns_of(read: Any) -> list[str]:
@@ -186,7 +155,7 @@ def test_a_relation_keeps_its_connection(store):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_data(local_store, s3, cluster):
-    ray_data = pytest.importorskip("ray.data")
+    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
     cluster.connect()
     for store in (local_store, far):

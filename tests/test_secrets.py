@@ -177,7 +177,7 @@ class Answers(BaseHTTPRequestHandler):
         name, _, password = base64.b64decode(login[6:]).decode().partition(":") if (
             login.startswith("Basic ")
         ) else (login, "", "")  # fmt: skip
-        if (name, password) == ("reader", self.server.password):  # type: ignore[attr-defined]
+        if (name, password) == ("reader", self.server.password):
             self._answer(200, b"rows")
         else:
             told = escape(f"{login} may not read {self.path}")
@@ -204,7 +204,7 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def denying() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.password = ""  # type: ignore[attr-defined]
+    server.password = ""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()

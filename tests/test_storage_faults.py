@@ -303,7 +303,7 @@ def test_permission_is_denied():
 def test_a_file_system_without_atomic_writes_keeps_no_part_of_a_file():
     """Where a file is written under another name first, that one is removed."""
 
-    class Limited(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+    class Limited(fsspec.get_filesystem_class("memory")):
         protocol = "limited"
         store: ClassVar[dict[str, Any]] = {}
         pseudo_dirs: ClassVar[list[str]] = [""]
@@ -500,7 +500,7 @@ def test_a_part_that_nobody_names_yet_is_passed_over(
 @pytest.mark.parametrize("as_", [pa.Table, "polars"])
 def test_a_reader_of_a_damaged_part(as_, tmp_path, source, local, materialize):
     if as_ == "polars":
-        as_ = pytest.importorskip("polars").DataFrame
+        as_ = pytest.importorskip("polars", reason="polars is not installed").DataFrame
     materialize(make(tmp_path), local)
     store = str(tmp_path / "store")
     assert len(vd.load("docs/double", store=store, as_=as_)) == ROWS

@@ -10,11 +10,10 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import fsspec
 import pyarrow as pa
@@ -24,7 +23,6 @@ import pytest
 from conftest import metadata, write_source
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from vane_dagster.commit.committer import Commit, Committer, WithheldError, check_unique
@@ -44,25 +42,6 @@ from vane_dagster.commit.writer import PartTarget, read_part, write_part
 from vane_dagster.declare.stage import AssetOptions, WriteSpec
 from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.planner import plan_run
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "dummy",
-        "secret": "dummy",
-        "endpoint_url": endpoint,
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
-    server.stop()
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

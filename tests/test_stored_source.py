@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import pyarrow as pa
 import pytest
 from conftest import failure, metadata, write_source
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from vane_dagster.commit.asset_writer import AssetRun, write_asset
@@ -250,31 +247,12 @@ def test_the_source_is_not_stale_after_a_run(store, local):
         assert used == raw_event.tags["dagster/data_version"]
 
 
-def test_on_s3(local):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    try:
-        for endpoint in _bucket(f"http://127.0.0.1:{port}"):
-            store = vd.FragmentStore(root=f"s3://lake/{uuid.uuid4().hex}", storage_options=endpoint)
-            raw = Rows(table(300)).asset(partitions_def=PARTS)
-            docs = over(raw, partitions_def=PARTS)
-            assets = [raw, docs.build_assets()]
-            assert run(assets, store, local, partition_key="Ö / b").success
-            assert more(store, "Ö / b") == [2.0 * n + 1 for n in range(300)]
-            again = run(assets, store, local, partition_key="Ö / b")
-            assert metadata(again, "more")["fragments_computed"] == 0
-    finally:
-        server.stop()
-
-
-def _bucket(endpoint: str) -> Iterator[dict[str, Any]]:
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "dummy",
-        "secret": "dummy",
-        "endpoint_url": endpoint,
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
+def test_on_s3(local, s3):
+    store = vd.FragmentStore(root=f"s3://lake/{uuid.uuid4().hex}", storage_options=s3)
+    raw = Rows(table(300)).asset(partitions_def=PARTS)
+    docs = over(raw, partitions_def=PARTS)
+    assets = [raw, docs.build_assets()]
+    assert run(assets, store, local, partition_key="Ö / b").success
+    assert more(store, "Ö / b") == [2.0 * n + 1 for n in range(300)]
+    again = run(assets, store, local, partition_key="Ö / b")
+    assert metadata(again, "more")["fragments_computed"] == 0

@@ -9,11 +9,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import fsspec
 import pyarrow as pa
@@ -22,7 +20,6 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_source
 from fsspec.implementations.local import LocalFileSystem
-from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from vane_dagster.cli import main
@@ -569,25 +566,6 @@ def test_the_sample_of_a_materialization(traced):
     assert clean is not None
     assert "rows 0 to 9 of file:" in clean
     assert "and 5 more fragments of 2 files" in clean
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "dummy",
-        "secret": "dummy",
-        "endpoint_url": endpoint,
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
-    server.stop()
 
 
 def test_on_an_object_store(s3, tmp_path, local):

@@ -31,6 +31,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(match.group(1)) * _UNITS[match.group(2)]
 
 
+# Generic or not, as above.
 class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A JSON object."""
 

@@ -18,12 +18,12 @@ from vane_dagster.commit.location import Location, duckdb_path
 from vane_dagster.commit.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import Publisher, publish
 from vane_dagster.commit.store import Store, read_part_info
+from vane_dagster.declare.checks import IdsComplete
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
 
 _MOST_MEMORY = "1GB"
-IDS_COMPLETE = "ids_complete"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Committer:
                     raise BlockedError(stage, found)
         found_here = commit.judge(manifest)
         for found in found_here:
-            if found.name == IDS_COMPLETE and not found.passed:
+            if found.name == IdsComplete.name and not found.passed:
                 raise IntegrityError(
                     f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
                     f"{found.description}. It was not committed; materialize it with force"

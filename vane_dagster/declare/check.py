@@ -35,8 +35,6 @@ class Check:
 
     formula: ClassVar[int] = 1
     """Raised when the same thresholds come to mean something else, so that it is evaluated anew."""
-    reads_data: ClassVar[bool] = False
-    """Whether rows are read for it, beside what was counted when they were written."""
     compares: ClassVar[bool] = False
     """Whether it looks at the previous partition, which has to be committed first."""
 

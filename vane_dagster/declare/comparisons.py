@@ -54,7 +54,6 @@ class Drift(Check):
     name: str = field(default="", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
-    reads_data: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -116,8 +115,6 @@ class Golden(Check):
         default=None, kw_only=True, repr=False, hash=False, compare=False
     )
     name: str = field(default="golden", kw_only=True)
-
-    reads_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

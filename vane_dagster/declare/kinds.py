@@ -1,4 +1,4 @@
-"""Kinds of columns that checks tell apart, whatever their encoding."""
+"""Kinds of columns, whatever their encoding."""
 
 from __future__ import annotations
 

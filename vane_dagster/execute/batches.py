@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster.declare.kinds import is_list, is_number, is_text
 from vane_dagster.declare.stage import BatchFormat
 from vane_dagster.errors import UdfError, names
 from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
@@ -123,7 +124,7 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
     values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
     if values and getattr(values[0], "ndim", 0) and not pa.types.is_nested(kind):
         raise TypeError("values are arrays")
-    if _is_numeric(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
+    if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
         return pa.array(values)  # inferred, so that a wrong type is found and not converted
     return pa.array(values, kind)
 
@@ -147,40 +148,22 @@ def _kind_of(values: Any) -> str:
     return type(values).__name__
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
 def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast keeps the meaning: number to number, text to text, list to list, and so on."""
     if pa.types.is_null(found):
         return True
     if pa.types.is_dictionary(found):
         return _same_family(found.value_type, wanted)
-    if _is_listed(found) and _is_listed(wanted):
+    if is_list(found) and is_list(wanted):
         return _same_family(found.value_type, wanted.value_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
         return {f.name for f in found} == {f.name for f in wanted}
-    families = (_is_numeric, _is_text, pa.types.is_boolean, pa.types.is_temporal, _is_binary)
+    families = (is_number, is_text, pa.types.is_boolean, pa.types.is_temporal, _is_binary)
     return any(family(found) and family(wanted) for family in families)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _is_listed(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:

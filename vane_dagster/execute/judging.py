@@ -74,8 +74,3 @@ class Judge:
             return ds.dataset(manifest.schema.empty_table())
         files = [folder.file(name) for name in names]
         return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
-
-
-def blocking_failure(results: Iterable[CheckResult]) -> CheckResult | None:
-    """The first blocking check that failed."""
-    return next((r for r in results if r.blocking and not r.passed), None)

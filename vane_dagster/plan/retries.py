@@ -7,7 +7,7 @@ manifest may be of several generations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vane_dagster.commit.location import Location
@@ -53,17 +53,25 @@ def fragment_keys(
         folder: Where its parts are.
         retry: Whether the failed rows of its parts are done again.
     """
-    parts: dict[str, PartInfo] = {part.key: part for part in former.parts} if former else {}
+    parts = {part.key: part for part in former.parts} if former else {}
     keys: list[str] = []
     mends: dict[int, Part] = {}
     for above in zip(*upstream):
         newest = digest(definition, generation, *above)
-        known = next(
-            (k for g in range(generation, -1, -1) if (k := digest(definition, g, *above)) in parts),
-            None,
-        ) if parts else None  # fmt: skip
-        if known is not None and retry and known != newest and parts[known].faults:
+        known = _kept(definition, generation, above, parts) or newest
+        if retry and known != newest and parts[known].faults:
             mends[len(keys)] = Part(folder, parts[known])
-            known = None
-        keys.append(known or newest)
+            known = newest
+        keys.append(known)
     return FragmentKeys(tuple(keys), mends)
+
+
+def _kept(
+    definition: str, generation: int, above: Sequence[str], parts: Mapping[str, PartInfo]
+) -> str | None:
+    """The key of the part that is kept of a fragment, of this generation or a former one."""
+    for made_in in range(generation, -1, -1) if parts else ():
+        key = digest(definition, made_in, *above)
+        if key in parts:
+            return key
+    return None
