@@ -96,7 +96,8 @@ def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, material
     assert "stage 'docs/double'" in told
     assert "7 rows in of 10" in told
     assert "expected every row of 'clean'" in told
-    assert len(part_files(tmp_path, "double")) == 3
+    # How many of the others were written before the partition was given up is a matter of time.
+    assert {pq.read_metadata(path).num_rows for path in part_files(tmp_path, "double")} <= {10}
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     assert opened.in_force("docs", "double", None) is None
 
