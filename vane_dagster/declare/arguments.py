@@ -39,6 +39,20 @@ def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
     return value
 
 
+def seconds(where: str, name: str, value: Any) -> float | None:
+    """`value` if it is a number of seconds above 0, or None.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise DefinitionError(f"{where}: {name} is {value!r}; expected seconds above 0, or None")
+    return float(value)
+
+
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
     """`value` if it is one of `allowed`; raises DefinitionError otherwise."""
     if value not in allowed:

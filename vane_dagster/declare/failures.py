@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vane_dagster.declare.arguments import one_of
+from vane_dagster.declare.arguments import one_of, seconds
 from vane_dagster.declare.stage import Failures, OnError
 from vane_dagster.errors import DefinitionError
 
@@ -36,13 +36,8 @@ def parse_failures(
     if isinstance(retry_on, (str, type)):
         raise DefinitionError(f"{culprit}: retry_on is {retry_on!r}; expected a list of classes")
     names = tuple(_name(culprit, kind) for kind in retry_on)
-    if timeout_s is not None:
-        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-        if not number or not 0 < timeout_s < float("inf"):
-            raise DefinitionError(
-                f"{culprit}: timeout_s is {timeout_s!r}; expected seconds above 0, or None"
-            )
-    return Failures(on_error, float(max_error_rate), max_retries, names, timeout_s)
+    limit = seconds(culprit, "timeout_s", timeout_s)
+    return Failures(on_error, float(max_error_rate), max_retries, names, limit)
 
 
 def _name(culprit: str, kind: Any) -> str:

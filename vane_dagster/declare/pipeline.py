@@ -17,7 +17,7 @@ from vane_dagster.declare.arguments import (
 from vane_dagster.declare.check import Check
 from vane_dagster.declare.columns import stage_checks
 from vane_dagster.declare.keys import Key, Keys, stage_keys
-from vane_dagster.declare.rows import Rows, asset_options
+from vane_dagster.declare.rows import Rows
 from vane_dagster.declare.source import ParquetSource, Source, as_source, check_url
 from vane_dagster.declare.stage import (
     SOURCE,
@@ -25,6 +25,7 @@ from vane_dagster.declare.stage import (
     JoinHow,
     JoinSpec,
     StageSpec,
+    asset_options,
 )
 from vane_dagster.errors import DefinitionError, names
 

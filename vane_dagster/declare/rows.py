@@ -21,7 +21,6 @@ from vane_dagster.declare.stage import (
     AUTO,
     ERROR_COLUMN,
     SOURCE,
-    AssetOptions,
     BatchFormat,
     Cardinality,
     MapBatchesSpec,
@@ -30,6 +29,7 @@ from vane_dagster.declare.stage import (
     Resources,
     WriteFormat,
     WriteSpec,
+    asset_options,
 )
 from vane_dagster.declare.table import (
     PARTITION_COLUMN,
@@ -39,6 +39,7 @@ from vane_dagster.declare.table import (
     known_columns,
 )
 from vane_dagster.declare.udf import make_udf
+from vane_dagster.declare.upkeep import parse_upkeep
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.masking import url_parts, with_options
 
@@ -124,6 +125,9 @@ class Rows:
         max_retries: int = 3,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
         """Adds a stage that runs a function, or a class constructed once in a worker, over batches.
@@ -175,6 +179,12 @@ class Rows:
             retry_on: Further exception classes, or their names, that may pass.
             timeout_s: Seconds that a call may take. A worker that takes longer is replaced. Rows
                 that hang or kill their workers are found like those that raise.
+            startup_timeout_s: Seconds that `fn` may take to be constructed in a worker. Default:
+                half an hour. What it was doing then stands in the error.
+            max_batches_per_actor: Calls after which a worker is replaced by a fresh one, where the
+                model or a library of its leaks.
+            max_rss: Bytes of memory after which a worker is replaced, between two calls: what its
+                processes hold for themselves, without mapped files and shared tables.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:
@@ -221,6 +231,7 @@ class Rows:
             failures=parse_failures(
                 culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
             ),
+            upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, max_rss),
             reads={
                 name: list_of_names(culprit, f"column_lineage[{name!r}]", listed) or ()
                 for name, listed in mapping(culprit, "column_lineage", column_lineage).items()
@@ -328,19 +339,3 @@ class Rows:
         if column is not None:
             check_apart(culprit, column, known_columns(self.pipeline, self._node))
         return self.pipeline._add(spec)
-
-
-def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
-    """What a stage's asset is given, from the arguments that the stage itself does not know.
-
-    Raises:
-        DefinitionError: If there is no such argument.
-    """
-    try:
-        return AssetOptions(**options)
-    except TypeError:
-        unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
-        raise DefinitionError(
-            f"{culprit}: unknown argument {names(unknown)}; beside its own arguments a stage takes "
-            f"{', '.join(AssetOptions.__dataclass_fields__)}"
-        ) from None

@@ -10,7 +10,8 @@ from typing import Any, Literal, Union
 import pyarrow as pa
 
 from vane_dagster.declare.udf import Udf
-from vane_dagster.errors import DefinitionError
+from vane_dagster.declare.upkeep import Upkeep
+from vane_dagster.errors import DefinitionError, names
 
 BatchFormat = Literal["pyarrow", "numpy", "pandas"]
 Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
@@ -43,6 +44,22 @@ class AssetOptions:
     automation_condition: Any = None
     freshness_policy: Any = None
     checks: Sequence[Any] = ()
+
+
+def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
+    """What a stage's asset is given, from the arguments that the stage itself does not know.
+
+    Raises:
+        DefinitionError: If there is no such argument.
+    """
+    try:
+        return AssetOptions(**options)
+    except TypeError:
+        unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
+        raise DefinitionError(
+            f"{culprit}: unknown argument {names(unknown)}; beside its own arguments a stage takes "
+            f"{', '.join(AssetOptions.__dataclass_fields__)}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,7 @@ class MapBatchesSpec:
         children: Where many rows come of one: the column of their new id, and the one with the id
             of the row that they come from.
         failures: What becomes of calls and rows that fail.
+        upkeep: When its workers are given up, or made anew.
         reads: For output columns the input columns that they depend on, as the user declares.
     """
 
@@ -151,6 +169,7 @@ class MapBatchesSpec:
     env_vars: tuple[str, ...]
     children: tuple[str, str] | None = None
     failures: Failures = field(default_factory=lambda: Failures())
+    upkeep: Upkeep = field(default_factory=Upkeep)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     kind = "map_batches"

@@ -172,6 +172,8 @@ def _called(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device's memory is used up."""
+    if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
+        return True
     if not class_names(error) & OUT_OF_MEMORY:
         return False
     return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
+from vane_dagster.execute.startup import Starting
 from vane_dagster.execute.versions import Versions
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
 from vane_dagster.masking import keep_variables
@@ -59,7 +60,7 @@ class Done:
     """
 
     ticket: int
-    report: Union[Report, LoadReport, None]
+    report: Union[Report, LoadReport, Starting, None]
     table: Any = None
     lost: str = ""
     worker_lost: bool = False
@@ -91,6 +92,9 @@ class Lease(Protocol):
 
     def load(self, worker: Worker) -> int:
         """Has a worker construct its model, if it has not; answered by a `LoadReport`."""
+
+    def starting(self, worker: Worker) -> int:
+        """Asks what a worker is at that constructs its model; answered by a `Starting`."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         """Has a worker do some work on tables given by reference; answered by a `Report`."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -18,6 +16,7 @@ from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
 from vane_dagster.execute.batches import from_result, to_format, with_ids
 from vane_dagster.execute.faults import fault_table, null_row, told
+from vane_dagster.execute.health import Health, deadline
 from vane_dagster.execute.operations import CallUdf
 from vane_dagster.execute.sizing import BatchSize
 from vane_dagster.execute.work import ModelSpec, Tally, Work
@@ -25,29 +24,10 @@ from vane_dagster.masking import keep_arguments
 
 _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5
-TIMED_OUT_STATUS = 87
 
 
 async def _all(answers: AsyncIterator[Any]) -> list[Any]:
     return [answer async for answer in answers]
-
-
-@contextmanager
-def deadline(seconds: float | None) -> Iterator[None]:
-    """Ends this process if what is done within takes longer: nothing else stops a call that hangs.
-
-    The run finds its worker dead then, and halves the rows that it was at.
-    """
-    if seconds is None:
-        yield
-        return
-    timer = threading.Timer(seconds, os._exit, (TIMED_OUT_STATUS,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class Caller:
@@ -63,6 +43,7 @@ class Caller:
         if model.style in ("async", "async_generator"):
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.health = Health(target, self._loop)
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
@@ -80,9 +61,11 @@ class Caller:
 
         Raises:
             UdfError: If what was returned does not fit.
+            SickError: If the model is dead.
         """
         import cloudpickle
 
+        self.health.check(now_and_then=True)
         args, kwargs = cloudpickle.loads(op.arguments)
         keep_arguments(args, kwargs)
         run = _Batches(self, op, work, args, kwargs, revoked)
@@ -199,6 +182,7 @@ class _Batches:
             self.caller.sizes.learn(batch.num_rows, seconds)
             return self._fitted(results, batch)
         except (Exception, SystemExit) as error:
+            self.caller.health.judge(error)
             return error
 
     async def together(self, batches: list[pa.Table]) -> list[Outcome]:
@@ -240,6 +224,7 @@ class _Batches:
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
             return RuntimeError(f"{type(error).__name__}: {error}")
         except Exception as error:
+            await self.caller.health.judge_later(error)
             return error
 
     def rows(self, outcome: Outcome) -> list[pa.Table]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from vane_dagster.declare.upkeep import STARTUP_SECONDS
 from vane_dagster.errors import ModelLoadError, VaneError
-from vane_dagster.execute.backend import IO_POOL, Lease, Worker
-from vane_dagster.execute.events import Event, Noticed, WorkerReady
+from vane_dagster.execute.backend import IO_POOL, Done, Lease, Worker, load_failed
+from vane_dagster.execute.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.execute.lanes import Lane
-from vane_dagster.execute.work import LoadReport, PoolSpec
+from vane_dagster.execute.startup import Starting
+from vane_dagster.execute.work import Fault, LoadReport, PoolSpec
 
 _MOST_FAILED_STARTS = 3
 _PATIENCE_SECONDS = 30.0
@@ -23,6 +26,7 @@ class Crew:
         lease: The lease.
         pools: The pool of each stage that has one.
         emit: Takes events.
+        ready: Called with the stages of a worker that is ready, and what it said.
         give_up: Called with the stages whose pool cannot start, and why.
     """
 
@@ -31,16 +35,22 @@ class Crew:
         lease: Lease,
         pools: Mapping[str, PoolSpec],
         emit: Callable[[Event], None],
+        ready: Callable[[Sequence[str], LoadReport], None],
         give_up: Callable[[Sequence[str], VaneError], None],
     ) -> None:
-        self._lease, self._pools, self._emit, self._give_up = lease, pools, emit, give_up
+        self._lease, self._pools, self._emit = lease, pools, emit
+        self._ready, self._give_up = ready, give_up
         slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_POOL: 1}
+        limits = {pool.identity: pool.upkeep.startup_timeout_s for pool in pools.values()}
         self.lanes = {identity: Lane(count + 1) for identity, count in slots.items()}
+        self._limits = {IO_POOL: STARTUP_SECONDS, **limits}
         self._failed_starts = dict.fromkeys(self.lanes, 0)
         self._patient_since = time.perf_counter()
         self._unable: dict[str, tuple[Worker, VaneError]] = {}
         self._unable_since = 0.0
-        self.starting: dict[int, Worker] = {}
+        self._starting: dict[int, Worker] = {}
+        self._asked: dict[int, Worker] = {}
+        self._ask_at: dict[Worker, float] = {}
         for worker in lease.workers():
             self._start(worker)
 
@@ -55,11 +65,51 @@ class Crew:
 
     def _start(self, worker: Worker) -> None:
         self.lanes[worker.pool].loading.add(worker)
-        self.starting[self._lease.load(worker)] = worker
+        self._starting[self._lease.load(worker)] = worker
+        self._ask_at[worker] = time.monotonic() + self._limits[worker.pool]
 
-    def started(self, worker: Worker, report: LoadReport) -> None:
+    def settle(self, done: Done) -> bool:
+        """Takes the answer to a start, or to how one goes; False if the call was another."""
+        if (worker := self._asked.pop(done.ticket, None)) is not None:
+            if isinstance(done.report, Starting):
+                self._goes(worker, done.report)
+            return True
+        if (worker := self._starting.pop(done.ticket, None)) is None:
+            return False
+        self._ask_at.pop(worker, None)
+        if isinstance(done.report, LoadReport):
+            self._started(worker, done.report)
+        else:
+            self.lost(worker, done.lost, starting=True)
+        return True
+
+    def _goes(self, worker: Worker, starting: Starting) -> None:
+        """Gives up a worker whose start takes too long; one that has no place yet has not begun."""
+        if worker not in self._ask_at:
+            return
+        limit, seconds = self._limits[worker.pool], starting.seconds
+        if seconds is None or seconds < limit:
+            self._ask_at[worker] = time.monotonic() + max(1.0, limit - (seconds or limit))
+            return
+        del self._ask_at[worker]
+        labels = [p.label for p in self._pools.values() if p.identity == worker.pool]
+        message = (
+            f"{labels[0] if labels else worker.pool} was not constructed within {limit:g} seconds. "
+            "It may wait for something: see below where it was; if it only takes longer, raise "
+            "startup_timeout_s"
+        )
+        stack = "What it was at (most recent call last):\n" + starting.at
+        self._started(worker, load_failed(Fault("ModelLoadError", message, stack)))
+
+    def _started(self, worker: Worker, report: LoadReport) -> None:
         """A worker says that it is ready, or why it will never be."""
+        stages = self.stages(worker)
+        if report.output:
+            self._emit(Printed(", ".join(stages) or IO_POOL, report.output))
         if worker not in self.lanes[worker.pool].loading:  # its pool was given up
+            return
+        if report.sick:
+            self.lost(worker, report.sick, starting=False)
             return
         if report.fault is not None:
             self._unable_since = self._unable_since or time.perf_counter()
@@ -68,13 +118,25 @@ class Crew:
             return
         self._failed_starts[worker.pool] = 0
         self.lanes[worker.pool].ready(worker)
-        if stages := self.stages(worker):
+        if stages:
             label = self._pools[stages[0]].label
             self._emit(WorkerReady(stages, label, worker.name, report))
         self._give_up_unable()
+        self._ready(stages, report)
+
+    def ended(self, worker: Worker, rows: int, spent: str) -> None:
+        """A worker has answered a call of so many rows; a spent one is replaced after its last."""
+        lane = self.lanes[worker.pool]
+        lane.end(worker, rows)
+        if spent and worker in lane.busy:
+            lane.retire(worker)
+            self._emit(Noticed(f"worker {worker.name} {spent}: a fresh one takes its place"))
+        for gone in lane.gone():
+            self._start(self._lease.replace(gone))
 
     def lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """A worker is gone: another takes its place, unless they die one after the other."""
+        self._ask_at.pop(worker, None)
         if not self.lanes[worker.pool].lose(worker) or worker.pool in self._unable:
             return
         self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
@@ -120,9 +182,16 @@ class Crew:
         """The stages that a worker serves."""
         return tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
 
-    def tell_who_waits(self) -> None:
-        """Every half minute, says which pools have no worker yet; gives up those that cannot."""
+    def look_after_starts(self) -> None:
+        """Every half minute, says which pools have no worker yet; gives up those that cannot.
+
+        Workers that take too long are asked what they are at.
+        """
         self._give_up_unable()
+        for worker, due in list(self._ask_at.items()):
+            if time.monotonic() >= due:
+                self._asked[self._lease.starting(worker)] = worker
+                self._ask_at[worker] = math.inf
         if time.perf_counter() - self._patient_since < _PATIENCE_SECONDS:
             return
         self._patient_since = time.perf_counter()

@@ -94,5 +94,6 @@ class Dispatch:
         else:
             ended = run.losses[node.spec.name, start]
             told = f"ended {ended} workers, each of which had no other row at work"
+            told += f"; the last one: {again.why}" if again.why else ""
             work, tables = self._requests.reject(run, node, worker, start, again.error, told)
         return work, tables, start, rows

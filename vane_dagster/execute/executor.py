@@ -171,4 +171,5 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
         model=ModelSpec(udf.name, udf.stateful, udf.style, bundle.digest, bundle.payload),
         archive=bundle.archive,
         env_vars=spec.env_vars,
+        upkeep=spec.upkeep,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.commit.manifest import FragmentRecord
 from vane_dagster.declare.stage import StageSpec
+from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import Tally
 from vane_dagster.plan.plan import Part
 
@@ -113,3 +114,29 @@ def make_nodes(specs: Sequence[StageSpec]) -> dict[str, Node]:
         spec.name: Node(spec, set(spec.upstream) & names, readers.count(spec.name))
         for spec in specs
     }
+
+
+def to_compute(state: RunState, stages: Sequence[str]) -> Iterator[FragmentRun]:
+    """The fragments of which some of a wave's stages are missing and not given up."""
+    order = 0
+    for index, partition in enumerate(state.plan.partitions):
+        for i, fragment in enumerate(partition.fragments):
+            specs = [
+                state.pipeline[stage].spec
+                for stage in stages
+                if not partition.stages[stage].done
+                and i not in state.parts[index, stage]
+                and (index, i) not in state.aside
+                and (index, stage) not in state.failed
+            ]
+            if not specs:
+                continue
+            order += 1
+            names = {spec.name for spec in specs}
+            # Where what a stage reads is computed too, all of its rows are.
+            mends = {
+                spec.name: partition.stages[spec.name].mends[i]
+                for spec in specs
+                if i in partition.stages[spec.name].mends and not names & set(spec.upstream)
+            }
+            yield FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)

@@ -22,17 +22,21 @@ import pyarrow as pa
 from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
+from vane_dagster.declare.upkeep import Upkeep
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.execute import relational
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.database import connection
 from vane_dagster.execute.faults import rejected, user_traceback
+from vane_dagster.execute.health import SickError
 from vane_dagster.execute.ids import repeated_or_null
+from vane_dagster.execute.memory import spent
 from vane_dagster.execute.operations import CallUdf, Gather, Join, Mend, Pick, Project, Reject
 from vane_dagster.execute.output import OutputTap
+from vane_dagster.execute.startup import Startup
 from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
-from vane_dagster.masking import keep_arguments, keep_variables
+from vane_dagster.masking import keep_arguments, keep_variables, masked
 
 
 class Host:
@@ -45,26 +49,37 @@ class Host:
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
+        self._upkeep = Upkeep()
+        self.startup = Startup()
         self.served = 0
         self.busy = 0
 
     def load(
-        self, model: ModelSpec | None, archive: bytes, threads: int, env: Mapping[str, str]
+        self,
+        model: ModelSpec | None,
+        archive: bytes,
+        threads: int,
+        env: Mapping[str, str],
+        upkeep: Upkeep,
     ) -> LoadReport:
         """Constructs the model, unless it is there already; a failure is reported, not raised."""
         with self._lock:
             os.environ.update(env)
             keep_variables(env)
+            self._upkeep = upkeep
             if self._load is not None and self._load.fault is None:
-                return replace(self._load, warm=True, output="", row_seconds=self._row_seconds)
+                warm = replace(self._load, warm=True, output="", row_seconds=self._row_seconds)
+                return replace(warm, sick=self._sick())
             started = time.perf_counter()
             fault = None
             try:
                 set_threads(threads)
-                if model is not None:
-                    self._caller = Caller(model, _construct(model, archive))
-                else:
-                    connection()
+                with self.startup.watched(upkeep.startup_timeout_s):
+                    if model is not None:
+                        self._caller = Caller(model, _construct(model, archive))
+                    else:
+                        connection()
+                _check_size(model, upkeep)
             except BaseException as error:  # a user's constructor may raise anything
                 fault = load_fault(model, error)
             self._load = LoadReport(
@@ -77,6 +92,15 @@ class Host:
                 fault=fault,
             )
             return self._load
+
+    def _sick(self) -> str:
+        """Why a model that was there already can't be used; empty if it can."""
+        try:
+            if self._caller is not None:
+                self._caller.health.check()
+        except SickError as error:
+            return masked(f"its model says that it is dead: {error}")
+        return ""
 
     def revoke(self, lease: str) -> None:
         """Stops what is done or queued under a lease, at the next batch."""
@@ -102,6 +126,9 @@ class Host:
                 facts["part"] = self._write(table, work, facts["tally"], faults, started)
             else:
                 table = attach(table, faults)
+        except SickError as error:
+            fault = work_fault(work, error.cause) if error.rows else None
+            return None, Report(sick=masked(str(error)), fault=fault, output=self._printed.drain())
         except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
             return None, Report(fault=work_fault(work, error), output=self._printed.drain())
         finally:
@@ -114,6 +141,7 @@ class Host:
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
             output=self._printed.drain(),
+            spent=spent(self._upkeep, self.served),
             **facts,
         )
         return (table if work.keep else None), report
@@ -174,6 +202,15 @@ def _construct(model: ModelSpec, archive: bytes) -> Any:
     return target(*args, **kwargs) if model.stateful else target
 
 
+def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
+    """Raises ModelLoadError for a limit that a fresh worker is beyond already."""
+    if model is not None and upkeep.max_rss is not None and (told := spent(upkeep, 0)):
+        raise ModelLoadError(
+            f"{model.label}: its worker {told}, before its first batch, and would be replaced "
+            "after each. Raise max_rss"
+        )
+
+
 def code_root() -> Path:
     """The folder for users' modules, of this user alone."""
     root = Path(tempfile.gettempdir()) / f"vane-code-{os.getuid()}"
@@ -204,6 +241,8 @@ def device() -> str:
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
     """A failed construction as text."""
+    if isinstance(error, ModelLoadError):
+        return Fault(type(error).__name__, str(error))
     label = model.label if model else "worker"
     hint = ""
     if isinstance(error, ModuleNotFoundError):

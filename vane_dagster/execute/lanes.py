@@ -19,18 +19,20 @@ class Lane:
         slots: Calls in flight in one worker, at most.
         busy: Workers that are ready, and the rows of each call that they have.
         loading: Workers that still construct their model.
+        leaving: Workers that are replaced when they have answered their calls.
     """
 
     slots: int
     busy: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
+    leaving: dict[Worker, list[int]] = field(default_factory=dict)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
     @property
     def size(self) -> int:
         """Workers, ready or not."""
-        return len(self.busy) + len(self.loading)
+        return len(self.busy) + len(self.loading) + len(self.leaving)
 
     def push(self, priority: Any, item: Any) -> None:
         """Queues an item; the smallest priority goes first."""
@@ -58,8 +60,21 @@ class Lane:
 
     def end(self, worker: Worker, rows: int) -> None:
         """A worker has answered such a call."""
+        for calls in (self.busy.get(worker), self.leaving.get(worker)):
+            if calls is not None:
+                calls.remove(rows)
+
+    def retire(self, worker: Worker) -> None:
+        """A worker is handed no more calls."""
         if worker in self.busy:
-            self.busy[worker].remove(rows)
+            self.leaving[worker] = self.busy.pop(worker)
+
+    def gone(self) -> list[Worker]:
+        """Workers that are handed no more calls and have answered the last; each told once."""
+        left = [worker for worker, calls in self.leaving.items() if not calls]
+        for worker in left:
+            del self.leaving[worker]
+        return left
 
     def ready(self, worker: Worker) -> None:
         """A worker has constructed its model."""
@@ -70,10 +85,12 @@ class Lane:
         """All workers are gone."""
         self.busy.clear()
         self.loading.clear()
+        self.leaving.clear()
 
     def lose(self, worker: Worker) -> bool:
         """A worker is gone; False if that was known."""
-        known = worker in self.busy or worker in self.loading
+        known = worker in self.busy or worker in self.loading or worker in self.leaving
         self.busy.pop(worker, None)
         self.loading.discard(worker)
+        self.leaving.pop(worker, None)
         return known

@@ -215,7 +215,12 @@ class LocalLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         threads = self._backend.processes[worker.name].threads
-        return self._send(worker, "load", (pool.model, pool.archive, threads, forwarded(pool)), ())
+        given = (pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
+        return self._send(worker, "load", given, ())
+
+    def starting(self, worker: Worker) -> int:
+        """See `Lease.starting`."""
+        return self._send(worker, "starting", (), ())
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""
@@ -260,6 +265,10 @@ class LocalLease:
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
+        lost = f"worker {worker.name} was replaced"
+        for ticket in sorted(self._backend.processes[worker.name].tickets):
+            self._held.pop(ticket, None)
+            self._failed.append(Done(ticket, None, lost=lost, worker_lost=True))
         fresh = self._backend.replaced(worker)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh

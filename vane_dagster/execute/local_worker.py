@@ -47,6 +47,10 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
                 call = connection.recv()
             except (EOFError, OSError):  # the driver is gone
                 _end(folder)
+            if call[1] == "starting":  # asked while the model is constructed
+                with lock:
+                    connection.send((call[0], host.startup.told(), None))
+                continue
             threads.submit(answer, *call)
 
 

@@ -9,9 +9,29 @@ from vane_dagster.declare.stage import MapBatchesSpec, StageSpec
 from vane_dagster.execute.attempts import TIMED_OUT, WORKER_DIED
 from vane_dagster.execute.backend import Worker
 from vane_dagster.execute.fragment_run import FragmentRun
+from vane_dagster.execute.work import Fault
 
 _MOST_LOSSES_OF_A_ROW = 2
 _MOST_DEATHS_IN_A_ROW = 16
+FAILURES_IN_A_ROW = 3
+"""Fragments that a worker fails at, one after the other, before it is taken to be sick."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A call of which no rows come back, though nothing is known against them.
+
+    Attributes:
+        reason: What happened.
+        worker: Whether the worker itself has to be replaced.
+        fault: What it said, where its model is dead and it could.
+        innocent: Whether the rows cannot be the reason.
+    """
+
+    reason: str
+    worker: bool
+    fault: Fault | None = None
+    innocent: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,11 +42,13 @@ class Again:
         start: The first row.
         rows: How many.
         error: What the row is at fault of; None to try again.
+        why: What its last worker said of it, if anything.
     """
 
     start: int
     rows: int
     error: str | None = None
+    why: str = ""
 
 
 class Losses:
@@ -60,7 +82,14 @@ class Losses:
         return self._deaths.get(stage, 0) > _MOST_DEATHS_IN_A_ROW
 
     def again(
-        self, run: FragmentRun, spec: StageSpec, start: int, rows: int, guilty: bool, seconds: float
+        self,
+        run: FragmentRun,
+        spec: StageSpec,
+        start: int,
+        rows: int,
+        guilty: bool,
+        seconds: float,
+        why: str = "",
     ) -> list[Again]:
         """What is to be done with the rows of a lost call.
 
@@ -71,6 +100,7 @@ class Losses:
             rows: How many there are.
             guilty: Whether the worker was at them.
             seconds: Since when they were under way.
+            why: What the worker said, if it could.
         """
         if not guilty:
             return [Again(start, rows)]
@@ -84,7 +114,34 @@ class Losses:
             return [Again(start, 1)]
         assert isinstance(spec, MapBatchesSpec)
         limit = spec.failures.timeout_s
-        return [Again(start, 1, TIMED_OUT if limit and seconds >= limit else WORKER_DIED)]
+        hung = limit and seconds >= limit and not why
+        return [Again(start, 1, TIMED_OUT if hung else WORKER_DIED, why)]
+
+
+class Streaks:
+    """Failures of a worker in a row, at different fragments: its model may be dead while it lives.
+
+    A fresh worker then takes its place. Where that one fails in the same way from its first call
+    on, the reason is in the code or the rows, and none is replaced until a call succeeds.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[Worker, set[int]] = {}
+        self._in_vain: set[str] = set()
+
+    def succeeded(self, worker: Worker) -> None:
+        """Takes note that a call of a worker gave rows."""
+        self._failed.pop(worker, None)
+        self._in_vain.discard(worker.pool)
+
+    def failed(self, worker: Worker, run: FragmentRun) -> bool:
+        """Takes note that a call did not; tells whether the worker is to be replaced."""
+        row = self._failed.setdefault(worker, set())
+        row.add(run.order)
+        if len(row) < FAILURES_IN_A_ROW or worker.pool in self._in_vain:
+            return False
+        self._in_vain.add(worker.pool)
+        return True
 
 
 def isolates(spec: StageSpec) -> bool:

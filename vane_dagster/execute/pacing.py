@@ -42,9 +42,13 @@ class Pacing:
             self._row_seconds.setdefault(stage, row_seconds)
 
     def may_go_whole(self, stage: str) -> bool:
-        """Whether a worker may do a fragment by itself; a GPU would idle as it reads and writes."""
+        """Whether a worker may do a fragment by itself.
+
+        A GPU would idle as it reads and writes, and one that is to be replaced after some batches
+        would do more of them.
+        """
         pool = self._pools[stage]
-        return not pool.bundle.get("GPU") and pool.slots == 1
+        return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.upkeep.max_batches
 
     def is_learning(self, stages: Collection[str]) -> bool:
         """Whether one of the stages may go whole, and none of its rows has shown its speed yet.
@@ -90,4 +94,6 @@ class Pacing:
             pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
             wanted = int(pace / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
+        if spec.upkeep.max_batches is not None:
+            wanted = min(wanted, spec.upkeep.max_batches * (spec.batch_size or DEFAULT_BATCH))
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

@@ -151,8 +151,13 @@ class RayLease:
         archive = self._archives.get(worker.pool, b"")
         self._loads.add(self._tickets + 1)
         return self._called(
-            worker, lambda a: (a.load.remote(pool.model, archive, pool.threads, env), None)
+            worker,
+            lambda a: (a.load.remote(pool.model, archive, pool.threads, env, pool.upkeep), None),
         )
+
+    def starting(self, worker: Worker) -> int:
+        """See `Lease.starting`."""
+        return self._called(worker, lambda a: (a.starting.remote(), None))
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         """See `Lease.run`."""

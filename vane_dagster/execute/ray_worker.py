@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from vane_dagster.declare.upkeep import Upkeep
 from vane_dagster.execute.host import Host
 from vane_dagster.execute.pools import Claim
+from vane_dagster.execute.startup import Starting
 from vane_dagster.execute.work import LoadReport, ModelSpec, Report, Work
 
 
@@ -30,10 +32,15 @@ class HostActor:
         self._loaded: LoadReport | None = None
 
     def load(
-        self, model: ModelSpec | None, archive: bytes, threads: int, env: Mapping[str, str]
+        self,
+        model: ModelSpec | None,
+        archive: bytes,
+        threads: int,
+        env: Mapping[str, str],
+        upkeep: Upkeep,
     ) -> LoadReport:
         """See `Host.load`."""
-        self._loaded = self._host.load(model, archive, threads or self._threads, env)
+        self._loaded = self._host.load(model, archive, threads or self._threads, env, upkeep)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
@@ -45,6 +52,11 @@ class HostActor:
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def starting(self) -> Starting:
+        """See `Startup.told`."""
+        return self._host.startup.told()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whereabouts(self) -> tuple[Claim, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vane_dagster.errors import ComputeError, VaneError
@@ -14,10 +14,17 @@ from vane_dagster.execute.counting import Counts
 from vane_dagster.execute.crew import Crew
 from vane_dagster.execute.dispatch import Dispatch, Flight, Item
 from vane_dagster.execute.events import Printed
-from vane_dagster.execute.fragment_run import FragmentRun, Node, make_nodes
+from vane_dagster.execute.fragment_run import FragmentRun, Node, to_compute
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
-from vane_dagster.execute.losses import Again, Losses, isolates
+from vane_dagster.execute.losses import (
+    FAILURES_IN_A_ROW,
+    Again,
+    Loss,
+    Losses,
+    Streaks,
+    isolates,
+)
 from vane_dagster.execute.mending import Mending
 from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
@@ -52,12 +59,13 @@ class Stream:
         self._active: dict[int, FragmentRun] = {}
         self._losses = Losses()
         self._mending = mending
-        self._waiting = self._fragments()
+        self._waiting = to_compute(state, stages)
         self._next: FragmentRun | None = None
         self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
         self._dispatch = Dispatch(requests, self._pacing)
-        self._crew = Crew(lease, pools, state.emit, self._give_up)
+        self._streaks = Streaks()
+        self._crew = Crew(lease, pools, state.emit, self._worker_ready, self._give_up)
         self._counts = Counts(state, stages)
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
         self._left = state.fragments_left(stages)
@@ -81,30 +89,6 @@ class Stream:
         self._counts.tell(last=True)
 
     # Fragments
-
-    def _fragments(self) -> Iterator[FragmentRun]:
-        order = 0
-        for index, partition in enumerate(self._state.plan.partitions):
-            for i, fragment in enumerate(partition.fragments):
-                specs = [
-                    self._state.pipeline[stage].spec
-                    for stage in self._stages
-                    if not partition.stages[stage].done
-                    and i not in self._state.parts[index, stage]
-                    and (index, i) not in self._state.aside
-                    and (index, stage) not in self._state.failed
-                ]
-                if specs:
-                    order += 1
-                    names = {spec.name for spec in specs}
-                    # Where what a stage reads is computed too, all of its rows are.
-                    mends = {
-                        spec.name: partition.stages[spec.name].mends[i]
-                        for spec in specs
-                        if i in partition.stages[spec.name].mends and not names & set(spec.upstream)
-                    }
-                    run = FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
-                    yield run
 
     def _admit(self) -> None:
         while self._next and self._budget.admits(self._next.fragment.bytes):
@@ -176,29 +160,30 @@ class Stream:
     # What came back
 
     def _settle(self, done: Done) -> None:
-        if (starting := self._crew.starting.pop(done.ticket, None)) is not None:
-            if isinstance(done.report, LoadReport):
-                self._printed(self._crew.stages(starting), done.report.output)
-                self._crew.started(starting, done.report)
-                for stage in self._crew.stages(starting):
-                    self._pacing.recall(stage, done.report.row_seconds)
-                for run in list(self._active.values()):
-                    self._start_ready(run)
-            else:
-                self._crew.lost(starting, done.lost, starting=True)
+        if self._crew.settle(done):
             return
         flight = self._flights.pop(done.ticket)
-        self._crew.lanes[flight.worker.pool].end(flight.worker, flight.rows)
-        if isinstance(done.report, Report):
-            self._answered(flight, done.report, done.table)
+        report = done.report if isinstance(done.report, Report) else None
+        self._crew.ended(flight.worker, flight.rows, report.spent if report else "")
+        if report is None:
+            self._lost(Loss(done.lost, done.worker_lost), done.ticket, flight)
+        elif report.sick:
+            loss = Loss(report.sick, True, report.fault, innocent=report.fault is None)
+            self._lost(loss, done.ticket, flight)
         else:
-            self._lost(done, flight)
+            self._answered(flight, report, done)
+
+    def _worker_ready(self, stages: Sequence[str], report: LoadReport) -> None:
+        for stage in stages:
+            self._pacing.recall(stage, report.row_seconds)
+        for run in list(self._active.values()):
+            self._start_ready(run)
 
     def _printed(self, stages: Sequence[str], text: str) -> None:
         if text:
             self._state.emit(Printed(", ".join(stages) or IO_POOL, text))
 
-    def _answered(self, flight: Flight, report: Report, table: Any) -> None:
+    def _answered(self, flight: Flight, report: Report, done: Done) -> None:
         item = flight.item
         self._printed([item.stage], report.output)
         if report.cancelled:
@@ -206,13 +191,20 @@ class Stream:
                 f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
                 "Start the run again; what is finished is kept"
             )
+        calls = flight.worker.pool != IO_POOL
+        if calls and not report.is_vain:
+            self._streaks.succeeded(flight.worker)
+        elif calls and self._streaks.failed(flight.worker, item.run):
+            reason = f"it failed at {FAILURES_IN_A_ROW} fragments in a row"
+            self._lost(Loss(reason, True, innocent=True), done.ticket, flight)
+            return
         if not item.wanted:
             return
         if report.fault:
             self._refused(item, report.fault)
             return
         run, node = item.run, item.run.nodes[item.stage]
-        if flight.worker.pool != IO_POOL:
+        if calls:
             self._losses.answered(item.stage)
         run.held += report.bytes_out
         if self._counts.add(run, item.stage, item.kind, report):
@@ -221,16 +213,16 @@ class Stream:
                 self._fail(run.partition, item.stage, error)
                 return
         if item.kind == "load":
-            self._give(run, item.stage, table, report.rows_out)
+            self._give(run, item.stage, done.table, report.rows_out)
         elif item.kind == "slice":
-            node.pieces[flight.start] = (table, report.rows_out)
+            node.pieces[flight.start] = (done.table, report.rows_out)
             node.tally += report.done_by(flight.worker.name)
             node.flying -= 1
             if node.handed == node.given_rows and not node.flying:
                 node.given = None
                 self._queue(run, item.stage, "gather")
         else:
-            self._written(run, node, report, table)
+            self._written(run, node, report, done.table)
 
     def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
         stage = node.spec.name
@@ -286,18 +278,19 @@ class Stream:
                 if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
-    def _lost(self, done: Done, flight: Flight) -> None:
+    def _lost(self, loss: Loss, ticket: int, flight: Flight) -> None:
         """A worker or its data is gone: the worker is replaced, what it was at is done again."""
-        guilty = not done.worker_lost or self._was_at_work(done.ticket, flight.worker)
-        if done.worker_lost:
-            self._crew.lost(flight.worker, done.lost, starting=False)
+        at_work = not loss.worker or self._was_at_work(ticket, flight.worker)
+        guilty = at_work and not loss.innocent
+        if loss.worker:
+            self._crew.lost(flight.worker, loss.reason, starting=False)
         item = flight.item
         if not item.wanted:
             return
         run, spec = item.run, item.run.nodes[item.stage].spec
-        if done.worker_lost and isolates(spec) and not self._losses.is_sick(item.stage):
+        if loss.worker and isolates(spec) and not self._losses.is_sick(item.stage):
             if item.kind == "slice":
-                self._give_again(flight, guilty)
+                self._give_again(flight, guilty, loss)
                 return
             guilty = guilty and item.stage in run.suspects
             run.suspects.add(item.stage)
@@ -308,19 +301,21 @@ class Stream:
         culprit = self._requests.culprit(run, item.stage)
         error = ComputeError(
             f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
-            f"{done.lost}. If a row kills the process, on_error='quarantine' finds it; if memory "
+            f"{loss.reason}. If a row kills the process, on_error='quarantine' finds it; if memory "
             "ran out, lower batch_size or concurrency, or reserve memory="
+            + (f"\n\n{loss.fault.traceback}" if loss.fault else "")
         )
         self._fail(run.partition, item.stage, error)
 
-    def _give_again(self, flight: Flight, guilty: bool) -> None:
+    def _give_again(self, flight: Flight, guilty: bool, loss: Loss) -> None:
         """Gives the rows of a lost slice to other workers, halved if they may be at fault."""
         item, node = flight.item, flight.item.run.nodes[flight.item.stage]
-        seconds = time.monotonic() - flight.began
-        again = self._losses.again(item.run, node.spec, flight.start, flight.rows, guilty, seconds)
+        seconds, why = time.monotonic() - flight.began, loss.fault.message if loss.fault else ""
+        rows = (flight.start, flight.rows)
+        again = self._losses.again(item.run, node.spec, *rows, guilty, seconds, why)
         node.flying += len(again) - 1
-        for rows in again:
-            self._queue(item.run, item.stage, "slice", rows)
+        for part in again:
+            self._queue(item.run, item.stage, "slice", part)
 
     def _was_at_work(self, ticket: int, worker: Worker) -> bool:
         queued = [t for t, flight in self._flights.items() if flight.worker == worker]
@@ -329,4 +324,4 @@ class Stream:
 
     def _tell(self) -> None:
         self._counts.tell()
-        self._crew.tell_who_waits()
+        self._crew.look_after_starts()

@@ -10,6 +10,7 @@ import pyarrow as pa
 from vane_dagster import errors
 from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.commit.writer import PartTarget
+from vane_dagster.declare.upkeep import Upkeep
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.operations import Op, Rows
 from vane_dagster.masking import masked
@@ -130,6 +131,9 @@ class Report:
         output: What the user's code printed.
         fault: Why it failed.
         cancelled: Whether the lease had ended, so that nothing was done.
+        sick: Why the worker has to be replaced at once; `fault` then is of the rows at work, if any
+            were.
+        spent: Why the worker is to be replaced when it has nothing more to do.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -145,6 +149,15 @@ class Report:
     output: str = ""
     fault: Fault | None = None
     cancelled: bool = False
+    sick: str = ""
+    spent: str = ""
+
+    @property
+    def is_vain(self) -> bool:
+        """Whether user code was called for rows, and none of them came through."""
+        if self.fault is not None:
+            return self.fault.kind == "UdfError"
+        return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
 
     def done_by(self, worker: str) -> Tally:
         """The tally, with who did the work and how long it took."""
@@ -184,6 +197,7 @@ class PoolSpec:
         model: What it constructs; None for workers that only read, project, join and write.
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
+        upkeep: When a worker is given up, or made anew.
     """
 
     identity: str
@@ -195,6 +209,7 @@ class PoolSpec:
     model: ModelSpec | None = None
     archive: bytes = field(default=b"", repr=False)
     env_vars: tuple[str, ...] = ()
+    upkeep: Upkeep = field(default_factory=Upkeep)
 
 
 @dataclass(frozen=True)
@@ -210,6 +225,7 @@ class LoadReport:
         output: What the user's code printed meanwhile.
         fault: Why it could not be constructed.
         row_seconds: What a row took it in the last calls; None before the first.
+        sick: Why a model that was there already has to be replaced.
     """
 
     warm: bool
@@ -220,3 +236,4 @@ class LoadReport:
     output: str = ""
     fault: Fault | None = None
     row_seconds: float | None = None
+    sick: str = ""
