@@ -444,9 +444,9 @@ def test_definitions_do_no_io_on_source_and_store(tmp_path):
 PUBLIC = [
     "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore", "IntegrityError",
     "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline", "PlanError",
-    "RayCompute", "SchemaError", "SourceError", "Stage", "Step", "StoreError", "StoredSource",
-    "Trace", "TraceError", "UdfError", "VaneError", "__version__", "checks", "load", "parquet",
-    "quarantine", "stored", "trace",
+    "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError", "Step",
+    "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError", "__version__",
+    "checks", "load", "parquet", "quarantine", "stored", "trace",
 ]  # fmt: skip
 
 

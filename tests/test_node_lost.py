@@ -47,7 +47,8 @@ def add_node(local: LocalHead, head: Head) -> subprocess.Popen[bytes]:
     assert node.stdout is not None
     said = b""
     while b"Ray runtime started" not in said:
-        assert (line := node.stdout.readline()), said.decode()
+        line = node.stdout.readline()
+        assert line, said.decode()
         said += line
     return node
 

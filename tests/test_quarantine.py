@@ -105,6 +105,32 @@ def words(batch: pa.Table) -> pa.Table:
     return pa.table({"id": ids, "word": ["w"] * len(ids)})
 
 
+def by_row(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
+    """Tells which rows fail: some for good, and the sevens at their first time."""
+    xs, errors = batch["x"].to_pylist(), {}
+    for place, x in enumerate(xs):
+        with open(f"{folder}/asked", "a") as asked:
+            asked.write(f"{x}\n")
+        if x in bad:
+            errors[place] = ValueError(f"cannot double {x}")
+        elif x % 10 == 7 and not os.path.exists(f"{folder}/{x}"):
+            open(f"{folder}/{x}", "w").close()
+            errors[place] = ConnectionResetError("peer went away")
+    if errors:
+        others = [2 * x for place, x in enumerate(xs) if place not in errors]
+        raise vd.RowErrors(errors, {"y": others} if others else None)
+    return double(batch, bad=())
+
+
+async def by_row_later(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
+    await asyncio.sleep(0)
+    return by_row(batch, folder, bad)
+
+
+def misplaced(batch: pa.Table) -> pa.Table:
+    raise vd.RowErrors({len(batch): ValueError("no")})
+
+
 def pipeline(tmp_path: Path, rows: int = ROWS, **kwargs) -> vd.Pipeline:
     ids = pa.array(range(rows), pa.int64())
     if not (tmp_path / "source").exists():
@@ -550,3 +576,48 @@ def test_faults_travel_with_the_rows():
     assert carried.slice(0, 1).equals(table)
     assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
     assert detach([table, attach(table, None)]) is None
+
+
+# Errors by row
+
+
+@pytest.mark.parametrize("fn", [by_row, by_row_later])
+@pytest.mark.parametrize("on_error", ["quarantine", "null"])
+def test_rows_that_a_call_says_have_failed_cost_nothing_of_the_others(
+    fn, on_error, tmp_path, local, materialize
+):
+    (tmp_path / "notes").mkdir()
+    given = {"folder": str(tmp_path / "notes")}
+    docs = pipeline(tmp_path, fn=fn, fn_kwargs=given, on_error=on_error, batch_size=20, version="1")
+
+    materialize(docs, local)
+
+    rows = read_stage(tmp_path / "store", "docs", "double")
+    kept = [x for x in range(ROWS) if on_error == "null" or x not in BAD]
+    assert rows["id"].to_pylist() == kept
+    assert rows["y"].to_pylist() == [None if x in BAD else 2 * x for x in kept]
+    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    assert sorted(aside["id"].to_pylist()) == list(BAD)
+    assert set(aside["error"].to_pylist()) == {"ValueError"}
+    asked = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
+    again = [x for x in range(ROWS) if x % 10 == 7 and x not in BAD]
+    assert sorted(asked) == sorted([*range(ROWS), *again])
+
+
+def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, materialize):
+    (tmp_path / "notes").mkdir()
+    given = {"folder": str(tmp_path / "notes")}
+    docs = pipeline(tmp_path, fn=by_row, fn_kwargs=given, on_error="raise", version="1")
+
+    told = failure(materialize(docs, local, raises=False))
+
+    assert "in a batch of 1 rows, ids " in told
+    assert "ValueError: cannot double" in told
+
+
+def test_places_that_are_not_in_the_batch(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, fn=misplaced, on_error="raise", batch_size=20)
+
+    told = failure(materialize(docs, local, raises=False))
+
+    assert "RowErrors names the places 20 in a batch of 20 rows" in told

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from vane_dagster.errors import IntegrityError as IntegrityError
     from vane_dagster.errors import ModelLoadError as ModelLoadError
     from vane_dagster.errors import PlanError as PlanError
+    from vane_dagster.errors import RowErrors as RowErrors
     from vane_dagster.errors import SchemaError as SchemaError
     from vane_dagster.errors import SourceError as SourceError
+    from vane_dagster.errors import StageError as StageError
     from vane_dagster.errors import StoreError as StoreError
     from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
@@ -55,8 +57,10 @@ _HOME = {
     "IntegrityError": "errors",
     "ModelLoadError": "errors",
     "PlanError": "errors",
+    "RowErrors": "errors",
     "SchemaError": "errors",
     "SourceError": "errors",
+    "StageError": "errors",
     "StoreError": "errors",
     "TraceError": "errors",
     "UdfError": "errors",

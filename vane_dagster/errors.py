@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vane_dagster.masking import masked
 
@@ -72,6 +73,32 @@ class IntegrityError(VaneError):
 
 class UdfError(VaneError):
     """A user's function raised, or what it returned is refused."""
+
+
+class RowErrors(Exception):
+    """Raised by a user's code for the rows of a batch that it cannot compute, with the others.
+
+    So that one bad row of a call that costs much, as to an API, doesn't make it be repeated: what
+    is computed is kept, errors that may pass are tried again for their rows alone, and the others
+    are dealt with as the stage's `on_error` says.
+
+    Args:
+        errors: The error of each row that failed, by its place in the batch.
+        rows: What came out for the others, in the batch's order, in any form that a call may
+            return.
+    """
+
+    def __init__(self, errors: Mapping[int, BaseException], rows: Any = None) -> None:
+        super().__init__(f"{len(errors)} rows failed")
+        self.errors = dict(errors)
+        self.rows = rows
+
+
+class StageError(Exception):
+    """Raised by a user's code for what no row is at fault of, as a key that is refused.
+
+    It fails the partition whatever the stage's `on_error` says.
+    """
 
 
 class ModelLoadError(UdfError):

@@ -26,7 +26,7 @@ _STRICT = (
 _NAMED = re.compile(_STRICT, re.IGNORECASE)
 _NAMED_OPTION = re.compile(_STRICT + r"|token|signature|(^|[_\-.])(key|auth)$|key$", re.IGNORECASE)
 _PLAIN = re.compile(
-    r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
+    r"(^|_)(type|uri|url|file|env)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
 )
 _S3 = ("s3", "s3a")
 _HTTP = ("http", "https")

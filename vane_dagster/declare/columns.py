@@ -105,6 +105,7 @@ def _map_lineage(
     own = [key.column for key in pipeline.keys(spec.name)]
     read = schemas[first].names if spec.columns is None else list(spec.columns)
     found = {name: [(first, c) for c in spec.reads.get(name, read)] for name in spec.schema.names}
+    found |= {name: [(first, name)] for name in spec.carried}
     found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
     if spec.children is not None:
         found[own[0]] = [(first, above[0])]

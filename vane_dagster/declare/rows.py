@@ -14,6 +14,7 @@ from vane_dagster.declare.arguments import (
 )
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
 from vane_dagster.declare.failures import parse_failures
+from vane_dagster.declare.prompts import PromptRows
 from vane_dagster.declare.schema import SchemaLike, parse_schema
 from vane_dagster.declare.source import ParquetSource, check_url
 from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
@@ -50,7 +51,7 @@ _FORMATS = ("pyarrow", "numpy", "pandas")
 _CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
-class Rows:
+class Rows(PromptRows):
     """What stages can be added to: a pipeline's source, or a stage."""
 
     pipeline: Pipeline

@@ -151,6 +151,7 @@ class MapBatchesSpec:
         failures: What becomes of calls and rows that fail.
         upkeep: When its workers are given up, or made anew.
         reads: For output columns the input columns that they depend on, as the user declares.
+        carried: Input columns that are passed on as they are.
     """
 
     name: str
@@ -171,6 +172,7 @@ class MapBatchesSpec:
     failures: Failures = field(default_factory=lambda: Failures())
     upkeep: Upkeep = field(default_factory=Upkeep)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
 
     kind = "map_batches"
 

@@ -78,5 +78,5 @@ def known_columns(pipeline: Pipeline, node: str) -> tuple[str, ...]:
     if isinstance(spec, ProjectSpec):
         return (*ids, *(name for name, _ in spec.columns))
     if isinstance(spec, MapBatchesSpec):
-        return (*ids, *spec.schema.names)
+        return tuple(dict.fromkeys((*ids, *spec.carried, *spec.schema.names)))
     return ids

@@ -24,6 +24,7 @@ class Udf:
         stateful: Whether it is a class.
         style: How a call answers: returned, yielded, awaited or both.
         version: Given by the user in place of a code identity.
+        label: Name for people. Default: the target's.
     """
 
     target: Callable[..., Any]
@@ -34,10 +35,13 @@ class Udf:
     constructor_args: tuple[Any, ...] = field(default=(), repr=False)
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     version: str | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """The target's qualified name."""
+        """The target's qualified name, or what it is called instead."""
+        if self.label:
+            return self.label
         target = self.target.func if isinstance(self.target, functools.partial) else self.target
         return str(getattr(target, "__qualname__", repr(target)))
 

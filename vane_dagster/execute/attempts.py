@@ -6,7 +6,7 @@ is to be done next and is sent what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vane_dagster.commit.transient import class_names, is_transient, waiting_time
 from vane_dagster.declare.stage import OnError
-from vane_dagster.errors import names
+from vane_dagster.errors import StageError, names
 
 _MOST_IDS = 5
 
@@ -90,16 +90,31 @@ class Outcome:
         faults: Rows that cannot be computed, each with the number of tables before it.
         retries: Calls that were repeated.
         fits: The largest batch that fitted into memory after one did not; None if all did.
+        mixed: Whether rows were tried again alone, so that the others came out before them.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     faults: list[tuple[int, RowFault]] = field(default_factory=list)
     retries: int = 0
     fits: int | None = None
+    mixed: bool = False
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What a call gave for some rows of a batch, and the errors of the others.
+
+    Attributes:
+        table: What came out, in the batch's order.
+        errors: What was raised, by place in the batch.
+    """
+
+    table: pa.Table
+    errors: Mapping[int, BaseException]
 
 
 Step = Union[Call, Wait]
-Answer = Union[pa.Table, BaseException, None]
+Answer = Union[pa.Table, Partial, BaseException, None]
 
 
 def attempt(
@@ -117,29 +132,56 @@ def attempt(
         BatchError: With what the user's code raised, where no rows or too many are set aside.
     """
     outcome = Outcome()
-    waiting = [batch]
+    waiting = [(batch, 1)]
     while waiting:
-        rows = waiting.pop(0)
-        answer, attempts = yield from _called(rows, policy, outcome)
-        if not isinstance(answer, BaseException):
-            assert answer is not None
+        rows, attempts = waiting.pop(0)
+        answer = yield Call(rows)
+        assert answer is not None
+        if isinstance(answer, Partial):
+            outcome.tables.append(answer.table)
+            outcome.mixed = True
+            errors, alone = answer.errors, True
+        elif isinstance(answer, BaseException):
+            if is_out_of_memory(answer):
+                free_memory()
+            errors, alone = dict.fromkeys(range(rows.num_rows), answer), rows.num_rows == 1
+        else:
             outcome.tables.append(answer)
             continue
-        memory = is_out_of_memory(answer)
-        if memory:
-            free_memory()
-        if rows.num_rows > 1 and (memory or policy.on_error != "raise"):
-            half = rows.num_rows // 2
-            if memory:
-                outcome.fits = min(half, outcome.fits or half)
-            waiting[:0] = [rows.slice(0, half), rows.slice(half)]
-        elif policy.on_error == "raise":
-            raise BatchError(rows, id, answer)
-        else:
-            outcome.faults.append((len(outcome.tables), RowFault(rows, answer, attempts)))
-            if len(outcome.faults) > most_faults:
-                raise BatchError(rows, id, answer)
+        for place, error in errors.items():
+            if isinstance(error, StageError):
+                raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
+        passing = {i: e for i, e in errors.items() if is_transient(e, policy.retry_on)}
+        if passing and attempts <= policy.max_retries:
+            yield Wait(max(waiting_time(error, attempts) for error in set(passing.values())))
+            outcome.retries += 1
+            again = rows if len(passing) == rows.num_rows else rows.take([*passing])
+            waiting.insert(0, (again, attempts + 1))
+            errors = {i: error for i, error in errors.items() if i not in passing}
+        elif not alone:
+            error = errors[0]
+            if halves := _halves(rows, error, policy, outcome):
+                waiting[:0] = [(half, 1) for half in halves]
+                continue
+            raise BatchError(rows, id, error)
+        for place, error in errors.items():
+            row = rows.slice(place, 1)
+            outcome.faults.append((len(outcome.tables), RowFault(row, error, attempts)))
+            if policy.on_error == "raise" or len(outcome.faults) > most_faults:
+                raise BatchError(row, id, error)
     return outcome
+
+
+def _halves(
+    rows: pa.Table, error: BaseException, policy: Policy, outcome: Outcome
+) -> list[pa.Table]:
+    """The halves that a batch is cut into after an error of it as a whole; none if it is not."""
+    half = rows.num_rows // 2
+    if is_out_of_memory(error):
+        outcome.fits = min(half, outcome.fits or half)
+    elif policy.on_error == "raise":
+        return []
+    return [rows.slice(0, half), rows.slice(half)]
 
 
 class BatchError(Exception):
@@ -152,22 +194,6 @@ class BatchError(Exception):
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
         super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
         self.cause = cause
-
-
-def _called(
-    rows: pa.Table, policy: Policy, outcome: Outcome
-) -> Generator[Step, Answer, tuple[Answer, int]]:
-    """The answer to a call, tried again as long as its error may pass."""
-    attempts = 1
-    while True:
-        answer = yield Call(rows)
-        passing = isinstance(answer, BaseException) and is_transient(answer, policy.retry_on)
-        if not passing or attempts > policy.max_retries:
-            return answer, attempts
-        assert isinstance(answer, BaseException)
-        yield Wait(waiting_time(answer, attempts))
-        attempts += 1
-        outcome.retries += 1
 
 
 def is_out_of_memory(error: BaseException) -> bool:

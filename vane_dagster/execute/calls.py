@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.declare.stage import ERROR_COLUMN
-from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
+from vane_dagster.errors import RowErrors, UdfError, names
+from vane_dagster.execute.attempts import Answer, Outcome, Partial, Step, Wait, attempt
 from vane_dagster.execute.batches import from_result, to_format, with_ids
 from vane_dagster.execute.faults import fault_table, null_row, told
-from vane_dagster.execute.health import Health, deadline
+from vane_dagster.execute.health import Health, deadline, worst
 from vane_dagster.execute.operations import CallUdf
 from vane_dagster.execute.sizing import BatchSize
 from vane_dagster.execute.work import ModelSpec, Tally, Work
@@ -75,6 +76,8 @@ class Caller:
         seconds = run.seconds or time.perf_counter() - started
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         rows = pa.concat_tables(tables) if tables else work.schema.empty_table()
+        if any(outcome.mixed for outcome in outcomes):
+            rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         aside = len(faults) if op.policy.on_error == "quarantine" else 0
@@ -120,6 +123,12 @@ class Caller:
                 yield item
         else:
             yield await result
+
+
+def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
+    """The rows in the order of what they were made from."""
+    places = pc.index_in(rows.column(origin), value_set=ids.combine_chunks())
+    return rows.take(pc.array_sort_indices(places.combine_chunks()))
 
 
 class _Batches:
@@ -181,6 +190,9 @@ class _Batches:
             self.seconds += seconds
             self.caller.sizes.learn(batch.num_rows, seconds)
             return self._fitted(results, batch)
+        except RowErrors as error:
+            self.caller.health.judge(worst(error.errors))
+            return self._partial(error, batch)
         except (Exception, SystemExit) as error:
             self.caller.health.judge(error)
             return error
@@ -221,11 +233,32 @@ class _Batches:
             answers = self.caller.answers_later(given, self.args, self.kwargs)
             results = await asyncio.wait_for(_all(answers), self.op.policy.timeout_s)
             return self._fitted(results, batch)
+        except RowErrors as error:
+            await self.caller.health.judge_later(worst(error.errors))
+            return self._partial(error, batch)
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
             return RuntimeError(f"{type(error).__name__}: {error}")
         except Exception as error:
             await self.caller.health.judge_later(error)
             return error
+
+    def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
+        """What came out of a batch of which some rows failed, or why it is refused."""
+        places = error.errors
+        wrong = [i for i in places if type(i) is not int or not 0 <= i < batch.num_rows]
+        if wrong or not places:
+            told = f"names the places {names(places)}" if wrong else "names no place"
+            return UdfError(
+                f"{self.work.culprit}: RowErrors {told} in a batch of {batch.num_rows} rows; give "
+                "the error of each failed row by its place, from 0 on"
+            )
+        others = [i for i in range(batch.num_rows) if i not in places]
+        given = batch.take(pa.array(others, pa.int64()))
+        try:
+            results = [] if error.rows is None else [error.rows]
+            return Partial(self._fitted(results, given), dict(sorted(places.items())))
+        except Exception as refused:
+            return refused
 
     def rows(self, outcome: Outcome) -> list[pa.Table]:
         """The rows that came out, with nulls for those at fault where the stage keeps them."""

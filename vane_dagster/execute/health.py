@@ -7,7 +7,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,12 @@ def is_dead(error: BaseException) -> bool:
     if class_names(error) & _DEAD:
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEAD_TEXTS)
+
+
+def worst(errors: Mapping[int, BaseException]) -> BaseException:
+    """Of the errors of some rows, one by which a model is dead, else any."""
+    found = [*errors.values()] or [ValueError("no row failed")]
+    return next((error for error in found if is_dead(error)), found[0])
 
 
 class Health:

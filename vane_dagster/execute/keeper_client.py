@@ -15,7 +15,7 @@ from vane_dagster.errors import ComputeError
 NAMESPACE = "vane_dagster"
 _ANSWER_SECONDS = 60.0
 _PREFIX = "keeper-"
-_IN_WORKERS = ("commit", "declare", "execute", "plan")
+_IN_WORKERS = ("commit", "declare", "execute", "plan", "providers")
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.prompts import PromptSpec
 from vane_dagster.declare.stage import (
     JoinSpec,
     MapBatchesSpec,
@@ -19,6 +21,8 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
 from vane_dagster.plan.digest import value_digest
 
+_PROMPTS = 1
+"""Raised when our providers' answers, or what is made of them, change."""
 _FORMAT = 2
 """Raised when the meaning of a stage's parameters changes, so that no old part is taken for new."""
 
@@ -46,6 +50,23 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
 def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
     if isinstance(spec, ProjectSpec):
         return [*(text for pair in spec.columns for text in pair), "where", spec.where]
+    if isinstance(spec, PromptSpec):
+        prompt = spec.prompt
+        return [
+            _provider(pipeline, spec).digest,
+            spec.model,
+            _value(pipeline, spec, "provider_options", spec.options),
+            prompt.template.text,
+            prompt.template.system,
+            _value(pipeline, spec, "sampling_params", prompt.sampling),
+            json.dumps(prompt.format.schema, sort_keys=True),
+            prompt.format.choices,
+            _value(pipeline, spec, "return_format", prompt.format.model),
+            prompt.output,
+            prompt.carried,
+            prompt.explain,
+            spec.failures.on_error == "null",
+        ]
     if isinstance(spec, MapBatchesSpec):
         udf = spec.udf
         return [
@@ -77,10 +98,31 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
     Raises:
         CodeIdentityError: If it cannot be found.
     """
+    if isinstance(spec, PromptSpec):
+        return _provider(pipeline, spec)
     try:
         return code_identity(spec.udf.target, version=spec.udf.version)
     except CodeIdentityError as error:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
+
+
+def _provider(pipeline: Pipeline, spec: PromptSpec) -> CodeIdentity:
+    """Identity of a prompt stage's provider; the user's pydantic model travels with it.
+
+    Ours count by their names and a number, so that a new version of this package computes nothing
+    again unless it answers in another way.
+    """
+    own = spec.provider.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    given = [kind for kind in (None if own else spec.provider, spec.prompt.format.model) if kind]
+    try:
+        found = [code_identity(kind) for kind in given]
+    except CodeIdentityError as error:
+        raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
+    name = f"{spec.provider.__module__}.{spec.provider.__qualname__}"
+    code = digest(name, _PROMPTS) if own else found[0].digest
+    modules = dict.fromkeys(module for one in found for module in one.modules)
+    packages = dict.fromkeys(package for one in found for package in one.packages)
+    return CodeIdentity(code, tuple(modules), tuple(packages))
 
 
 def model_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:

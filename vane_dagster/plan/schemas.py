@@ -86,6 +86,7 @@ def _map_schema(
                 f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast it "
                 "in the source"
             )
+    fields += [first.field(column) for column in spec.carried if column not in own]
     missing = [field for field in fields if field.name not in spec.schema.names]
     schema = pa.schema([*missing, *spec.schema])
     if spec.failures.on_error == "null":

@@ -1,0 +1,170 @@
+"""What an answer has to be: text, one of some choices, or JSON that fits a schema."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.providers.base import Answer
+
+_SCALARS = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
+_MOST_SHOWN = 500
+
+
+class InvalidAnswer(ValueError):
+    """A model's answer is not what was asked for; its text is kept."""
+
+    def __init__(self, problem: str, answer: Answer) -> None:
+        cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
+        super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MOST_SHOWN]}")
+
+
+@dataclass(frozen=True)
+class Format:
+    """What an answer has to be.
+
+    Attributes:
+        type: The Arrow type of the column of answers.
+        schema: JSON schema that it fits; None for plain text.
+        choices: Texts of which it is one; empty for any.
+        model: A pydantic model that it is validated by.
+    """
+
+    type: pa.DataType = field(default_factory=pa.string)
+    schema: Mapping[str, Any] | None = None
+    choices: tuple[str, ...] = ()
+    model: Any = None
+
+    def problem(self, text: str) -> str | None:
+        """What is wrong with an answer; None if nothing is."""
+        try:
+            self._parsed(text)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def value(self, answer: Answer) -> Any:
+        """The answer as a value of `type`.
+
+        Raises:
+            InvalidAnswer: If it does not fit.
+        """
+        try:
+            return self._parsed(answer.text)
+        except ValueError as error:
+            raise InvalidAnswer(str(error), answer) from error
+
+    def _parsed(self, text: str) -> Any:
+        if self.choices:
+            found = text.strip().strip("\"'`.").casefold()
+            for choice in self.choices:
+                if found == choice.casefold():
+                    return choice
+            raise ValueError(f"The answer is none of {names(self.choices, 20)}")
+        if self.schema is None:
+            return text
+        try:
+            value = json.loads(_without_fence(text))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"The answer is no JSON: {error}") from None
+        if self.model is not None:
+            try:
+                return self.model.model_validate(value).model_dump(mode="json")
+            except ValueError as error:  # pydantic's own is one
+                raise ValueError(f"The answer does not fit: {_one_line(error)}") from None
+        import jsonschema
+
+        try:
+            jsonschema.validate(value, dict(self.schema))
+        except jsonschema.ValidationError as error:
+            raise ValueError(
+                f"The answer does not fit: {error.json_path}: {error.message}"
+            ) from None
+        return value
+
+
+def _without_fence(text: str) -> str:
+    """JSON without the Markdown that models like to put around it."""
+    text = text.strip()
+    if text.startswith("```"):
+        text = text.partition("\n")[2].rpartition("```")[0]
+    return text
+
+
+def _one_line(error: ValueError) -> str:
+    found = getattr(error, "errors", None)
+    if not callable(found):
+        return " ".join(str(error).split())
+    told = [f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}" for e in found()]
+    return "; ".join(told)
+
+
+def parse_format(where: str, return_format: Any) -> Format:
+    """Reads a pydantic model, a JSON schema or a list of choices.
+
+    Raises:
+        DefinitionError: If it is none of them, or has no Arrow type.
+    """
+    if return_format is None:
+        return Format()
+    if inspect.isclass(return_format) and hasattr(return_format, "model_json_schema"):
+        schema = return_format.model_json_schema()
+        return Format(_arrow(where, schema, schema), schema, model=return_format)
+    if isinstance(return_format, Mapping):
+        schema = json.loads(json.dumps(return_format))
+        return Format(_arrow(where, schema, schema), schema)
+    texts = isinstance(return_format, Sequence) and not isinstance(return_format, str)
+    if texts and return_format and all(isinstance(c, str) and c.strip() for c in return_format):
+        if len({c.casefold() for c in return_format}) < len(return_format):
+            raise DefinitionError(f"{where}: return_format has a choice twice: {return_format}")
+        return Format(choices=tuple(return_format))
+    raise DefinitionError(
+        f"{where}: return_format is {return_format!r}; expected a pydantic model, a JSON schema as "
+        "a dict, or a list of choices"
+    )
+
+
+def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:
+    """The Arrow type of what fits a JSON schema."""
+    if "$ref" in schema:
+        found: Any = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        return _arrow(where, found, root)
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            kinds = {_arrow(where, o, root) for o in schema[union] if o.get("type") != "null"}
+            if len(kinds) == 1:
+                return kinds.pop()
+            raise DefinitionError(
+                f"{where}: return_format allows several types in one place, {schema[union]}; a "
+                "column has one"
+            )
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return pa.array([value for value in values if value is not None]).type
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((k for k in kind if k != "null"), None)
+    if kind == "array" and isinstance(schema.get("items"), Mapping):
+        return pa.list_(_arrow(where, schema["items"], root))
+    if kind == "object" and schema.get("properties"):
+        fields = {n: _arrow(where, s, root) for n, s in schema["properties"].items()}
+        return pa.struct([pa.field(n, t) for n, t in fields.items()])
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    raise DefinitionError(
+        f"{where}: return_format has a part without a column type: {json.dumps(schema)[:200]}. "
+        "Give each part a type, arrays their items, and objects their properties"
+    )

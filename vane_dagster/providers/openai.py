@@ -1,0 +1,169 @@
+"""Any endpoint that speaks OpenAI's chat API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vane_dagster.errors import StageError
+from vane_dagster.masking import keep_variables
+from vane_dagster.providers.base import Answer, PromptTooLong, Request
+from vane_dagster.providers.pace import Pace
+from vane_dagster.providers.registry import needs
+
+_PARAMETERS = frozenset(
+    {
+        "frequency_penalty",
+        "logit_bias",
+        "max_completion_tokens",
+        "max_tokens",
+        "n",
+        "presence_penalty",
+        "reasoning_effort",
+        "response_format",
+        "seed",
+        "stop",
+        "temperature",
+        "top_p",
+    }
+)
+"""What the client takes by name; the rest goes into the body as it is."""
+
+
+class OpenAIProvider:
+    """Reaches an endpoint by the `openai` client, over one pool of connections.
+
+    Args:
+        model: The model's name there.
+        base_url: The endpoint. Default: OpenAI's own, or ``$OPENAI_BASE_URL``.
+        api_key_env: Name of the environment variable that holds the key; it has to be in the
+            stage's `env_vars` too. None where the endpoint wants none.
+        timeout: Seconds that an answer may take.
+        max_connections: Requests at the same time.
+        requests_per_minute: The most requests that all workers send together, each its share; None
+            for no limit.
+        tokens_per_minute: The most tokens, of prompts and answers, in the same way.
+        extra_body: Further fields of each request.
+    """
+
+    OPERATIONAL = frozenset(
+        {
+            "base_url",
+            "api_key_env",
+            "timeout",
+            "max_connections",
+            "requests_per_minute",
+            "tokens_per_minute",
+        }
+    )
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key_env: str | None = "OPENAI_API_KEY",
+        timeout: float = 600.0,
+        max_connections: int = 64,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._api = needs("openai", "openai", "openai")
+        self._model = model
+        self._base_url, self._key_env, self._timeout = base_url, api_key_env, timeout
+        self._room = asyncio.Semaphore(max_connections)
+        self._requests = Pace(requests_per_minute)
+        self._tokens = Pace(tokens_per_minute)
+        self._extra = dict(extra_body or {})
+        self._client: Any = None
+        self._key = ""
+
+    def shared_by(self, workers: int) -> None:
+        """Takes note of how many workers there may be, which share the limits."""
+        self._requests.workers = self._tokens.workers = workers
+
+    def _connected(self) -> Any:
+        """The client; made anew where the key has changed since a warm worker's last run."""
+        key = os.environ.get(self._key_env, "") if self._key_env else "none"
+        if not key:
+            raise StageError(
+                f"the environment variable {self._key_env!r} is not set in the worker: set it "
+                f"where the run is launched, and name it in env_vars=[{self._key_env!r}]"
+            )
+        if self._client is None or key != self._key:
+            if self._key_env:
+                keep_variables({self._key_env: key})
+            self._key = key
+            self._client = self._api.AsyncOpenAI(
+                api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=0
+            )
+        return self._client
+
+    async def submit(self, request: Request) -> Answer:
+        """See `Provider.submit`."""
+        client = self._connected()
+        wanted = dict(request.sampling)
+        schema = _choice_schema(request.choices) if request.choices else request.schema
+        if schema is not None:
+            named = {"name": "answer", "schema": dict(schema)}
+            wanted["response_format"] = {"type": "json_schema", "json_schema": named}
+        known = {name: wanted.pop(name) for name in list(wanted) if name in _PARAMETERS}
+        async with self._room:
+            await self._requests.take(1)
+            await self._tokens.take(self._tokens.typical)
+            began = time.perf_counter()
+            try:
+                found = await client.chat.completions.create(
+                    model=self._model,
+                    messages=list(request.messages),
+                    extra_body={**self._extra, **wanted} or None,
+                    **known,
+                )
+            except (
+                self._api.AuthenticationError,
+                self._api.PermissionDeniedError,
+                self._api.NotFoundError,
+            ) as error:
+                raise StageError(f"{type(error).__name__}: {error}") from error
+            except self._api.BadRequestError as error:
+                if "context length" in str(error) or "too long" in str(error):
+                    raise PromptTooLong(str(error)) from error
+                raise
+        usage, choice = found.usage, found.choices[0]
+        if usage is not None:
+            self._tokens.learn(usage.total_tokens)
+        cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0)
+        text = choice.message.content or ""
+        return Answer(
+            _chosen(text) if request.choices else text,
+            usage.prompt_tokens if usage else 0,
+            usage.completion_tokens if usage else 0,
+            cached or 0,
+            choice.finish_reason or "",
+            time.perf_counter() - began,
+        )
+
+
+def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:
+    """A schema for one of some texts; endpoints want an object at the top."""
+    answer = {"type": "string", "enum": list(choices)}
+    properties = {"answer": answer}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+
+
+def _chosen(text: str) -> str:
+    """The choice in an answer, of an endpoint that keeps to schemas or of one that doesn't."""
+    try:
+        return str(json.loads(text)["answer"])
+    except (ValueError, TypeError, KeyError):
+        return text
