@@ -26,8 +26,9 @@ _STRICT = (
 _NAMED = re.compile(_STRICT, re.IGNORECASE)
 _NAMED_OPTION = re.compile(_STRICT + r"|token|signature|(^|[_\-.])(key|auth)$|key$", re.IGNORECASE)
 _PLAIN = re.compile(
-    r"(^|_)(type|uri|url|file|env)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
+    r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
 )
+_NAME_OF_VARIABLE = re.compile(r"_env(_var)?$")
 _S3 = ("s3", "s3a")
 _HTTP = ("http", "https")
 _BY_NAME = ("ftp", "sftp", "ssh", "smb")
@@ -194,7 +195,8 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             told = secret and not _PLAIN.search(str(name))
-            yield from _secrets(item, named, told or bool(named.search(str(name))))
+            of_itself = bool(named.search(str(name))) and not _NAME_OF_VARIABLE.search(str(name))
+            yield from _secrets(item, named, told or of_itself)
     elif isinstance(value, Sequence):
         for item in value:
             yield from _secrets(item, named, secret)
