@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -136,8 +139,44 @@ def test_more_than_can_be_added_is_refused(growing, source):
     said = Process(source, {"out": {**ONE, "concurrency": 3}}, "a", address=growing.address)
     text = said.failed()
     assert "stage 'docs/out': Model: 3 workers of 1 accelerator each were asked for" in text
-    assert "and its autoscaler has no nodes to add for that. Lower concurrency or" in text
+    assert "and its autoscaler has no nodes to add for that. Declare concurrency=(1, 3)" in text
     assert not (source / "loads").exists()
+    taken_back(growing)
+
+
+LEASES = """
+import sys, threading
+from vane_dagster.errors import ComputeError
+from vane_dagster.execute.backend import Cancelled
+from vane_dagster.execute.ray_backend import RayBackend
+from vane_dagster.execute.work import PoolSpec
+from vane_dagster.orchestrate.resources import connect_address
+
+connect_address(sys.argv[1], {})
+pool = PoolSpec("m", "Model", (3, 3), {"accelerator": 1.0})
+try:
+    RayBackend().lease("run-1", [pool])
+except ComputeError as error:
+    print(error)
+stop = threading.Event()
+try:
+    RayBackend(told=lambda text: (print(text), stop.set())).lease("run-2", [pool], stop)
+except Cancelled:
+    print("cancelled")
+"""
+
+
+def test_a_lease_that_can_never_be_served_ends_and_one_that_is_cancelled_wants_nothing(growing):
+    """As where the cluster has changed since the run was checked."""
+    command = [sys.executable, "-c", LEASES, growing.address]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    clean["RAY_AUTH_MODE"] = "disabled"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean)
+    refused, waited, cancelled = done.stdout.splitlines()
+    assert refused.startswith("'Model': 3 x 1 accelerator were asked for; the nodes have ")
+    assert "and the autoscaler has none to add for that. Lower concurrency or" in refused
+    assert waited.startswith("waiting for Model: the cluster's autoscaler adds nodes to hold 3 x 1")
+    assert cancelled == "cancelled"
     taken_back(growing)
 
 
