@@ -119,6 +119,8 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_fits_asks_for_nothing(growing, source):
+    if growing.version == 2:
+        pytest.skip("what is decided before the autoscaler is asked is the same for both")
     said = Process(source, {"out": {}}, "a", address=growing.address)
     said.done()
     assert "autoscaler" not in said.said
