@@ -55,7 +55,7 @@ class Keeper:
         self._books.lose_idle(set(actor_names()))
         grant = self._books.ask(request, _nodes(), time.monotonic())
         if grant is None:
-            self._growth.step(_nodes())
+            self._grow()
             told = self._growth.told(request.id)
             return {"workers": None, "ahead": self._books.ahead(request.id), **told}
         self._kill(grant.kill)
@@ -174,9 +174,15 @@ class Keeper:
                     self._end_lease(id)
                 for identity in self._books.idle_too_long(time.monotonic()):
                     self._drop(identity)
-                self._growth.step(_nodes())
             except Exception:  # the keeper outlives a fault of one sweep
                 _log.exception("a sweep failed")
+            self._grow()
+
+    def _grow(self) -> None:
+        try:
+            self._growth.step(_nodes())
+        except Exception:  # it is tried again, and a lease may be had without
+            _log.exception("the autoscaler could not be asked")
 
     async def _watch(self, start: Start, placed: Awaitable[tuple[Claim, str]]) -> None:
         """Sees to it that a new worker gets a place, where others hold what it reserves.
