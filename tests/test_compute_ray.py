@@ -43,8 +43,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def head(folder: Path, *options: str) -> Iterator[Cluster]:
-    """Starts a head with 2 CPUs and 1 (logical) GPU, and ends all of its processes."""
+def head(folder: Path, *options: str, **variables: str) -> Iterator[Cluster]:
+    """Starts a head with 2 CPUs and 1 (logical) GPU, and ends all of its processes.
+
+    Args:
+        folder: Its own, with a short path.
+        options: Of ``ray start``, beside or in the place of the usual ones.
+        variables: For its environment.
+    """
     client, python_path = free_port(), folder / "python"
     python_path.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTHONPATH"))}
@@ -56,7 +62,7 @@ def head(folder: Path, *options: str) -> Iterator[Cluster]:
     environment |= {"RAY_AUTH_MODE": "disabled", "GRPC_ENABLE_FORK_SUPPORT": "0"}
     started = subprocess.Popen(
         command,
-        env={**environment, "PYTHONPATH": str(python_path)},
+        env={**environment, "PYTHONPATH": str(python_path), **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

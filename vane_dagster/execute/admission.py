@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Capacity
@@ -79,18 +79,54 @@ def bundle_size(bundle: Bundle) -> tuple[float, ...]:
     return (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0), sum(bundle.values()))
 
 
+def can_hold(capacity: Capacity, bundles: Sequence[Bundle]) -> bool:
+    """Whether bundles fit on an otherwise empty cluster, with the nodes that it may add."""
+    added = [kind.resources for kind in capacity.growth or () for _ in _some(kind.more, bundles)]
+    return fits([*capacity.nodes, *added], bundles)
+
+
+def _some(most: int, bundles: Sequence[Bundle]) -> range:
+    return range(min(most, len(bundles)))
+
+
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
-    """Raises ComputeError if a pool's least workers do not fit on an otherwise empty cluster."""
-    if told := misfit(capacity, pool.label, pool.workers, pool.bundle):
+    """Raises ComputeError if a pool's least workers can never fit, as far as is known.
+
+    Where a cluster may add nodes that it does not tell of, its autoscaler decides.
+    """
+    told = misfit(capacity, pool.label, pool.workers, pool.bundle)
+    if told and capacity.growth is not None:
         raise ComputeError(told)
 
 
-def misfit(capacity: Capacity, label: str, workers: tuple[int, int], bundle: Bundle) -> str | None:
-    """Why a pool's least workers do not fit on an otherwise empty cluster; None if they do."""
+def misfit(
+    capacity: Capacity,
+    label: str,
+    workers: tuple[int, int],
+    bundle: Bundle,
+    beyond: Callable[[Sequence[Bundle]], str | None] | None = None,
+) -> str | None:
+    """Why a pool's least workers do not fit on an otherwise empty cluster; None if they do.
+
+    Args:
+        capacity: What the cluster has.
+        label: The pool's name.
+        workers: Its least workers and its most.
+        bundle: What one of them reserves.
+        beyond: Asks the autoscaler, where it alone knows which nodes it may add.
+    """
     least = workers[0]
-    if fits(capacity.nodes, [bundle] * least):
+    if can_hold(capacity, [bundle] * least):
         return None
-    wanted = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    grown = ""
+    if capacity.growth is None and beyond is not None:
+        if (why := beyond([bundle] * least)) is None:
+            return None
+        grown = f", and {why}"
+    elif capacity.growth:
+        kinds = (f"{kind.more} with {_amounts(kind.resources)}" for kind in capacity.growth)
+        grown = f", and may add {' or '.join(kinds)}"
+    wanted = _amounts(bundle)
     has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
     if len(capacity.nodes) > 1:
         largest = max(capacity.nodes, key=lambda node: [node.get(name, 0.0) for name in bundle])
@@ -100,8 +136,12 @@ def misfit(capacity: Capacity, label: str, workers: tuple[int, int], bundle: Bun
         fix = f"Declare concurrency=(1, {workers[1]}) to take what there is, or {fix.lower()}"
     return (
         f"{label}: {least} workers of {wanted} each were asked for; the cluster has {has} on "
-        f"{len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}. {fix}"
+        f"{len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}{grown}. {fix}"
     )
+
+
+def _amounts(bundle: Bundle) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
 def pack_waves(
@@ -149,7 +189,7 @@ def pack_waves(
 
 def _joins(capacity: Capacity, claimed: Mapping[str, PoolSpec], pool: PoolSpec) -> bool:
     merged = {**claimed, pool.identity: _larger(claimed.get(pool.identity), pool)}
-    return fits(capacity.nodes, [p.bundle for p in merged.values() for _ in range(p.workers[0])])
+    return can_hold(capacity, [p.bundle for p in merged.values() for _ in range(p.workers[0])])
 
 
 def _larger(one: PoolSpec | None, other: PoolSpec) -> PoolSpec:

@@ -18,16 +18,32 @@ IO_POOL = "io"
 
 
 @dataclass(frozen=True)
+class NodeType:
+    """A kind of node that a cluster may add.
+
+    Attributes:
+        resources: What a node of it has.
+        more: How many may be added.
+    """
+
+    resources: Mapping[str, float]
+    more: int
+
+
+@dataclass(frozen=True)
 class Capacity:
-    """What a cluster has.
+    """What a cluster has, and what it may add.
 
     Attributes:
         nodes: Resources of each node, under Ray's names.
         object_bytes: Memory for tables between stages, all nodes together.
+        growth: The kinds of nodes that an autoscaler may add: none if there is no autoscaler,
+            None if it does not tell.
     """
 
     nodes: tuple[Mapping[str, float], ...]
     object_bytes: int
+    growth: tuple[NodeType, ...] | None = ()
 
     def total(self, name: str) -> float:
         """Amount of a resource on all nodes."""
@@ -117,6 +133,12 @@ class Backend(Protocol):
 
     def capacity(self) -> Capacity:
         """What the cluster has."""
+
+    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """Why the cluster can never hold some bundles together, as its autoscaler says.
+
+        Asked where `Capacity.growth` does not tell; None if it can, and adds the nodes for it.
+        """
 
     def versions(self) -> Mapping[str, Versions | str]:
         """What each node has that may have another environment than this process.

@@ -12,6 +12,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from vane_dagster.execute.admission import Bundle
+from vane_dagster.execute.backend import NodeType
+from vane_dagster.execute.growth import Growth
 from vane_dagster.execute.keeper_client import NAMESPACE, actor_names, is_keeper, protocol
 from vane_dagster.execute.pools import LEASE_SECONDS, Books, Claim, LeaseRecord, Pool, Start
 from vane_dagster.execute.ray_worker import HostActor
@@ -29,6 +32,7 @@ class Keeper:
         self._name = name
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         self._books = Books(self._tag)
+        self._growth: Growth
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
@@ -44,17 +48,30 @@ class Keeper:
         """Grants a lease, or says that it has to wait: to be asked again every second or so.
 
         Returns:
-            ``{"workers": {identity: names} or None, "ahead": runs in the way}``.
+            ``{"workers": {identity: names} or None, "ahead": runs in the way, "asked": nodes that
+            are awaited, "hopeless": whether no nodes can be added for it}``.
         """
         await self._started()
         self._books.lose_idle(set(actor_names()))
         grant = self._books.ask(request, _nodes(), time.monotonic())
         if grant is None:
-            return {"workers": None, "ahead": self._books.ahead(request.id)}
+            self._grow()
+            told = self._growth.told(request.id)
+            return {"workers": None, "ahead": self._books.ahead(request.id), **told}
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
         return {"workers": {i: list(names) for i, names in grant.workers.items()}, "ahead": []}
+
+    async def growth(self) -> tuple[NodeType, ...] | None:
+        """See `Capacity.growth`."""
+        await self._started()
+        return self._growth.kinds()
+
+    async def beyond(self, bundles: Sequence[Bundle]) -> str | None:
+        """See `Backend.beyond`."""
+        await self._started()
+        return await self._growth.beyond(bundles, _nodes)
 
     async def heartbeat(self, beat: LeaseRecord) -> bool:
         """Keeps a lease alive; False if it has ended."""
@@ -132,6 +149,7 @@ class Keeper:
             if left:
                 self._books.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
+            self._growth = Growth(self._books)
             self._in_background(self._sweep())
             self._began = True
 
@@ -158,6 +176,13 @@ class Keeper:
                     self._drop(identity)
             except Exception:  # the keeper outlives a fault of one sweep
                 _log.exception("a sweep failed")
+            self._grow()
+
+    def _grow(self) -> None:
+        try:
+            self._growth.step(_nodes())
+        except Exception:  # it is tried again, and a lease may be had without
+            _log.exception("the autoscaler could not be asked")
 
     async def _watch(self, start: Start, placed: Awaitable[tuple[Claim, str]]) -> None:
         """Sees to it that a new worker gets a place, where others hold what it reserves.

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from vane_dagster.errors import ComputeError, names
-from vane_dagster.execute.admission import check_can_fit
+from vane_dagster.execute.admission import check_can_fit, fits
 from vane_dagster.execute.backend import Capacity, Done, Worker, forwarded
 from vane_dagster.execute.local_worker import serve
 from vane_dagster.execute.pools import Books, Claim, LeaseRecord, Start
@@ -102,6 +102,10 @@ class LocalBackend:
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free)
+
+    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.beyond`: a machine does not grow."""
+        return None if fits([self._node], bundles) else "it is one machine"
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`: workers run this process's own Python."""

@@ -15,7 +15,7 @@ from vane_dagster.execute.admission import Bundle, Room, bundle_size
 
 LEASE_SECONDS = 30.0
 IDLE_SECONDS = 600.0
-_POLL_SECONDS = 15.0
+POLL_SECONDS = 15.0
 _REMEMBER_SECONDS = 3600.0
 
 
@@ -118,7 +118,7 @@ class Books:
         if lease := self.leases.get(request.id):  # asked twice, as an answer was lost
             lease.seen = now
             return Grant((), (), self._by_pool(lease))
-        self.queue = [r for r in self.queue if now - r.seen < _POLL_SECONDS or r.id == request.id]
+        self.queue = [r for r in self.queue if now - r.seen < POLL_SECONDS or r.id == request.id]
         known = next((r for r in self.queue if r.id == request.id), None)
         if known is None:
             self.queue.append(known := request)

@@ -14,7 +14,7 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import MapBatchesSpec, WriteSpec
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
-from vane_dagster.execute.admission import misfit
+from vane_dagster.execute.admission import Bundle, misfit
 from vane_dagster.execute.backend import Backend, Capacity
 from vane_dagster.execute.versions import Versions, disagreements
 from vane_dagster.plan.definition import pool_identity, udf_code
@@ -87,7 +87,7 @@ def check_all(
         capacity = Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
-            findings += too_large(pipeline, stages, capacity)
+            findings += too_large(pipeline, stages, capacity, backend.beyond)
         for asked in written:
             findings += asked.result()
         if there is not None:
@@ -137,8 +137,20 @@ def packed(
     return code, findings
 
 
-def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> list[Finding]:
-    """The pools that the cluster cannot hold even alone, with the stages that ask for them."""
+def too_large(
+    pipeline: Pipeline,
+    stages: Sequence[str],
+    capacity: Capacity,
+    beyond: Callable[[Sequence[Bundle]], str | None] | None = None,
+) -> list[Finding]:
+    """The pools that the cluster cannot hold even alone, with the stages that ask for them.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages that have something to compute.
+        capacity: What the cluster has.
+        beyond: See `misfit`.
+    """
     asked: dict[tuple[str, int], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
@@ -150,7 +162,8 @@ def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> 
         spec = pipeline[who[0]].spec
         assert isinstance(spec, MapBatchesSpec)
         most = max(least, spec.concurrency[1] if spec.concurrency else 1)
-        if told := misfit(capacity, spec.udf.name, (least, most), spec.resources.bundle()):
+        asking = (capacity, spec.udf.name, (least, most), spec.resources.bundle())
+        if told := misfit(*asking, beyond):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
             findings.append(Finding(where, told))
     return findings

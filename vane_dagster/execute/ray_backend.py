@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.errors import ComputeError
+from vane_dagster.errors import ComputeError, names
 from vane_dagster.execute.admission import check_can_fit
 from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, forwarded, load_failed
+from vane_dagster.execute.demand import listed
 from vane_dagster.execute.keeper_client import NAMESPACE, KeeperClient, brief
 from vane_dagster.execute.pools import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
 from vane_dagster.execute.versions import Versions, of_cluster
@@ -50,7 +51,13 @@ class RayBackend:
         import ray
 
         nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
-        return Capacity(nodes, int(sum(node.get("object_store_memory", 0) for node in nodes)))
+        memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
+        return Capacity(nodes, memory, self._keeper.ask("growth"))
+
+    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.beyond`."""
+        answer: str | None = self._keeper.ask("beyond", [dict(bundle) for bundle in bundles])
+        return answer
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`."""
@@ -83,9 +90,11 @@ class RayBackend:
                 answer: dict[str, Any] = self._keeper.ask("acquire", request)
                 if answer["workers"] is not None:
                     return dict(answer["workers"])
+                if answer["hopeless"]:
+                    raise ComputeError(_in_vain(request, self.capacity()))
                 if time.monotonic() - said > _TELL_SECONDS:
                     said = time.monotonic()
-                    self._told(_waiting(request, answer["ahead"]))
+                    self._told(_waiting(request, answer))
                 if cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MOST_POLL, 2 * pause)
@@ -94,8 +103,22 @@ class RayBackend:
             raise
 
 
-def _waiting(request: LeaseRecord, ahead: Sequence[str]) -> str:
+def _in_vain(request: LeaseRecord, capacity: Capacity) -> str:
+    claims = [claim for claim in request.claims if claim.bundle]
+    bundles = [claim.bundle for claim in claims for _ in range(claim.workers[0])]
+    has = [{name: node.get(name, 0.0) for b in bundles for name in b} for node in capacity.nodes]
+    return (
+        f"{names(claim.label for claim in claims)}: {listed(bundles)} were asked for; the nodes "
+        f"have {listed(has)}, and the autoscaler has none to add for that. Lower concurrency or "
+        "what a worker reserves, or let the cluster grow further"
+    )
+
+
+def _waiting(request: LeaseRecord, answer: Mapping[str, Any]) -> str:
     labels = ", ".join(claim.label for claim in request.claims if claim.bundle)
+    ahead = answer["ahead"]
+    if asked := answer["asked"]:
+        return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {', '.join(ahead)}"
     return f"waiting for {labels}: the keeper was restarted, or the cluster has lost nodes"
