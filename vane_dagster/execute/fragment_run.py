@@ -28,6 +28,10 @@ class Node:
         pieces: For a map: outputs of its slices, by first row.
         flying: Slices at work.
         table_rows: Rows of `table`.
+        given_bytes: For a map: bytes of `given`, where it was loaded for it.
+        piece_bytes: Bytes of `pieces`.
+        table_bytes: Bytes of `table`, or of what it was before it was dropped.
+        dropped: Whether `table` was dropped while readers need it, who read the part instead.
         tally: For a map: what became of the rows of its slices.
     """
 
@@ -44,6 +48,17 @@ class Node:
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     flying: int = 0
     tally: Tally = field(default_factory=Tally)
+    given_bytes: int = 0
+    piece_bytes: int = 0
+    table_bytes: int = 0
+    dropped: bool = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that it has in shared memory."""
+        given = self.given_bytes if self.given is not None else 0
+        pieces = self.piece_bytes if self.pieces else 0
+        return given + pieces + (self.table_bytes if self.table is not None else 0)
 
 
 @dataclass
@@ -58,7 +73,8 @@ class FragmentRun:
         nodes: What is computed for it, upstream first.
         epoch: Raised when it starts over, so that late answers are known as such.
         restarts: How often it started over after a worker or its data was lost.
-        held: Bytes of all tables that it became.
+        bytes_read: Bytes of the parts that it begins with.
+        peak: The most bytes that its tables had at a time, those included that were dropped.
         suspects: Stages that it goes through in slices, because a worker died at it.
         losses: Workers that a row has ended, by stage and row.
         mends: Former parts of which the failed rows alone are computed, by stage.
@@ -71,7 +87,8 @@ class FragmentRun:
     nodes: dict[str, Node]
     epoch: int = 0
     restarts: int = 0
-    held: int = 0
+    bytes_read: int = 0
+    peak: int = 0
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     mends: dict[str, Part] = field(default_factory=dict)
@@ -85,7 +102,6 @@ class FragmentRun:
         """Forgets everything but written parts; `counts` where it may be its own fault."""
         self.epoch += 1
         self.restarts += counts
-        self.held = 0
         unfinished = {name: node for name, node in self.nodes.items() if not node.done}
         self.nodes = make_nodes([node.spec for node in unfinished.values()])
 
@@ -96,6 +112,47 @@ class FragmentRun:
             for upstream in node.spec.upstream:
                 if not node.done and upstream in self.nodes:
                     self.read(upstream)
+
+    @property
+    def held(self) -> int:
+        """Bytes of its tables in shared memory."""
+        return sum(node.held for node in self.nodes.values())
+
+    @property
+    def dropped(self) -> int:
+        """Bytes of the tables that were dropped and are still to be read from their parts."""
+        nodes = self.nodes.values()
+        return sum(node.table_bytes for node in nodes if node.dropped and node.readers)
+
+    def hold(self, stage: str, kind: str, table_bytes: int) -> None:
+        """Takes in the bytes of a table that came back, beside those that it was made from."""
+        self.peak = max(self.peak, self.held + self.dropped + table_bytes)
+        node = self.nodes[stage]
+        if kind == "load":
+            node.given_bytes = table_bytes
+        elif kind == "slice":
+            node.piece_bytes += table_bytes
+        else:
+            node.table_bytes = table_bytes
+
+    def droppable(self) -> list[str]:
+        """Stages whose rows are only needed by stages that wait for others as well."""
+        return [
+            name
+            for name, node in self.nodes.items()
+            if node.table is not None
+            and all(
+                reader.waits_for and not reader.started
+                for reader in self.nodes.values()
+                if name in reader.spec.upstream and not reader.done
+            )
+        ]
+
+    def drop(self, stage: str) -> int:
+        """Drops a stage's rows, which are read from its part again; gives their bytes."""
+        node = self.nodes[stage]
+        node.table, node.dropped = None, True
+        return node.table_bytes
 
     def read(self, stage: str) -> None:
         """One reader of a stage's rows needs them no more."""
