@@ -30,6 +30,13 @@ class Widen:
         return {"wide": np.concatenate([column] * self.times, axis=1)}
 
 
+class WidenAside(Widen):
+    """The same, as one that waits for a server does it."""
+
+    async def __call__(self, batch: pa.Table) -> dict[str, Any]:  # type: ignore[override]
+        return super().__call__(batch)
+
+
 def summed(batch: dict[str, Any]) -> dict[str, Any]:
     """The sum of each row's vector."""
     return {"sum": batch["wide"].sum(axis=1, dtype="f8")}
@@ -52,7 +59,7 @@ def widened(docs: vd.Pipeline) -> None:
 def hundredfold(docs: vd.Pipeline) -> None:
     """Vectors made a hundred times as long, and summed."""
     options: dict[str, Any] = {"fn_constructor_args": [100], "concurrency": 2, "batch_size": 50}
-    wide = docs.map_batches("wide", Widen, schema={"wide": "FLOAT[50000]"}, **options)
+    wide = docs.map_batches("wide", WidenAside, schema={"wide": "FLOAT[50000]"}, **options)
     options = {"batch_format": "numpy", "concurrency": 1, "batch_size": 50}
     wide.map_batches("sums", summed, schema={"sum": "DOUBLE"}, **options)
 

@@ -61,7 +61,7 @@ def test_a_stream_of_eight_object_stores_neither_spills_nor_fills_the_driver(tmp
 
 
 def test_a_stage_that_makes_a_hundred_times_the_bytes_does_not_spill(tmp_path: Path):
-    rows, width, fragment = 2_000, 500, 200
+    rows, width, fragment = 1_600, 500, 200
     payload = (np.arange(rows * width) % 251).astype("f4").reshape(rows, width)
     table = {"id": range(rows), "payload": list(payload)}
     write_source(tmp_path / "src", table, row_group_size=fragment, use_dictionary=False)
@@ -78,11 +78,11 @@ def test_a_stage_that_makes_a_hundred_times_the_bytes_does_not_spill(tmp_path: P
 
 def test_rows_of_a_kilobyte_to_fifty_megabytes_do_not_spill(tmp_path: Path):
     random = np.random.default_rng(7)
-    sizes = np.exp(random.uniform(np.log(1 << 10), np.log(1 << 20), 400)).astype(int)
-    sizes[[50, 211, 390]] = [50_000_000, 20_000_000, 35_000_000]
+    sizes = np.exp(random.uniform(np.log(1_000), np.log(50_000), 3_000)).astype(int)
+    sizes[[1050, 1111, 1290, 1399]] = [40_000_000, 48_000_000, 50_000_000, 45_000_000]
     payload = [random.bytes(size) for size in sizes]
     table = pa.table({"id": range(len(sizes)), "payload": pa.array(payload, pa.binary())})
-    write_source(tmp_path / "src", table, row_group_size=25, use_dictionary=False)
+    write_source(tmp_path / "src", table, row_group_size=100, use_dictionary=False)
 
     check_run(tmp_path, "mixed", 100)
 
