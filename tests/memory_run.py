@@ -33,7 +33,7 @@ class Widen:
 class WidenAside(Widen):
     """The same, as one that waits for a server does it."""
 
-    async def __call__(self, batch: pa.Table) -> dict[str, Any]:  # type: ignore[override]
+    async def __call__(self, batch: pa.Table) -> dict[str, Any]:
         return super().__call__(batch)
 
 

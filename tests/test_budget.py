@@ -336,3 +336,43 @@ def test_without_that_one_fragment_is_under_way(
     assert joined_from == [{HeldRows}] * 4
     seen = read_stage(tmp_path / "store", "docs", "joined").column("seen").to_pylist()
     assert max(seen) == 1
+
+
+# Fragments that outgrow what was expected
+
+
+async def watched(batch: pa.Table, store: str) -> pa.Table:
+    """Tells how many fragments came through the stage above while the first was here."""
+
+    def count(stage: str) -> int:
+        return len(list(Path(store, "docs", stage, "parts").rglob("*.parquet")))
+
+    deadline = time.monotonic() + 60
+    while count("wide") < 2:
+        assert time.monotonic() < deadline, "the second fragment was not admitted"
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(1)
+    return pa.table({"id": batch["id"], "seen": [count("wider")] * len(batch)})
+
+
+def test_a_younger_fragment_waits_where_both_have_outgrown_the_memory(
+    tmp_path, local, materialize, monkeypatch
+):
+    room_for(70, monkeypatch)  # two of 32 MiB, as is assumed at first; they become 40 and 80
+    for index in range(2):
+        ids = range(index * 100, (index + 1) * 100)
+        write_source(tmp_path / "src", {"id": ids}, f"{index}.parquet")
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    wide = docs.project("wide", {"text": f"repeat('x', {400 << 10})"})
+    wider = wide.project("wider", {"text": "text", "again": "text"})
+    wider.map_batches(
+        "seen",
+        watched,
+        schema={"seen": "BIGINT"},
+        columns=["id"],
+        concurrency=1,
+        fn_kwargs={"store": str(tmp_path / "store")},
+    )
+    assert materialize(docs, local).success
+    seen = read_stage(tmp_path / "store", "docs", "seen").column("seen").to_pylist()
+    assert seen == [1] * 100 + [2] * 100
