@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vane_dagster.declare.stage import SOURCE, StageSpec
 from vane_dagster.execute.fragment_run import FragmentRun
@@ -35,7 +35,9 @@ class Budget:
         self._runs: dict[int, FragmentRun] = {}
         self._stages: dict[int, _Stages] = {}
         self._known: set[_Stages] = set()
-        self._charged: int | None = 0
+        self._charges: dict[int, int] = {}
+        self._charged = 0
+        self._credited: dict[int, FragmentRun] = {}
 
     def admits(self, run: FragmentRun) -> bool:
         """Whether there is room for a fragment; makes room by dropping what waits for a join."""
@@ -43,44 +45,48 @@ class Budget:
             return True
         if len(self._runs) >= self._most:
             return False
-        return self._fits(self._total() + self._charge(run, _stages(run)))
+        return self._fits(self._charged + self._charge(run, _stages(run)))
 
     def charge(self, run: FragmentRun) -> None:
         """Takes the bytes of a fragment that begins."""
         self._runs[run.order] = run
         self._stages[run.order] = _stages(run)
-        self._charged = None
+        self._recharge([run])
 
     def take(self, run: FragmentRun, stage: str, kind: str, table_bytes: int) -> None:
         """Takes in a table that came back, and learns from what the fragment holds now."""
         run.hold(stage, kind, table_bytes)
-        self._expansion = max(self._expansion, run.peak / _source(run))
-        self._charged = None
+        self._recharge([run, *self._credited.values()])
+        if (measured := run.peak / _source(run)) > self._expansion:
+            self._expansion = measured
+            self._recharge(self._runs.values())
 
     def lets(self, run: FragmentRun) -> bool:
         """Whether a fragment under way may go on: those before it and it have room to grow."""
-        if self._total() <= self._limit or run.order <= min(self._runs, default=run.order):
+        if self._charged <= self._limit or run.order <= min(self._runs, default=run.order):
             return True
         held = {order: under_way.held for order, under_way in self._runs.items()}
         growth = sum(
-            max(0, self._charge(under_way, self._stages[order]) - held[order])
-            for order, under_way in self._runs.items()
-            if order <= run.order
+            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
         )
         return self._fits(sum(held.values()) + growth)
 
     def release(self, run: FragmentRun) -> None:
         """Gives a fragment's bytes back."""
-        if self._runs.pop(run.order, None) is not None:
-            del self._stages[run.order]
-            self._known.add(_stages(run))
-            self._charged = None
+        if self._runs.pop(run.order, None) is None:
+            return
+        self._charged -= self._charges.pop(run.order)
+        self._credited.pop(run.order, None)
+        del self._stages[run.order]
+        if (stages := _stages(run)) not in self._known:
+            self._known.add(stages)
+            self._recharge(self._runs.values())
 
-    def _total(self) -> int:
-        if self._charged is None:
-            charges = (self._charge(run, self._stages[order]) for order, run in self._runs.items())
-            self._charged = sum(charges)
-        return self._charged
+    def _recharge(self, runs: Iterable[FragmentRun]) -> None:
+        for run in runs:
+            charge = self._charge(run, self._stages[run.order])
+            self._charged += charge - self._charges.get(run.order, 0)
+            self._charges[run.order] = charge
 
     def _charge(self, run: FragmentRun, stages: _Stages) -> int:
         is_known = any(stages <= known for known in self._known)
@@ -102,7 +108,8 @@ class Budget:
         for run, stage in found:
             if short > 0:
                 short -= run.drop(stage)
-        self._charged = None
+                self._credited[run.order] = run
+        self._recharge(self._credited.values())
         return True
 
 
