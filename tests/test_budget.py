@@ -220,7 +220,7 @@ def pages(batch: pa.Table) -> pa.Table:
     return pa.table({"id": ids, "page": [n % 2 for n in range(len(ids))]})
 
 
-async def gated(batch: pa.Table, store: str, wanted: int, dies: bool, pages: bool) -> pa.Table:
+async def gated(batch: pa.Table, store: str, wanted: int, fault: str, pages: bool) -> pa.Table:
     """Answers once so many fragments have come through the quick branch.
 
     Tells how many had, and not through the join.
@@ -233,16 +233,20 @@ async def gated(batch: pa.Table, store: str, wanted: int, dies: bool, pages: boo
     while count("quick") < wanted:
         assert time.monotonic() < deadline, f"{count('quick')} fragments, expected {wanted}"
         await asyncio.sleep(0.01)
-    if dies and not (mark := Path(store, "died")).exists():
+    if fault and not (mark := Path(store, "fault")).exists():
         mark.touch()
-        os._exit(1)
+        if fault == "worker dies":
+            os._exit(1)
+        parts = Path(store, "docs", "quick", "parts").rglob("*.parquet")
+        first = min(parts, key=lambda part: part.stat().st_mtime_ns)
+        os.truncate(first, first.stat().st_size // 2)
     under_way = count("quick") - count("joined")
     ids = batch["id"].to_pylist() * (2 if pages else 1)
     made = {"id": ids, "seen": [under_way] * len(ids)}
     return pa.table(made | ({"page": [n // len(batch) for n in range(len(ids))]} if pages else {}))
 
 
-def branches(root: Path, wanted: int, kind: str, dies: bool) -> vd.Pipeline:
+def branches(root: Path, wanted: int, kind: str, fault: str = "") -> vd.Pipeline:
     """Wide rows of a quick branch, which wait for a slow branch at a join."""
     for index in range(4):
         ids = range(index * 100, (index + 1) * 100)
@@ -262,7 +266,7 @@ def branches(root: Path, wanted: int, kind: str, dies: bool) -> vd.Pipeline:
         gated,
         schema={"seen": "BIGINT", **({"page": "BIGINT"} if slow_children else {})},
         fn_kwargs={
-            "store": str(root / "store"), "wanted": wanted, "dies": dies, "pages": slow_children,
+            "store": str(root / "store"), "wanted": wanted, "fault": fault, "pages": slow_children,
         },
         concurrency=1,
         **({"cardinality": "one_to_many", "id": "page_id"} if slow_children else {}),
@@ -299,20 +303,22 @@ def room_for(mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dies"),
+    ("kind", "fault"),
     [
-        ("plain", True),
-        ("slow children as list", False),
-        ("quick children as list", False),
-        ("quick children as rows", False),
+        ("plain", "worker dies"),
+        ("plain", "part is damaged"),
+        ("slow children as list", ""),
+        ("quick children as list", ""),
+        ("quick children as rows", ""),
     ],
 )
 def test_more_fragments_are_under_way_where_rows_wait_for_a_join(
-    kind, dies, tmp_path, local, materialize, monkeypatch, joined_from
+    kind, fault, tmp_path, local, materialize, monkeypatch, joined_from
 ):
     room_for(44, monkeypatch)  # of 28 MiB each, and 32 as long as none has come through
-    assert materialize(branches(tmp_path, 3, kind, dies), local).success
+    assert materialize(branches(tmp_path, 3, kind, fault), local).success
     assert sum(PartRows in read for read in joined_from) >= 2
+    assert len(joined_from) == 4 + (fault == "part is damaged"), "one is computed again"
     rows = read_stage(tmp_path / "store", "docs", "joined").to_pylist()
     texts = [(row["id"], text) for row in rows for text in texts_of(row)]
     made_of = 2 if kind.startswith("quick children") else 1
@@ -332,7 +338,7 @@ def test_without_that_one_fragment_is_under_way(
     """The control of the test above: what it asks for, the budget alone does not allow."""
     room_for(44, monkeypatch)
     monkeypatch.setattr(FragmentRun, "droppable", lambda run: [])
-    assert materialize(branches(tmp_path, 1, "plain", False), local).success
+    assert materialize(branches(tmp_path, 1, "plain"), local).success
     assert joined_from == [{HeldRows}] * 4
     seen = read_stage(tmp_path / "store", "docs", "joined").column("seen").to_pylist()
     assert max(seen) == 1
