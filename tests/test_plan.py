@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import dagster as dg
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -189,13 +190,37 @@ def test_a_row_larger_than_the_cap_is_a_fragment(tmp_path):
     assert len(fragments(tmp_path, FragmentRule(1000, bytes=1), 5, 5)) == 5
 
 
-@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 60))
-def test_ranges_cover_every_row_once(groups, most):
-    ranges = list(_ranges(groups, most))
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 900)), max_size=12),
+    st.integers(1, 60),
+    st.integers(1, 1000),
+)
+def test_ranges_cover_every_row_once(groups, most, most_bytes):
+    rows, sizes = [rows for rows, _ in groups], [rows * each for rows, each in groups]
+    ranges = list(_ranges(rows, most, sizes, most_bytes))
     edges = [0, *(stop for _, stop in ranges)]
     assert [start for start, _ in ranges] == edges[:-1]
-    assert edges[-1] == sum(groups)
+    assert edges[-1] == sum(rows)
     assert all(0 < stop - start <= most for start, stop in ranges)
+    above = np.interp(edges, np.cumsum([0, *rows]), np.cumsum([0, *sizes]))
+    assert all(
+        stop - start == 1 or held <= 2 * most_bytes
+        for (start, stop), held in zip(ranges, np.diff(above))
+    ), "cut evenly, a piece may have a row more than its share"
+
+
+def test_row_groups_of_large_rows_are_cut_by_their_own_bytes(tmp_path):
+    values = ["x" * 10] * 900 + ["y" * 10_000] * 100
+    source = {"id": range(1_000), "v": values}
+    write_source(tmp_path / "src", source, row_group_size=100, use_dictionary=False)
+    found = vd.parquet(str(tmp_path / "src"))
+    rule = FragmentRule(500, bytes=200_000)
+    cut = read_footers(list_files(found, None, "here"), found, rule, "here").fragments
+    light, heavy = [f for f in cut if f.stop <= 900], [f for f in cut if f.start >= 900]
+    assert len(light) + len(heavy) == len(cut), "no fragment has both"
+    assert [f.start for f in heavy] == [900, 933, 966], "a million bytes, 400,000 each at most"
+    assert all(330_000 <= f.bytes <= 400_000 for f in heavy)
+    assert all(f.bytes < 10_000 for f in light), "not charged with the file's mean row"
 
 
 def test_fragment_rows_of_the_pipeline(tmp_path, store):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.commit.manifest import FragmentRecord
-from vane_dagster.declare.stage import StageSpec
+from vane_dagster.declare.stage import SOURCE, StageSpec
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import Tally
 from vane_dagster.plan.plan import Part
@@ -29,6 +29,10 @@ class Node:
         pieces: For a map: outputs of its slices, by first row.
         flying: Slices at work.
         table_rows: Rows of `table`.
+        given_bytes: For a map: bytes of `given`, where it was loaded for it.
+        piece_bytes: Bytes of `pieces`.
+        table_bytes: Bytes of `table`, or of what it was before it was dropped.
+        dropped: Whether `table` was dropped while readers need it, who read the part instead.
         tally: For a map: what became of the rows of its slices.
     """
 
@@ -45,6 +49,17 @@ class Node:
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     flying: int = 0
     tally: Tally = field(default_factory=Tally)
+    given_bytes: int = 0
+    piece_bytes: int = 0
+    table_bytes: int = 0
+    dropped: bool = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that it has in shared memory."""
+        given = self.given_bytes if self.given is not None else 0
+        pieces = self.piece_bytes if self.pieces else 0
+        return given + pieces + (self.table_bytes if self.table is not None else 0)
 
 
 @dataclass
@@ -59,7 +74,8 @@ class FragmentRun:
         nodes: What is computed for it, upstream first.
         epoch: Raised when it starts over, so that late answers are known as such.
         restarts: How often it started over after a worker or its data was lost.
-        held: Bytes of all tables that it became.
+        bytes_read: Bytes of the parts that it begins with.
+        peak: The most bytes that its tables had at a time, those included that were dropped.
         suspects: Stages that it goes through in slices, because a worker died at it.
         losses: Workers that a row has ended, by stage and row.
         mends: Former parts of which the failed rows alone are computed, by stage.
@@ -72,7 +88,8 @@ class FragmentRun:
     nodes: dict[str, Node]
     epoch: int = 0
     restarts: int = 0
-    held: int = 0
+    bytes_read: int = 0
+    peak: int = 0
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     mends: dict[str, Part] = field(default_factory=dict)
@@ -86,7 +103,6 @@ class FragmentRun:
         """Forgets everything but written parts; `counts` where it may be its own fault."""
         self.epoch += 1
         self.restarts += counts
-        self.held = 0
         unfinished = {name: node for name, node in self.nodes.items() if not node.done}
         self.nodes = make_nodes([node.spec for node in unfinished.values()])
 
@@ -97,6 +113,47 @@ class FragmentRun:
             for upstream in node.spec.upstream:
                 if not node.done and upstream in self.nodes:
                     self.read(upstream)
+
+    @property
+    def held(self) -> int:
+        """Bytes of its tables in shared memory."""
+        return sum(node.held for node in self.nodes.values())
+
+    @property
+    def dropped(self) -> int:
+        """Bytes of the tables that were dropped and are still to be read from their parts."""
+        nodes = self.nodes.values()
+        return sum(node.table_bytes for node in nodes if node.dropped and node.readers)
+
+    def hold(self, stage: str, kind: str, table_bytes: int) -> None:
+        """Takes in the bytes of a table that came back, beside those that it was made from."""
+        self.peak = max(self.peak, self.held + self.dropped + table_bytes)
+        node = self.nodes[stage]
+        if kind == "load":
+            node.given_bytes = table_bytes
+        elif kind == "slice":
+            node.piece_bytes += table_bytes
+        else:
+            node.table_bytes = table_bytes
+
+    def droppable(self) -> list[str]:
+        """Stages whose rows are only needed by stages that wait for others as well."""
+        return [
+            name
+            for name, node in self.nodes.items()
+            if node.table is not None
+            and all(
+                reader.waits_for and not reader.started
+                for reader in self.nodes.values()
+                if name in reader.spec.upstream and not reader.done
+            )
+        ]
+
+    def drop(self, stage: str) -> int:
+        """Drops a stage's rows, which are read from its part again; gives their bytes."""
+        node = self.nodes[stage]
+        node.table, node.dropped = None, True
+        return node.table_bytes
 
     def read(self, stage: str) -> None:
         """One reader of a stage's rows needs them no more."""
@@ -139,4 +196,18 @@ def to_compute(state: RunState, stages: Sequence[str]) -> Iterator[FragmentRun]:
                 for spec in specs
                 if i in partition.stages[spec.name].mends and not names & set(spec.upstream)
             }
-            yield FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
+            run = FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
+            run.bytes_read = bytes_read(state.parts, index, i, specs)
+            yield run
+
+
+def bytes_read(
+    parts: Mapping[tuple[int, str], Mapping[int, Part]],
+    partition: int,
+    fragment: int,
+    specs: Sequence[StageSpec],
+) -> int:
+    """Bytes of the parts that stages read of a fragment, of which they compute none themselves."""
+    made = {spec.name for spec in specs}
+    read = {upstream for spec in specs for upstream in spec.upstream} - made - {SOURCE}
+    return sum(parts[partition, stage][fragment].info.bytes for stage in read)

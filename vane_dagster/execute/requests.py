@@ -225,8 +225,8 @@ class Requests:
             file = self._plan.partitions[run.partition].listed[fragment.url]
             span, id = (fragment.start, fragment.stop), self._pipeline.id
             return FileRows(fragment.url, *span, schema, file, id, options), []
-        if upstream in run.nodes:
-            return HeldRows(position), [run.nodes[upstream].table]
+        if (held := run.nodes.get(upstream)) is not None and held.table is not None:
+            return HeldRows(position), [held.table]
         part = self._parts[run.partition, upstream][run.index]
         return PartRows(part.folder, part.info.name, columns), []
 

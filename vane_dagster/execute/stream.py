@@ -91,13 +91,11 @@ class Stream:
     # Fragments
 
     def _admit(self) -> None:
-        while self._next and self._budget.admits(self._next.fragment.bytes):
-            if len(self._active) >= _FRAGMENTS_TO_LEARN and self._is_learning():
-                break
+        while self._next and not self._is_learning() and self._budget.admits(self._next):
             run = self._next
             self._left -= 1
             self._next = next(self._waiting, None)
-            self._budget.charge(run.order, run.fragment.bytes)
+            self._budget.charge(run)
             self._active[run.order] = run
             self._start_ready(run)
 
@@ -119,8 +117,9 @@ class Stream:
         return maps and not self._crew.lane(stage, True).busy
 
     def _is_learning(self) -> bool:
-        """Whether the speed of a stage under way decides how it goes, and is not known yet."""
-        return self._pacing.is_learning({s for run in self._active.values() for s in run.nodes})
+        """Whether enough is under way until it shows how fast its stages are, so how they go."""
+        stages = {s for run in self._active.values() for s in run.nodes}
+        return len(self._active) >= _FRAGMENTS_TO_LEARN and self._pacing.is_learning(stages)
 
     def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._crew.lane(stage, True).size
@@ -144,7 +143,7 @@ class Stream:
             while (item := lane.peek()) is not None:
                 if not item.wanted:
                     lane.pop()
-                elif (worker := lane.free_worker()) is not None:
+                elif (worker := lane.free_worker()) and self._budget.lets(item.run):
                     self._hand(lane, item, worker)
                 else:
                     break
@@ -206,7 +205,7 @@ class Stream:
         run, node = item.run, item.run.nodes[item.stage]
         if calls:
             self._losses.answered(item.stage)
-        run.held += report.bytes_out
+        self._budget.take(run, item.stage, item.kind, report.bytes_out)
         if self._counts.add(run, item.stage, item.kind, report):
             self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
             if report.faults and (error := self._checker.too_many_faults(run, item.stage, report)):
@@ -247,7 +246,7 @@ class Stream:
     def _end_if_finished(self, run: FragmentRun) -> None:
         if run.finished and run.order in self._active:
             del self._active[run.order]
-            self._budget.release(run.order, run.fragment.bytes, run.held)
+            self._budget.release(run)
 
     # Failures
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -142,32 +143,43 @@ def _check_same_columns(
 
 
 def cut(file: FileRecord, footer: Any, rule: FragmentRule) -> Iterator[FragmentRecord]:
-    """Cuts a file into fragments along its row groups, and inside those that are too large."""
+    """Cuts a file into fragments along its row groups, and inside those that are too large.
+
+    How many rows a fragment has is told by the file's mean row. Row groups whose rows are much
+    larger are cut by their own bytes, at twice the rule's.
+    """
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    total = sum(group.num_rows for group in groups)
-    if not total:
+    rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
+    if not sum(rows):
         return
-    row_bytes = max(1.0, sum(group.total_byte_size for group in groups) / total)
+    row_bytes = max(1.0, sum(sizes) / sum(rows))
     most = max(1, min(rule.rows, int(rule.bytes / row_bytes)))
     identity = file_identity(file)
-    for start, stop in _ranges([group.num_rows for group in groups], most):
+    edges, above = np.cumsum([0, *rows]), np.cumsum([0, *sizes])
+    for start, stop in _ranges(rows, most, sizes, 2 * rule.bytes):
+        first, last = np.interp([start, stop], edges, above)
         text = f"{identity}\n{start}\n{stop}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        yield FragmentRecord(file.url, start, stop, digest, int((stop - start) * row_bytes))
+        yield FragmentRecord(file.url, start, stop, digest, int(last - first))
 
 
-def _ranges(groups: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Row ranges of at most `most` rows that end where row groups do, where they can."""
-    start = end = 0
-    for rows in groups:
-        if end > start and end + rows - start > most:
+def _ranges(
+    groups: Sequence[int], most: int, sizes: Sequence[int], most_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Row ranges of at most `most` rows that end where row groups do, where they can.
+
+    Of more than `most_bytes` only where the rows of a row group differ, or a row has more.
+    """
+    start = end = held = 0
+    for rows, size in zip(groups, sizes):
+        if end > start and (end + rows - start > most or held + size > most_bytes):
             yield start, end
-            start = end
-        end += rows
-        if rows > most:
-            pieces = -(-(end - start) // most)
+            start, held = end, 0
+        end, held = end + rows, held + size
+        pieces = max(-(-(end - start) // most), min(end - start, -(-held // most_bytes)))
+        if pieces > 1:
             edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
             yield from itertools.pairwise(edges)
-            start = end
+            start, held = end, 0
     if end > start:
         yield start, end

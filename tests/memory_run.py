@@ -1,0 +1,110 @@
+"""A run on a small Ray head: ``python memory_run.py '{"root": ..., "case": "widened"}'``.
+
+Prints one line of JSON: whether it succeeded, by how many bytes this process grew, and what Ray
+tells of its object store before and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import sys
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+
+import vane_dagster as vd
+
+
+class Widen:
+    """Makes vectors so many times as long."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        column = batch["payload"].combine_chunks().flatten().to_numpy().reshape(len(batch), -1)
+        return {"wide": np.concatenate([column] * self.times, axis=1)}
+
+
+class WidenAside(Widen):
+    """The same, as one that waits for a server does it."""
+
+    async def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        return super().__call__(batch)
+
+
+def summed(batch: dict[str, Any]) -> dict[str, Any]:
+    """The sum of each row's vector."""
+    return {"sum": batch["wide"].sum(axis=1, dtype="f8")}
+
+
+def hashed(batch: pa.Table) -> pa.Table:
+    """Each row's bytes again, with their hash."""
+    digests = [hashlib.sha256(value.as_buffer()).hexdigest() for value in batch["payload"]]
+    return pa.table({"copy": batch["payload"], "digest": digests})
+
+
+def widened(docs: vd.Pipeline) -> None:
+    """Vectors made four times as long, joined with what they were made from."""
+    copied = docs.project("copied", ["id", "payload"])
+    options: dict[str, Any] = {"fn_constructor_args": [4], "concurrency": 2, "batch_size": 100}
+    wide = copied.map_batches("wide", Widen, schema={"wide": "FLOAT[4000]"}, **options)
+    docs.join("joined", copied, wide)
+
+
+def hundredfold(docs: vd.Pipeline) -> None:
+    """Vectors made a hundred times as long, and summed."""
+    options: dict[str, Any] = {"fn_constructor_args": [100], "concurrency": 2, "batch_size": 50}
+    wide = docs.map_batches("wide", WidenAside, schema={"wide": "FLOAT[50000]"}, **options)
+    options = {"batch_format": "numpy", "concurrency": 1, "batch_size": 50}
+    wide.map_batches("sums", summed, schema={"sum": "DOUBLE"}, **options)
+
+
+def mixed(docs: vd.Pipeline) -> None:
+    """Rows of very different sizes, passed on with their hashes and joined."""
+    copied = docs.project("copied", ["id", "payload"])
+    schema = {"copy": "BLOB", "digest": "VARCHAR"}
+    made = copied.map_batches("hashed", hashed, schema=schema, concurrency=2, batch_size=8)
+    docs.join("joined", copied, made)
+
+
+CASES = {"widened": widened, "hundredfold": hundredfold, "mixed": mixed}
+
+
+def peak() -> int:
+    """The most bytes that this process had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main(root: str, case: str, fragment_rows: int, store_bytes: int) -> None:
+    """Materializes a case over the files in `root`."""
+    import ray
+    from ray._private.internal_api import memory_summary
+
+    cluster = vd.LocalCluster(name="small", num_cpus=2, object_store_memory=store_bytes)
+    source = vd.parquet(root + "/src")
+    pipeline = vd.Pipeline("big", source=source, id="id", fragment_rows=fragment_rows)
+    CASES[case](pipeline)
+    cluster.connect()
+    address = ray.get_runtime_context().gcs_address
+    facts: dict[str, Any] = {"before": memory_summary(address, stats_only=True)}
+    before = peak()
+    result = dg.materialize(
+        [pipeline.build_assets()],
+        resources={
+            "compute": vd.RayCompute(cluster=cluster),
+            "store": vd.FragmentStore(root=root + "/store"),
+        },
+    )
+    facts |= {"success": result.success, "driver_bytes": peak() - before}
+    facts["after"] = memory_summary(address, stats_only=True)
+    print("FACTS " + json.dumps(facts))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
