@@ -210,6 +210,7 @@ def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers
         ({"return_format": {"type": "object"}}, "has a part without a column type"),
         ({"sampling_params": [1]}, "sampling_params is a list"),
         ({"gpus_per_actor": -1}, "gpus is -1"),
+        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
         ({"explain_errors": -1}, "explain_errors is -1"),
     ],
 )
@@ -235,6 +236,21 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     (body, *_) = server.bodies
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
+
+
+def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    prices = {"prompt": 2.0, "completion": 10.0, "cached": 1.0}
+    asked(pipeline, endpoint[1], prices=prices)
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    words = sum(len(text.split()) for text in TEXTS)
+    tokens = [facts[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    assert tokens == [words, words + 4, 4]
+    assert facts["cache_hit_rate"] == pytest.approx(4 / words, abs=1e-4)
+    assert facts["tokens_per_second"] > 0
+    assert facts["cost"] == pytest.approx(((words - 4) * 2 + 4 * 1 + (words + 4) * 10) / 1e6)
 
 
 def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.declare.kinds import is_floats, is_text
 from vane_dagster.declare.schema import plain_type
+from vane_dagster.providers.usage import TOKENS, USAGE
 
 Measures = dict[str, dict[str, float]]
 
@@ -29,7 +30,8 @@ def measure(table: pa.Table, columns: Sequence[str]) -> Measures:
         For every column ``nulls``. For texts also ``empty``, those of no characters or white space
         alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
         null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
-        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``.
+        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For what a
+        prompt's answers took, the sums of their tokens, by the names of `TOKENS`.
     """
     return {name: _measured(table.column(name)) for name in columns}
 
@@ -58,11 +60,17 @@ def _measured(column: pa.ChunkedArray) -> dict[str, float]:
     found: dict[str, float] = {"nulls": column.null_count}
     if is_text(column.type):
         return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
+    if column.type == USAGE:
+        return found | {name: _sum(pc.struct_field(column, name)) for name in TOKENS}
     if is_floats(column.type):
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)
         return found | {"not_finite": 0, "zero": 0} | counted.get("", {})
     return found
+
+
+def _sum(numbers: pa.ChunkedArray) -> int:
+    return int(pc.sum(numbers).as_py() or 0)
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -32,9 +32,10 @@ from vane_dagster.declare.upkeep import parse_upkeep
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.masking import keep_arguments
 from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.prompter import USAGE, Prompt, Prompter
+from vane_dagster.providers.prompter import Prompt, Prompter
 from vane_dagster.providers.registry import provider_class
 from vane_dagster.providers.template import Template, parse_template
+from vane_dagster.providers.usage import USAGE, parse_prices
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline, Stage
@@ -51,12 +52,14 @@ class PromptSpec(MapBatchesSpec):
         model: The model's name.
         options: What the provider is given that may change answers.
         prompt: The recipe.
+        prices: Of a million tokens, by kind.
     """
 
     provider: Any = None
     model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prompt: Prompt = field(default_factory=lambda: Prompt(Template("", (), True), "response"))
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     kind = "prompt"
 
@@ -89,6 +92,7 @@ class PromptRows:
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
         provider_options: Mapping[str, Any] | None = None,
+        prices: Mapping[str, float] | None = None,
         env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
         max_error_rate: float = DEFAULT_ERROR_RATE,
@@ -132,6 +136,9 @@ class PromptRows:
             resources: Custom resources of the cluster that a worker reserves.
             provider_options: Passed to the provider; see its class. Those that can't change
                 answers, as addresses and limits, are no part of fragment keys.
+            prices: What a million tokens cost, by kind: "prompt", "completion", and "cached" for
+                those of a prompt that the engine had computed before. With them the metadata has
+                each partition's cost.
             env_vars: Names of environment variables, as that of an API key, whose values go to
                 the workers with each run; never stored, keyed or logged.
             on_error: See `map_batches`; a row that fails costs no other row's answer.
@@ -212,6 +219,7 @@ class PromptRows:
                 model=model,
                 options={k: v for k, v in options.items() if k not in operational},
                 prompt=recipe,
+                prices=parse_prices(culprit, prices),
             )
         )
 

@@ -14,17 +14,7 @@ from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.format import Format
 from vane_dagster.providers.template import Template
-
-USAGE = pa.struct(
-    [
-        pa.field("prompt_tokens", pa.int64()),
-        pa.field("completion_tokens", pa.int64()),
-        pa.field("cached_tokens", pa.int64()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("seconds", pa.float64()),
-    ]
-)
-"""What an answer took: tokens, why it ended, and seconds from its submission to its end."""
+from vane_dagster.providers.usage import USAGE
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ import dagster as dg
 import pyarrow as pa
 
 from vane_dagster.commit.manifest import Manifest, ManifestName
+from vane_dagster.commit.measures import merge_measures
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.prompts import PromptSpec
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
+from vane_dagster.providers.usage import TOKENS, cost
 from vane_dagster.tracing.summary import sample_trace
 
 
@@ -144,8 +147,25 @@ def stage_metadata(
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
+    if isinstance(spec, PromptSpec):
+        found |= _usage(spec, manifest, stats)
     if pool is not None:
         found["model_loads"] = pool.loads
         found["warm_hits"] = pool.warm
         found["model_load_seconds"] = round(pool.load_seconds, 3)
+    return found
+
+
+def _usage(spec: PromptSpec, manifest: Manifest, stats: StageStats) -> dict[str, Any]:
+    """The tokens of a partition's answers, those of parts that were there already included."""
+    measured = merge_measures(part.measures for part in manifest.parts)
+    sums = measured.get(spec.prompt.usage, {})
+    tokens = {name: int(sums.get(name, 0)) for name in TOKENS}
+    found: dict[str, Any] = dict(tokens)
+    if tokens["prompt_tokens"]:
+        found["cache_hit_rate"] = round(tokens["cached_tokens"] / tokens["prompt_tokens"], 4)
+    if stats.computed == len(manifest.parts) and stats.seconds:
+        found["tokens_per_second"] = round(tokens["completion_tokens"] / stats.seconds, 1)
+    if spec.prices:
+        found["cost"] = round(cost(tokens, spec.prices), 6)
     return found

@@ -1,0 +1,58 @@
+"""What answers took, row by row, and what they cost all together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, names
+
+USAGE = pa.struct(
+    [
+        pa.field("prompt_tokens", pa.int64()),
+        pa.field("completion_tokens", pa.int64()),
+        pa.field("cached_tokens", pa.int64()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("seconds", pa.float64()),
+    ]
+)
+"""What an answer took: tokens, why it ended, and seconds from its submission to its end."""
+
+TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+"""The counts of `USAGE` that are added up for each part."""
+_PRICED = ("prompt", "completion", "cached")
+_MILLION = 1e6
+
+
+def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
+    """Prices of a million tokens by kind; none for None.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
+    if prices is None:
+        return {}
+    fits = isinstance(prices, Mapping) and prices and set(prices) <= set(_PRICED)
+    if not fits or not all(_is_price(price) for price in prices.values()):
+        raise DefinitionError(
+            f"{where}: prices is {prices!r}; expected the price of a million tokens by kind, "
+            f"{names(_PRICED)}, as {{'prompt': 0.15, 'completion': 0.6}}"
+        )
+    return dict(prices)
+
+
+def _is_price(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def cost(tokens: Mapping[str, float], prices: Mapping[str, float]) -> float:
+    """What tokens cost; those of a prompt that were cached cost as others where no price says."""
+    cached = tokens["cached_tokens"] if "cached" in prices else 0
+    fresh = tokens["prompt_tokens"] - cached
+    return (
+        fresh * prices.get("prompt", 0.0)
+        + cached * prices.get("cached", 0.0)
+        + tokens["completion_tokens"] * prices.get("completion", 0.0)
+    ) / _MILLION
