@@ -22,6 +22,8 @@ PRINTED = {
     "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
     r"found in radio-1 of radio: Turn the left knob",
     "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
+    "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
+    r"set aside, id 2: The answer is no JSON.*cost 0\.0",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
     "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
