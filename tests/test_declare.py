@@ -442,11 +442,11 @@ def test_definitions_do_no_io_on_source_and_store(tmp_path):
 
 
 PUBLIC = [
-    "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore", "IntegrityError",
-    "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline", "PlanError",
-    "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError", "Step",
-    "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError", "__version__",
-    "checks", "load", "parquet", "quarantine", "stored", "trace",
+    "BudgetError", "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore",
+    "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
+    "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
+    "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
+    "__version__", "checks", "load", "parquet", "quarantine", "stored", "trace",
 ]  # fmt: skip
 
 

@@ -199,6 +199,25 @@ def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers
     assert computed(return_format=["xof a", "god a"], on_error="null", max_error_rate=1) == 1
 
 
+def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
+    def version(messages: str = "{text}", **kwargs: Any) -> str:
+        pipeline = docs(tmp_path)
+        stage = pipeline.prompt("asked", messages, provider=Reversed, model="m", **kwargs)
+        return pipeline.build_assets().code_versions_by_key[stage.key]
+
+    first = version()
+    assert version() == first
+    assert version(concurrency=4, batch_size=7, provider_options={"address": "x"}) == first
+    others = [
+        version("Summarise: {text}"),
+        version(system="Be brief."),
+        version(sampling_params={"temperature": 0}),
+        version(return_format=Person),
+        version(return_format=["yes", "no"]),
+    ]
+    assert len({first, *others}) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -211,6 +230,9 @@ def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers
         ({"sampling_params": [1]}, "sampling_params is a list"),
         ({"gpus_per_actor": -1}, "gpus is -1"),
         ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
+        ({"max_cost": 1}, "max_cost=1 needs prices"),
+        ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
         ({"explain_errors": -1}, "explain_errors is -1"),
     ],
 )
@@ -251,6 +273,33 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
     assert facts["cache_hit_rate"] == pytest.approx(4 / words, abs=1e-4)
     assert facts["tokens_per_second"] > 0
     assert facts["cost"] == pytest.approx(((words - 4) * 2 + 4 * 1 + (words + 4) * 10) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        ({"max_tokens": 60}, "tokens, max_tokens=60"),
+        ({"max_cost": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", max_cost=6e-05"),
+    ],
+)
+def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
+    budget, told, tmp_path, local, server, endpoint, materialize
+):
+    pipeline = docs(tmp_path, [f"text number {i}" for i in range(200)])
+    pipeline.fragment_rows = 4
+    asked(pipeline, endpoint[1], batch_size=4, **budget)
+
+    result = materialize(pipeline, local, raises=False)
+
+    assert told in failure(result)
+    first = sum(server.seen.values())
+    assert 8 <= first < 200
+    parts = tmp_path / "store" / "docs" / "asked" / "parts" / "~unpartitioned"
+    assert 4 * len(list(parts.glob("*.parquet"))) == first
+
+    materialize(pipeline, local, raises=False)
+    assert max(server.seen.values()) == 1  # nothing is paid for twice
+    assert sum(server.seen.values()) > first
 
 
 def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vane_dagster.declare.source import StoredSource as StoredSource
     from vane_dagster.declare.source import parquet as parquet
     from vane_dagster.declare.source import stored as stored
+    from vane_dagster.errors import BudgetError as BudgetError
     from vane_dagster.errors import CodeIdentityError as CodeIdentityError
     from vane_dagster.errors import ComputeError as ComputeError
     from vane_dagster.errors import DefinitionError as DefinitionError
@@ -51,6 +52,7 @@ _HOME = {
     "stored": "declare.source",
     "load": "orchestrate.loading",
     "quarantine": "orchestrate.loading",
+    "BudgetError": "errors",
     "CodeIdentityError": "errors",
     "ComputeError": "errors",
     "DefinitionError": "errors",

@@ -67,6 +67,10 @@ class PreflightError(ComputeError):
         self.findings = findings
 
 
+class BudgetError(VaneError):
+    """A run has used up what a stage may spend."""
+
+
 class IntegrityError(VaneError):
     """Rows of a stage are missing, invented or there twice."""
 

@@ -35,7 +35,7 @@ from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompter import Prompt, Prompter
 from vane_dagster.providers.registry import provider_class
 from vane_dagster.providers.template import Template, parse_template
-from vane_dagster.providers.usage import USAGE, parse_prices
+from vane_dagster.providers.usage import USAGE, parse_budget, parse_prices
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline, Stage
@@ -53,6 +53,8 @@ class PromptSpec(MapBatchesSpec):
         options: What the provider is given that may change answers.
         prompt: The recipe.
         prices: Of a million tokens, by kind.
+        max_tokens: Tokens of prompts and answers that a run may use.
+        max_cost: What a run may cost.
     """
 
     provider: Any = None
@@ -60,6 +62,8 @@ class PromptSpec(MapBatchesSpec):
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prompt: Prompt = field(default_factory=lambda: Prompt(Template("", (), True), "response"))
     prices: Mapping[str, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    max_cost: float | None = None
 
     kind = "prompt"
 
@@ -93,6 +97,8 @@ class PromptRows:
         resources: Mapping[str, float] | None = None,
         provider_options: Mapping[str, Any] | None = None,
         prices: Mapping[str, float] | None = None,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
         env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
         max_error_rate: float = DEFAULT_ERROR_RATE,
@@ -139,6 +145,10 @@ class PromptRows:
             prices: What a million tokens cost, by kind: "prompt", "completion", and "cached" for
                 those of a prompt that the engine had computed before. With them the metadata has
                 each partition's cost.
+            max_tokens: Tokens, of prompts and answers, after which a run begins no more fragments
+                of this stage: those under way are finished and kept, the partitions that want more
+                fail.
+            max_cost: The same by cost; it needs `prices`.
             env_vars: Names of environment variables, as that of an API key, whose values go to
                 the workers with each run; never stored, keyed or logged.
             on_error: See `map_batches`; a row that fails costs no other row's answer.
@@ -179,6 +189,7 @@ class PromptRows:
             mapping(culprit, "resources", resources),
         )
         needs.validate(culprit)
+        priced = parse_prices(culprit, prices)
         workers = parse_concurrency(culprit, concurrency) or (1, 1)
         answers = [pa.field(output_column, form.type), pa.field(recipe.usage, USAGE)]
         operational = getattr(found, "OPERATIONAL", ())
@@ -219,7 +230,9 @@ class PromptRows:
                 model=model,
                 options={k: v for k, v in options.items() if k not in operational},
                 prompt=recipe,
-                prices=parse_prices(culprit, prices),
+                prices=priced,
+                max_tokens=positive(culprit, "max_tokens", max_tokens),
+                max_cost=parse_budget(culprit, max_cost, priced),
             )
         )
 

@@ -16,6 +16,7 @@ from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec, WriteS
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
 from vane_dagster.execute.judging import Judge
+from vane_dagster.execute.spending import Spending
 from vane_dagster.plan.definition import pool_identity
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.plan.source import content_hash
@@ -44,6 +45,7 @@ class RunState:
         source = plan.source
         self._committer = Committer(store, lambda file: content_hash(file, source))
         self._queued: set[tuple[int, str]] = set()
+        self.spending = Spending(plan.pipeline)
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.aside: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
@@ -126,6 +128,14 @@ class RunState:
                 self.emit(Failed(name, key, error, None if name == stage else stage))
         self._commit_complete(index + 1)  # which may have waited for this
         return lost
+
+    def missing(self, stage: str) -> list[tuple[int, list[int]]]:
+        """The fragments of which a stage has no part yet, by partition."""
+        return [
+            (index, [i for i in range(len(p.fragments)) if i not in self.parts[index, stage]])
+            for index, p in enumerate(self.plan.partitions)
+            if not p.stages[stage].done
+        ]
 
     def unfinished(self, index: int) -> list[str]:
         """The stages of a partition that have not come to an end."""

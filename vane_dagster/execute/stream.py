@@ -235,6 +235,8 @@ class Stream:
         node.table_rows = report.rows_out
         self._counts.add_part(run, stage, report.rows_out)
         self._state.add_part(run.partition, stage, run.index, part)
+        if error := self._state.spending.take(stage, part.info):
+            self._begin_no_more(stage, error)
         for below in run.nodes.values():
             below.waits_for.discard(stage)
         self._start_ready(run)
@@ -262,6 +264,17 @@ class Stream:
         for run in [r for r in self._active.values() if r.partition == partition]:
             run.abandon(given_up)
             self._end_if_finished(run)
+        self._skip_unwanted()
+
+    def _begin_no_more(self, stage: str, error: VaneError) -> None:
+        """Fails a stage where fragments of it have not begun; those under way are finished."""
+        begun = {(run.partition, run.index) for run in self._active.values() if stage in run.nodes}
+        for index, missing in self._state.missing(stage):
+            if any((index, i) not in begun for i in missing):
+                self._state.fail(index, stage, error)
+        self._skip_unwanted()
+
+    def _skip_unwanted(self) -> None:
         while self._next and not self._still_wanted(self._next):
             self._next = next(self._waiting, None)
 

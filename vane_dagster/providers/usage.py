@@ -47,6 +47,21 @@ def _is_price(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
+def parse_budget(where: str, max_cost: Any, prices: Mapping[str, float]) -> float | None:
+    """What a run may cost; None for as much as it takes.
+
+    Raises:
+        DefinitionError: If it is no amount, or there are no prices to reckon by.
+    """
+    if max_cost is None:
+        return None
+    if not _is_price(max_cost) or not max_cost:
+        raise DefinitionError(f"{where}: max_cost is {max_cost!r}; expected an amount above 0")
+    if not prices:
+        raise DefinitionError(f"{where}: max_cost={max_cost} needs prices, to reckon by")
+    return float(max_cost)
+
+
 def cost(tokens: Mapping[str, float], prices: Mapping[str, float]) -> float:
     """What tokens cost; those of a prompt that were cached cost as others where no price says."""
     cached = tokens["cached_tokens"] if "cached" in prices else 0
