@@ -6,7 +6,7 @@ VENV ?= .venv
 DATA ?= $(CURDIR)/data
 PORT ?= 3000
 PARTITIONS ?= datetime,json,pathlib,shutil
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 BIN := $(VENV)/bin
 export VANE_DEMO_DATA := $(abspath $(DATA))
@@ -17,7 +17,7 @@ export VANE_DEMO_DATA := $(abspath $(DATA))
 help:
 	@echo "make demo     materialize some partitions of the demo, and answer a question from them"
 	@echo "make ui       open the demo in Dagster's UI"
-	@echo "make test     run the tests"
+	@echo "make test     run the tests, two files at a time"
 	@echo "make lint     ruff, rules and format"
 	@echo "make type     mypy, strict"
 	@echo "make install  install all that the tests need into $(VENV)"
