@@ -447,6 +447,27 @@ def test_one_of_some_choices(tmp_path, local, server, endpoint, materialize):
     assert "The answer is none of 'yes', 'no'. The answer: perhaps" in aside["message"][0].as_py()
 
 
+def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path, ["a", "b"])
+    labels = {"good": "praise", "bad {x}": ""}
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    head = (
+        "Which of these labels fits the text best? Answer with the label alone.\n\n"
+        "- good: praise\n- bad {x}\n\nText: "
+    )
+    server.answers = {f"{head}a": ["Good"], f"{head}b": ['{"answer": "bad {x}"}']}
+    pipeline.classify(
+        "asked", "text", labels, provider="openai", model="m", provider_options=options,
+        env_vars=["LLM_KEY"],
+    )  # fmt: skip
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["label"].to_pylist() == ["good", "bad {x}"]
+    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of labels"):
+        pipeline.classify("other", "text", "good", provider="openai", model="m")
+
+
 def test_a_json_schema_with_references_has_columns():
     schema = {
         "$defs": {"place": {"type": "object", "properties": {"city": {"type": "string"}}}},

@@ -236,6 +236,55 @@ class PromptRows:
             )
         )
 
+    def classify(
+        self,
+        name: str,
+        column: str,
+        labels: Sequence[str] | Mapping[str, str],
+        *,
+        provider: str | type,
+        model: str,
+        output_column: str = "label",
+        **options: Any,
+    ) -> Stage:
+        """Adds a stage that gives each text one of some labels, by a language model.
+
+        Args:
+            name: The stage's name.
+            column: The column of texts.
+            labels: The labels; or label to what it means, for the model to read.
+            provider: See `prompt`.
+            model: See `prompt`.
+            output_column: The column of labels.
+            **options: Further arguments of `prompt`.
+
+        Raises:
+            DefinitionError: If an argument does not fit.
+        """
+        culprit = self.pipeline._culprit(name)
+        if not isinstance(column, str) or not column:
+            raise DefinitionError(f"{culprit}: column is {column!r}; expected a column's name")
+        if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
+            raise DefinitionError(
+                f"{culprit}: labels is {labels!r}; expected a list of labels, or label to meaning"
+            )
+        told = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
+        lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in told]
+        listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")
+        messages = (
+            "Which of these labels fits the text best? Answer with the label alone.\n\n"
+            f"{listed}\n\nText: {{{column}}}"
+        )
+        return self.prompt(
+            name,
+            messages,
+            provider=provider,
+            model=model,
+            return_format=list(labels),
+            output_column=output_column,
+            **{"sampling_params": {"temperature": 0, "max_tokens": 64}, **options},
+        )
+
     def _check_columns(self, culprit: str, wanted: Sequence[str]) -> None:
         """Raises DefinitionError for a column that the stage above is known not to have."""
         if self._node == SOURCE:
