@@ -14,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster import failpoints
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import Answer, Outcome, Step, Wait, attempt
 from vane_dagster.execute.batches import from_result, to_format, with_ids
@@ -28,7 +29,8 @@ _REVOKED_SECONDS = 0.5
 TIMED_OUT_STATUS = 87
 
 
-async def _all(answers: AsyncIterator[Any]) -> list[Any]:
+async def _all(answers: AsyncIterator[Any], stage: str, ids: pa.ChunkedArray) -> list[Any]:
+    await failpoints.at_call_later(stage, ids)
     return [answer async for answer in answers]
 
 
@@ -193,6 +195,7 @@ class _Batches:
         self.calls += 1
         try:
             with deadline(self.op.policy.timeout_s):
+                failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
                 results = list(self.caller.answers(given, self.args, self.kwargs))
             seconds = time.perf_counter() - started
             self.seconds += seconds
@@ -235,7 +238,8 @@ class _Batches:
         self.calls += 1
         try:
             answers = self.caller.answers_later(given, self.args, self.kwargs)
-            results = await asyncio.wait_for(_all(answers), self.op.policy.timeout_s)
+            called = _all(answers, self.work.stage, batch.column(self.op.ids[0]))
+            results = await asyncio.wait_for(called, self.op.policy.timeout_s)
             return self._fitted(results, batch)
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
             return RuntimeError(f"{type(error).__name__}: {error}")
