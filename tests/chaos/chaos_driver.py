@@ -21,14 +21,18 @@ for _name in ("orchestrate.runner", "execute.ray_backend", "execute.local_backen
     importlib.import_module(f"vane_dagster.{_name}")
 
 RAN, FAILED = 0, 3
+LEASE_SECONDS = 8.0
+"""How long a killed run's lease lasts: not so short that a busy machine ends one by mistake."""
+FAILURE = "the step failed:"
+"""Before the error of a run in its log."""
 
 
-def run(options: Mapping[str, Any], env: Mapping[str, str | None], log: str) -> None:
+def run(options: Mapping[str, Any], env: Mapping[str, str], log: str) -> None:
     """Materializes all partitions, or one, and ends the process.
 
     Args:
         options: Folders, the pipeline's settings, the partition and the cluster.
-        env: Environment variables, None for those to remove.
+        env: Environment variables.
         log: The file that takes all output.
     """
     opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -37,8 +41,7 @@ def run(options: Mapping[str, Any], env: Mapping[str, str | None], log: str) -> 
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     logging.getLogger().handlers.clear()
-    for name, value in env.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    os.environ.update(env)
     try:
         status = RAN if _materialized(options) else FAILED
     except BaseException:
@@ -51,10 +54,13 @@ def run(options: Mapping[str, Any], env: Mapping[str, str | None], log: str) -> 
 
 def _materialized(options: Mapping[str, Any]) -> bool:
     root = options["root"]
-    docs = chaos_pipeline.make(options["source"], f"{root}/out", options["labels"])
+    docs = chaos_pipeline.make(
+        options["source"], f"{root}/out", options["labels"], options["former"]
+    )
     compute: Any = vd.LocalCompute(num_cpus=2)
     if options["cluster"] is not None:
-        compute = ShortLease(cluster=vd.LocalCluster(**options["cluster"]))
+        cluster = vd.LocalCluster(**options["cluster"])
+        compute = ShortLease(cluster=cluster, lease_seconds=LEASE_SECONDS)
     given: dict[str, Any] = {"partition_key": options["partition"]}
     if options["partition"] is None:
         first, *_, last = chaos_pipeline.KEYS
@@ -70,4 +76,9 @@ def _materialized(options: Mapping[str, Any]) -> bool:
         raise_on_error=False,
         **given,
     )
+    for event in result.all_events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            own = data.user_failure_data and data.user_failure_data.description
+            print(FAILURE, own or data.error)
     return result.success

@@ -37,13 +37,14 @@ class Labeller:
         return pa.table({"label": picked})
 
 
-def make(source: str, out: str, labels: str) -> vd.Pipeline:
+def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipeline:
     """The pipeline.
 
     Args:
         source: Folder with a folder of each partition.
         out: Where it publishes.
         labels: What becomes of rows that cannot be labelled: "quarantine" or "null".
+        former: Whether to make other rows, as an earlier version of it did.
     """
     docs = vd.Pipeline(
         "chaos",
@@ -52,7 +53,7 @@ def make(source: str, out: str, labels: str) -> vd.Pipeline:
         partitions_def=dg.StaticPartitionsDefinition(list(KEYS)),
         fragment_rows=FRAGMENT_ROWS,
     )
-    texts = docs.project("texts", {"n": "n", "text": "upper(text)"})
+    texts = docs.project("texts", {"n": "n", "text": "text" if former else "upper(text)"})
     scored = texts.map_batches(
         "scores",
         Scorer,

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vane_dagster.commit.location import TEMPORARY, Location
 from vane_dagster.commit.publish import STAGING
 from vane_dagster.commit.quarantine import read_faults
 from vane_dagster.commit.store import Store
+from vane_dagster.errors import VaneError
 from vane_dagster.execute.cluster import LocalHead
 
 ROUNDS = int(os.environ.get("VANE_CHAOS_ROUNDS", "30"))
@@ -46,6 +47,12 @@ on_subprocesses = [("local", SEED + n) for n in range(max(1, ROUNDS // 3))]
 def server() -> Iterator[Any]:
     with fork_server() as context:
         yield context
+
+
+@pytest.fixture
+def blocks() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +78,9 @@ def undisturbed(
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """The rows that the pipeline publishes where nothing happens, by partition and id."""
     root = tmp_path_factory.mktemp("undisturbed")
-    place = Place(server, source, None, None)
-    assert place.run(root, "quarantine", []) == RAN, place.told(root)
+    with contextlib.ExitStack() as blocks:
+        place = Place(server, source, None, None, blocks)
+        assert place.run(root, "quarantine", []) == RAN, place.told(root)
     rows = {
         key: {row["id"]: row for row in table.to_pylist()} for key, table in published(root).items()
     }
@@ -92,32 +100,55 @@ def published(root: Path) -> dict[str, pa.Table]:
 
 @pytest.mark.parametrize(("compute", "seed"), [*on_ray, *on_subprocesses])
 def test_one_run_puts_right_whatever_has_happened(
-    compute, seed, server, source, mounts, undisturbed, tmp_path, request
+    compute, seed, server, source, mounts, undisturbed, tmp_path, blocks, request
 ):
-    place = Place(server, source, None, None)
+    place = Place(server, source, None, None, blocks)
     kinds = ("worker",)
     if compute == "ray":
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
-        place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid))
+        place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
         kinds = ("worker", "worker", "worker", "keeper", "idle")
     plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds, mounts)
     print(plan)
     poison = plan.poison.faults()
     with contextlib.ExitStack() as disks:
         grow = disks.enter_context(small_disk(tmp_path / "store", TINY)) if plan.tiny else None
-        for partition, faults, kills in plan.runs:
-            place.run(tmp_path, plan.labels, [*poison, *faults], partition, kills)
+        if plan.former:
+            assert place.run(tmp_path, plan.labels, [], former=True) == RAN, place.told(tmp_path)
+        for run in plan.runs:
+            place.run(tmp_path, plan.labels, [*poison, *run.faults], run.partition, run.kills)
+            told_with(plan, place, tmp_path, check_in_force)
         if grow is not None:
             grow()
-        status = place.run(tmp_path, plan.labels, poison)
+        told_with(plan, place, tmp_path, lambda root: place.finish(root, plan.labels, poison))
         print(*place.happened, sep="\n")
-        assert status == RAN, f"{plan}\n{place.told(tmp_path)}"
-        try:
-            check(tmp_path, plan, undisturbed)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{plan}\n{place.told(tmp_path)}") from error
+        told_with(plan, place, tmp_path, lambda root: check(root, plan, undisturbed))
     shutil.rmtree(tmp_path)
+
+
+def told_with(plan: Plan, place: Place, root: Path, looked: Callable[[Path], None]) -> None:
+    """Looks at the files of a round, and tells of what is wrong with all that has happened."""
+    try:
+        looked(root)
+    except (AssertionError, VaneError) as error:
+        raise AssertionError(f"{error}\n{plan}\n{place.told(root)}") from error
+
+
+def check_in_force(root: Path) -> None:
+    """What holds at any moment: all files that a manifest in force names are there."""
+    store = Store(Location(str(root / "store")))
+    for stage in STAGES:
+        for key in KEYS:
+            manifest = store.in_force("chaos", stage, key)
+            if manifest is None:
+                continue
+            folder = Path(store.parts("chaos", stage, key).path)
+            if stage == "published":
+                folder = root / "out" / key
+            there = {file.name for file in folder.glob("*.parquet")}
+            lost = {part.name for part in manifest.parts} - there
+            assert not lost, f"{stage} of {key} lacks {lost}"
 
 
 def check(root: Path, plan: Plan, undisturbed: dict[str, dict[int, dict[str, Any]]]) -> None:
