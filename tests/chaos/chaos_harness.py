@@ -26,9 +26,10 @@ MOST_SECONDS = 150.0
 _START_SECONDS, _WORK_SECONDS = 1.5, 2.5
 _LOOKS_SECONDS = 0.02
 _MOST_LAST_RUNS = 4
-_NO_HEARTBEAT = "the keeper had no heartbeat of this run for too long"
+_NO_HEARTBEAT = "the keeper had no heartbeat of this run"
 _FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
-TINY, ROOMY = "160k", "32m"
+_TINY_KB = (40, 110)
+_ROOMY = "32m"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Plan:
         poison: Rows at fault, in the last run too.
         former: Whether other rows were published before.
         runs: The disturbed runs.
-        tiny: Whether the store's disk is too small for the disturbed runs.
+        tiny: Size in KB of a disk for the store that is too small for the disturbed runs; 0 for
+            one that has room.
     """
 
     seed: int
@@ -99,7 +101,7 @@ class Plan:
     poison: Poison
     former: bool
     runs: tuple[Disturbed, ...]
-    tiny: bool
+    tiny: int
 
     def __str__(self) -> str:
         lines = [
@@ -131,7 +133,7 @@ def drawn(seed: int, ids: list[int], kinds: tuple[str, ...], mounts: bool) -> Pl
     killing = {}
     if draw.random() < 0.08:  # a search for it starts a dozen workers
         killing[draw.choice(("scores", "labels"))] = (poisoned[6],)
-    tiny = mounts and draw.random() < 0.12
+    tiny = draw.randint(*_TINY_KB) if mounts and draw.random() < 0.12 else 0
     runs = []
     for number in range(2 if draw.random() < 0.25 else 1):
         faults = [draw.choice(_FAULTS)(draw) for _ in range(draw.randint(0, 2))]
@@ -264,8 +266,9 @@ class Place:
     def told(self, root: Path) -> str:
         """What has happened in a round, for a message."""
         log = root / "log"
-        tail = log.read_text()[-6000:] if log.exists() else ""
-        return "\n".join([*self.happened, f"the end of {log}:", tail])
+        lines = log.read_text().splitlines() if log.exists() else []
+        shown = [line for line in lines if " - DEBUG - " not in line][-60:]
+        return "\n".join([*self.happened, f"the end of {log}:", *shown])
 
     def _note(self, text: str) -> None:
         self.happened.append(text)
@@ -333,14 +336,14 @@ def fork_server() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Callable[[], None]]:
+def small_disk(folder: Path, kb: int) -> Iterator[Callable[[], None]]:
     """A file system of a few KB at a folder, and what gives it room."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kb}k", "tmpfs", str(folder)]
     subprocess.run(mount, check=True)
 
     def grow() -> None:
-        subprocess.run(["mount", "-o", f"remount,size={ROOMY}", str(folder)], check=True)
+        subprocess.run(["mount", "-o", f"remount,size={_ROOMY}", str(folder)], check=True)
 
     try:
         yield grow
@@ -353,7 +356,7 @@ def can_mount(folder: Path) -> bool:
     if os.geteuid() != 0:
         return False
     try:
-        with small_disk(folder, TINY):
+        with small_disk(folder, _TINY_KB[0]):
             return True
     except subprocess.CalledProcessError:
         return False

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chaos_driver import RAN
-from chaos_harness import TINY, Place, Plan, can_mount, drawn, fork_server, small_disk
+from chaos_harness import Place, Plan, can_mount, drawn, fork_server, small_disk
 from chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
 from conftest import read_stage, write_source
 from pools_process import CLUSTER
@@ -108,12 +108,12 @@ def test_one_run_puts_right_whatever_has_happened(
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
         place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
-        kinds = ("worker", "worker", "worker", "keeper", "idle")
+        kinds = ("worker",) * 5 + ("keeper", "idle")
     plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds, mounts)
     print(plan)
     poison = plan.poison.faults()
     with contextlib.ExitStack() as disks:
-        grow = disks.enter_context(small_disk(tmp_path / "store", TINY)) if plan.tiny else None
+        grow = disks.enter_context(small_disk(tmp_path / "store", plan.tiny)) if plan.tiny else None
         if plan.former:
             assert place.run(tmp_path, plan.labels, [], former=True) == RAN, place.told(tmp_path)
         for run in plan.runs:
