@@ -136,12 +136,13 @@ def drawn(seed: int, ids: list[int], kinds: tuple[str, ...], mounts: bool) -> Pl
     tiny = draw.randint(*_TINY_KB) if mounts and draw.random() < 0.12 else 0
     runs = []
     for number in range(2 if draw.random() < 0.25 else 1):
-        faults = [draw.choice(_FAULTS)(draw) for _ in range(draw.randint(0, 2))]
+        partition = draw.choice((None, None, *KEYS))
+        partitions = 1 if partition else len(KEYS)
+        faults = [draw.choice(_FAULTS)(draw, partitions) for _ in range(draw.randint(0, 2))]
         killed = [draw.choice(kinds) for _ in range(draw.randint(0, 4))]
         if draw.random() < 0.4 or not (faults or killed or tiny or number):
             killed.append("driver")
         kills = sorted(_kill(draw, kind) for kind in killed)
-        partition = draw.choice((None, None, *KEYS))
         runs.append(Disturbed(partition, tuple(faults), tuple(kills)))
     return Plan(
         seed,
@@ -163,29 +164,28 @@ def _some(draw: random.Random, most: int) -> list[int]:
     return sorted(draw.sample(range(1, most), draw.randint(1, 3)))
 
 
-_FAULTS: tuple[Callable[[random.Random], testing.Fault], ...] = (
-    lambda draw: testing.StorageFault(
-        "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 40)
+def _models(draw: random.Random) -> str:
+    return draw.choice(("scores", "labels"))
+
+
+# Each is given the number of partitions, by which it is drawn when it happens.
+_FAULTS: tuple[Callable[[random.Random, int], testing.Fault], ...] = (
+    lambda draw, n: testing.StorageFault(
+        "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 30 * n)
     ),
-    lambda draw: testing.StorageFault(
-        draw.choice(("*/store/*", "*/out/*", "*/joined/parts/*")), calls=draw.randint(1, 20)
+    lambda draw, n: testing.StorageFault(
+        draw.choice(("*/store/*", "*/out/*", "*/joined/parts/*")), calls=draw.randint(1, 6 * n)
     ),
-    lambda draw: testing.StorageFault("*/manifests/*", "kill", calls=draw.randint(1, 12)),
-    lambda draw: testing.StorageFault("*/out/*", "kill", calls=draw.randint(1, 24)),
-    lambda draw: testing.StorageFault("*/parts/*", "kill", calls=draw.randint(1, 40)),
-    lambda draw: testing.StorageFault("*", "kill", "delete", calls=draw.randint(1, 3)),
-    lambda draw: testing.StorageFault("*", "denied", "delete", calls=draw.randint(1, 3)),
-    lambda draw: testing.StorageFault("*", "denied", "list", calls=draw.randint(1, 30)),
-    lambda draw: testing.CallFault(
-        draw.choice(("scores", "labels")), "disconnect", calls=_some(draw, 30)
-    ),
-    lambda draw: testing.CallFault(
-        draw.choice(("scores", "labels")), "kill", calls=draw.randint(1, 40)
-    ),
-    lambda draw: testing.CallFault(
-        draw.choice(("scores", "labels")), "out_of_memory", calls=_some(draw, 30)
-    ),
-    lambda draw: testing.LoadFault(draw.choice(("Scorer", "Labeller")), "kill", calls=1),
+    lambda draw, n: testing.StorageFault("*/manifests/*", "kill", calls=draw.randint(1, 6 * n)),
+    lambda draw, n: testing.StorageFault("*/out/*", "kill", calls=draw.randint(1, 12 * n)),
+    lambda draw, n: testing.StorageFault("*/parts/*", "kill", calls=draw.randint(1, 24 * n)),
+    lambda draw, n: testing.StorageFault("*", "kill", "delete", calls=draw.randint(1, 3)),
+    lambda draw, n: testing.StorageFault("*", "denied", "delete", calls=draw.randint(1, 3)),
+    lambda draw, n: testing.StorageFault("*", "denied", "list", calls=draw.randint(1, 30)),
+    lambda draw, n: testing.CallFault(_models(draw), "disconnect", calls=_some(draw, 20 * n)),
+    lambda draw, n: testing.CallFault(_models(draw), "kill", calls=draw.randint(1, 20 * n)),
+    lambda draw, n: testing.CallFault(_models(draw), "out_of_memory", calls=_some(draw, 20 * n)),
+    lambda draw, n: testing.LoadFault(draw.choice(("Scorer", "Labeller")), "kill", calls=1),
 )
 
 
