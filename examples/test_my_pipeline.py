@@ -7,6 +7,7 @@ The faults are injected from outside, so what is tested is the code that goes to
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 import vane_dagster as vd
 from vane_dagster import testing
@@ -94,7 +94,8 @@ def main() -> None:
     result = run(ROOT, vd.RayCompute())
     for done in result.asset_materializations_for_node("reviews_pipeline"):
         print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
-    sys.exit(pytest.main([__file__, "-q", "-p", "no:cacheprovider"]))
+    sys.stdout.flush()
+    sys.exit(subprocess.call([sys.executable, "-m", "pytest", "-q", __file__]))
 
 
 if __name__ == "__main__":
