@@ -18,7 +18,7 @@ and a run after the block takes up what the disturbed one has finished.
 What starts inside the block follows it: runs of this process with their workers on any compute, and
 processes that inherit its environment. The plan of the faults is kept in a folder; on a cluster of
 several machines give one that all of them see. A worker that two runs use at once follows the run
-that leased it last.
+that leased it last. After the block nothing fires, not in what a killed run has left queued either.
 
 A ``disconnect`` is an error that may pass, so calls and operations are tried again after it. A call
 is one of the user's code with one batch; what is tried again, or halved after an error, is called
