@@ -168,8 +168,8 @@ def _models(draw: random.Random) -> str:
     return draw.choice(("scores", "labels"))
 
 
-# Each is given the number of partitions, by which it is drawn when it happens. No memory runs out:
-# a warm worker remembers the batch size that fits, so that after some rounds single rows would fail.
+# Each is given the number of partitions, by which it is drawn when it happens. No memory runs out,
+# as a warm worker remembers the batch size that fits: after some rounds single rows would fail.
 _FAULTS: tuple[Callable[[random.Random, int], testing.Fault], ...] = (
     lambda draw, n: testing.StorageFault(
         "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 30 * n)
