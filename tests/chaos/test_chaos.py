@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chaos_driver import RAN
-from chaos_harness import Place, Plan, can_mount, drawn, fork_server, small_disk
+from chaos_harness import Place, can_mount, fork_server, small_disk
 from chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
+from chaos_plan import Plan, drawn
 from conftest import read_stage, write_source
 from pools_process import CLUSTER
 
@@ -98,6 +99,7 @@ def published(root: Path) -> dict[str, pa.Table]:
     return found
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("compute", "seed"), [*on_ray, *on_subprocesses])
 def test_one_run_puts_right_whatever_has_happened(
     compute, seed, server, source, mounts, undisturbed, tmp_path, blocks, request
