@@ -29,6 +29,7 @@ PRINTED = {
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
     "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
     "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
+    "test_my_pipeline": r"rated computed.*3 passed",
     "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
     "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
 }

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from vane_dagster import failpoints
 from vane_dagster.commit.transient import advice, persistently
 from vane_dagster.errors import StoreError
 from vane_dagster.masking import keep_options, revealed, url_parts, with_options, without_secrets
 
 _T = TypeVar("_T")
-
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
 _EXTRAS = {
@@ -150,10 +150,10 @@ class Location:
             StoreError: If the file system refuses.
         """
         if self.is_local:
-            self.tried("written", lambda: _write_local(self.file(name), data))
+            self.tried("written", lambda: _write_local(self.file(name), data), name)
             return
-        content = bytes(data)
-        self.tried("written", lambda: self._place(name, lambda p: self.fs.pipe_file(p, content)))
+        pipe = functools.partial(self._place, name, lambda p: self.fs.pipe_file(p, bytes(data)))
+        self.tried("written", pipe, name)
 
     def read(self, name: str) -> bytes:
         """A file's bytes.
@@ -163,7 +163,7 @@ class Location:
             StoreError: If the file system refuses.
         """
         try:
-            return bytes(self.tried("read", lambda: self.fs.cat_file(self.file(name))))
+            return bytes(self.tried("read", lambda: self.fs.cat_file(self.file(name)), name))
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
@@ -175,29 +175,30 @@ class Location:
         Raises:
             StoreError: If the file system refuses.
         """
-        self.tried("written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)))
+        self.tried("written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)), name)
 
     def delete(self, names: list[str]) -> None:
         """Deletes files of the folder; those already gone are passed over."""
         for name in names:
-            self.tried("deleted from", functools.partial(self._remove, self.file(name)))
+            self.tried("deleted from", functools.partial(self._remove, self.file(name)), name)
 
     def move(self, name: str, target: Location, new_name: str) -> None:
         """Moves a file to another folder of the same file system, replacing what is there."""
-        self.tried("moved from", lambda: self._move(self.file(name), target, new_name))
+        self.tried("moved from", lambda: self._move(self.file(name), target, new_name), name)
 
-    def tried(self, verb: str, action: Callable[[], _T]) -> _T:
+    def tried(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """What an operation on the folder gives, tried again a few times if its error may pass.
 
         Args:
             verb: What cannot be done where it fails, as "read".
             action: The operation, which may have been done in part before.
+            name: The file, for an operation on one.
 
         Raises:
             StoreError: If the file system refuses, with what can be done about it.
         """
         with self._told(verb):
-            return persistently(action)
+            return persistently(failpoints.failing(verb, self.file_url(name), action))
 
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
@@ -230,6 +231,7 @@ class Location:
             self.fs.rm_file(path)
 
     def _move(self, path: str, target: Location, new_name: str) -> None:
+        failpoints.at_storage("write", target.file_url(new_name))
         if self.is_local:
             os.makedirs(target.path, exist_ok=True)
             os.replace(path, target.file(new_name))
@@ -305,8 +307,7 @@ def files_below(
     """
     if "file" in protocols(fs):
         return _local_files(path)
-    selects = prefix and set(protocols(fs)) & _OBJECT_STORES
-    options = {"prefix": prefix} if selects else {}
+    options = {"prefix": prefix} if prefix and set(protocols(fs)) & _OBJECT_STORES else {}
     try:
         found: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
     except FileNotFoundError:  # of a bucket

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vane_dagster import failpoints
 from vane_dagster.commit.location import TEMPORARY, Location
 from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.commit.writer import id_range
@@ -205,6 +206,7 @@ def _file(target: Location, name: str) -> Iterator[str]:
             yield path
             target.put(name, path)
         return
+    failpoints.at_storage("write", target.file_url(name))
     final = target.file(name)
     os.makedirs(os.path.dirname(final), exist_ok=True)
     path = os.path.join(os.path.dirname(final), f"{TEMPORARY}{secrets.token_hex(6)}")

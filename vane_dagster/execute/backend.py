@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
+from vane_dagster import failpoints
 from vane_dagster.execute.startup import Starting
 from vane_dagster.execute.versions import Versions
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
@@ -95,7 +96,7 @@ def forwarded(pool: PoolSpec) -> dict[str, str]:
     """The environment variables that go to a pool's workers with each lease."""
     found = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
     keep_variables(found)
-    return found
+    return {**found, **failpoints.variables()}
 
 
 class Lease(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster import failpoints
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.execute.attempts import Answer, Outcome, Partial, Step, Wait, attempt
@@ -27,7 +28,8 @@ _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5
 
 
-async def _all(answers: AsyncIterator[Any]) -> list[Any]:
+async def _all(answers: AsyncIterator[Any], stage: str, ids: pa.ChunkedArray) -> list[Any]:
+    await failpoints.at_call_later(stage, ids)
     return [answer async for answer in answers]
 
 
@@ -185,6 +187,7 @@ class _Batches:
         self.calls += 1
         try:
             with deadline(self.op.policy.timeout_s):
+                failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
                 results = list(self.caller.answers(given, self.args, self.kwargs))
             seconds = time.perf_counter() - started
             self.seconds += seconds
@@ -231,7 +234,8 @@ class _Batches:
         self.calls += 1
         try:
             answers = self.caller.answers_later(given, self.args, self.kwargs)
-            results = await asyncio.wait_for(_all(answers), self.op.policy.timeout_s)
+            called = _all(answers, self.work.stage, batch.column(self.op.ids[0]))
+            results = await asyncio.wait_for(called, self.op.policy.timeout_s)
             return self._fitted(results, batch)
         except RowErrors as error:
             await self.caller.health.judge_later(worst(error.errors))

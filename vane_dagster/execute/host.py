@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster import failpoints
 from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
@@ -64,6 +65,7 @@ class Host:
     ) -> LoadReport:
         """Constructs the model, unless it is there already; a failure is reported, not raised."""
         with self._lock:
+            failpoints.follow(env)
             os.environ.update(env)
             keep_variables(env)
             self._upkeep = upkeep
@@ -199,6 +201,7 @@ def _construct(model: ModelSpec, archive: bytes) -> Any:
     shipping.activate(folder)
     target, args, kwargs = shipping.load(model.payload)
     keep_arguments(args, kwargs)
+    failpoints.at_load(model.label)
     return target(*args, **kwargs) if model.stateful else target
 
 

@@ -23,7 +23,8 @@ def protocol() -> str:
     """Digest of what runs in workers: code of another version never meets this one's workers."""
     state = hashlib.blake2b(digest_size=6)
     root = Path(__file__).resolve().parent.parent
-    for pattern in ("errors.py", "masking.py", *(f"{p}/*.py" for p in _IN_WORKERS)):
+    single = ("errors.py", "failpoints.py", "masking.py")
+    for pattern in (*single, *(f"{p}/*.py" for p in _IN_WORKERS)):
         for file in sorted(root.glob(pattern)):
             state.update(file.read_bytes())
     return state.hexdigest()

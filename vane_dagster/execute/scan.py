@@ -7,6 +7,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vane_dagster import failpoints
 from vane_dagster.commit.damage import is_damage
 from vane_dagster.commit.location import Location, duckdb_path, protocols
 from vane_dagster.commit.transient import advice, persistently
@@ -39,7 +40,7 @@ def scan(rows: FileRows, work: Work) -> pa.Table:
             return file.read_row_groups(groups, columns=rows.schema.names, use_threads=False)
 
     try:
-        table = persistently(read)
+        table = persistently(failpoints.failing("read", rows.url, read))
     except Exception as error:  # drivers have exceptions of their own, of many kinds
         raise _unreadable(rows, work, error) from error
     if table is None:
@@ -104,7 +105,10 @@ def _query(rows: FileRows, listed: str, where: str | None, work: Work) -> pa.Tab
     )
     query += f" AND ({where})" if where else ""
     try:
-        return persistently(lambda: connection().sql(query).to_arrow_table())
+        found = failpoints.failing(
+            "read", rows.url, lambda: connection().sql(query).to_arrow_table()
+        )
+        return persistently(found)
     except (duckdb.Error, OSError) as error:
         raise _unreadable(rows, work, error) from error
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vane_dagster import failpoints
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord
 from vane_dagster.commit.transient import persistently
@@ -84,7 +85,7 @@ def read_footers(
                 return pq.read_metadata(stream)
 
         try:
-            metadata = persistently(read)
+            metadata = persistently(failpoints.failing("read", file.url, read))
             return metadata.schema.to_arrow_schema(), metadata
         except Exception as error:  # of pyarrow, or of a file system's driver
             raise SourceError(

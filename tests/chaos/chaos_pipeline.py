@@ -1,0 +1,78 @@
+"""The pipeline that is disturbed: two models side by side, joined and published."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pyarrow as pa
+
+import vane_dagster as vd
+
+KEYS = ("north", "south")
+STAGES = ("texts", "scores", "labels", "joined", "published")
+FRAGMENT_ROWS = 50
+
+
+class Scorer:
+    """A model that takes its time."""
+
+    def __init__(self, factor: int, sleep: float) -> None:
+        self.factor, self.sleep = factor, sleep
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        time.sleep(self.sleep)
+        return pa.table({"score": [self.factor * n for n in batch["n"].to_pylist()]})
+
+
+class Labeller:
+    """Another one."""
+
+    def __init__(self, words: tuple[str, ...], sleep: float) -> None:
+        self.words, self.sleep = words, sleep
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        time.sleep(self.sleep)
+        picked = [self.words[len(t) % len(self.words)] + t[-2:] for t in batch["text"].to_pylist()]
+        return pa.table({"label": picked})
+
+
+def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipeline:
+    """The pipeline.
+
+    Args:
+        source: Folder with a folder of each partition.
+        out: Where it publishes.
+        labels: What becomes of rows that cannot be labelled: "quarantine" or "null".
+        former: Whether to make other rows, as an earlier version of it did.
+    """
+    docs = vd.Pipeline(
+        "chaos",
+        source=vd.parquet(source + "/{partition_key}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(list(KEYS)),
+        fragment_rows=FRAGMENT_ROWS,
+    )
+    texts = docs.project("texts", {"n": "n", "text": "text" if former else "upper(text)"})
+    scored = texts.map_batches(
+        "scores",
+        Scorer,
+        schema={"score": "BIGINT"},
+        batch_size=10,
+        concurrency=2,
+        on_error="quarantine",
+        max_error_rate=0.1,
+        fn_constructor_kwargs={"factor": 3, "sleep": 0.01},
+    )
+    labelled = texts.map_batches(
+        "labels",
+        Labeller,
+        schema={"label": "VARCHAR"},
+        batch_size=16,
+        concurrency=1,
+        on_error=labels,
+        max_error_rate=0.1,
+        fn_constructor_kwargs={"words": ("low", "mid", "high"), "sleep": 0.01},
+    )
+    docs.join("joined", scored, labelled).write("published", out + "/{partition_key}")
+    return docs
