@@ -269,6 +269,15 @@ def test_code_that_always_fails_costs_one_more_worker(tmp_path, local, materiali
     assert len(pids(tmp_path, "loads")) == 2
 
 
+def test_a_probe_that_wants_arguments(tmp_path):
+    class Odd(Wrong):
+        def check_health(self, deep):
+            return deep
+
+    with pytest.raises(vd.DefinitionError, match=r"check_health\(self, deep\) cannot be called as"):
+        pipeline(tmp_path, Odd)
+
+
 # Workers that are made anew
 
 

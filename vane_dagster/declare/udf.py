@@ -142,6 +142,8 @@ def _check_arguments(where: str, udf: Udf) -> None:
     if udf.stateful:
         arguments = (udf.constructor_args, udf.constructor_kwargs)
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
+        if callable(probe := _members(udf.target).get("check_health")):
+            _bind(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
 
 
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:
