@@ -124,7 +124,7 @@ def test_calls_that_are_repeated_or_halved(tmp_path, local, materialize):
 @pytest.mark.parametrize("fn", [double, later])
 def test_rows_that_hang_or_kill(fn, tmp_path, local, materialize):
     """And one call that ends its worker for no row's sake: none of its rows is lost by that."""
-    docs = pipeline(tmp_path, fn, on_error="quarantine", timeout_s=1)
+    docs = pipeline(tmp_path, fn, on_error="quarantine", timeout_s=1, max_retries=0)
     # Beside a row that kills, an async worker has others at work, which are suspected too.
     kills = testing.CallFault("made", "kill", ids=11 if fn is double else "none")
     with testing.faults(
