@@ -139,7 +139,7 @@ def _check_arguments(where: str, udf: Udf) -> None:
         call = _members(udf.target)["__call__"]
     given = (None, None) if udf.stateful else (None,)
     _bind(where, call, (*given, *udf.args), udf.kwargs, "(batch, *fn_args, **fn_kwargs)")
-    if udf.stateful:
+    if inspect.isclass(udf.target):
         arguments = (udf.constructor_args, udf.constructor_kwargs)
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")
         if callable(probe := _members(udf.target).get("check_health")):

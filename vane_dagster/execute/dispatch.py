@@ -29,6 +29,11 @@ class Item:
     again: Again | None = None
 
     @property
+    def alone(self) -> bool:
+        """Whether it is a row that may end its worker, so that no other may be blamed for it."""
+        return self.again is not None and self.again.rows == 1 and self.again.error is None
+
+    @property
     def wanted(self) -> bool:
         """Whether its fragment is still under way, and has not started over."""
         return self.epoch == self.run.epoch and self.stage in self.run.nodes

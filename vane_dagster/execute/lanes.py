@@ -19,12 +19,14 @@ class Lane:
         slots: Calls in flight in one worker, at most.
         busy: Workers that are ready, and the rows of each call that they have.
         loading: Workers that still construct their model.
+        alone: Workers whose one call tolerates no other beside it.
         leaving: Workers that are replaced when they have answered their calls.
     """
 
     slots: int
     busy: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
+    alone: set[Worker] = field(default_factory=set)
     leaving: dict[Worker, list[int]] = field(default_factory=dict)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
@@ -49,17 +51,26 @@ class Lane:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def free_worker(self) -> Worker | None:
-        """The worker with a free slot that has the fewest rows and calls, None without one."""
-        free = [worker for worker, calls in self.busy.items() if len(calls) < self.slots]
+    def free_worker(self, alone: bool = False) -> Worker | None:
+        """The worker with a free slot that has the fewest rows and calls, None without one.
+
+        Args:
+            alone: Whether it must have no call at all.
+        """
+        most = 1 if alone else self.slots
+        able = ((w, calls) for w, calls in self.busy.items() if w not in self.alone)
+        free = [worker for worker, calls in able if len(calls) < most]
         return min(free, key=lambda w: (sum(self.busy[w]), len(self.busy[w])), default=None)
 
-    def begin(self, worker: Worker, rows: int) -> None:
+    def begin(self, worker: Worker, rows: int, alone: bool = False) -> None:
         """A worker was handed a call of so many rows."""
         self.busy[worker].append(rows)
+        if alone:
+            self.alone.add(worker)
 
     def end(self, worker: Worker, rows: int) -> None:
         """A worker has answered such a call."""
+        self.alone.discard(worker)
         for calls in (self.busy.get(worker), self.leaving.get(worker)):
             if calls is not None:
                 calls.remove(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ _FIRST_ROWS = 16
 _MOST_ROWS = 65_536
 _TRIALS = 3
 _WORTH = 1.1
+_EASED_SECONDS = 600.0
 
 
 class BatchSize:
@@ -20,10 +22,14 @@ class BatchSize:
 
     To find the size it doubles it for as long as throughput rises by a tenth. Only batches of
     exactly that size count, the median of three of them.
+
+    What did not fit into memory is tried again at twice the size that did after ten minutes, since
+    memory may have been short for a while only.
     """
 
     def __init__(self) -> None:
         self.fits: int | None = None
+        self._limited_at = 0.0
         self._size = _FIRST_ROWS
         self._best: tuple[float, int] = (0.0, _FIRST_ROWS)
         self._rates: list[float] = []
@@ -37,6 +43,8 @@ class BatchSize:
 
     def cut(self, table: pa.Table, asked: int | str | None) -> Iterator[pa.Table]:
         """Batches of a table, each of the size that is the best by then."""
+        if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
+            self.fits, self._limited_at = 2 * self.fits, time.monotonic()
         start = 0
         while start < table.num_rows:
             size = self.of(asked, table.num_rows - start)
@@ -62,7 +70,7 @@ class BatchSize:
     def limit(self, fits: int | None) -> None:
         """Takes in that a batch did not fit into memory, and which size did."""
         if fits is not None:
-            self.fits = min(fits, self.fits or fits)
+            self.fits, self._limited_at = min(fits, self.fits or fits), time.monotonic()
             if self._size > self.fits:
                 self._size, self._found = min(self._best[1], self.fits), True
 

@@ -143,7 +143,7 @@ class Stream:
             while (item := lane.peek()) is not None:
                 if not item.wanted:
                     lane.pop()
-                elif (worker := lane.free_worker()) and self._budget.lets(item.run):
+                elif (worker := lane.free_worker(item.alone)) and self._budget.lets(item.run):
                     self._hand(lane, item, worker)
                 else:
                     break
@@ -152,7 +152,7 @@ class Stream:
         last = self._next is None
         work, tables, start, rows = self._dispatch.work(item, lane, worker.name, last)
         self._counts.begin(item.run, item.stage)
-        lane.begin(worker, rows)
+        lane.begin(worker, rows, item.alone)
         ticket = self._lease.run(worker, work, tables)
         self._flights[ticket] = Flight(worker, item, start, rows, time.monotonic())
 
