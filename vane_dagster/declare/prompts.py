@@ -19,6 +19,7 @@ from vane_dagster.declare.arguments import (
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
 from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
+    ERROR_COLUMN,
     SOURCE,
     MapBatchesSpec,
     OnError,
@@ -179,6 +180,13 @@ class PromptRows:
         sampling = mapping(culprit, "sampling_params", sampling_params)
         explain = 0 if explain_errors == 0 else positive(culprit, "explain_errors", explain_errors)
         recipe = Prompt(template, output_column, sampling, form, tuple(carried), explain)
+        ids = [key.column for key in self.pipeline.keys(self._node)]
+        taken = {*carried, *ids, *([ERROR_COLUMN] if on_error == "null" else [])}
+        if twice := sorted(taken & {output_column, recipe.usage}):
+            raise DefinitionError(
+                f"{culprit}: two columns would be called {twice[0]!r}; give output_column another "
+                "name"
+            )
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
         needs = Resources(
