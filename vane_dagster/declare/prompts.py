@@ -1,79 +1,37 @@
-"""Prompt stages: a map whose model is a provider's, with a recipe for each row's messages."""
+"""Prompts over rows."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from vane_dagster.declare.arguments import (
     list_of_names,
     mapping,
-    one_of,
-    parse_concurrency,
     positive,
 )
+from vane_dagster.declare.asking import AskRows, PromptSpec, name_of
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
 from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
-    ERROR_COLUMN,
-    SOURCE,
-    MapBatchesSpec,
     OnError,
-    ProjectSpec,
     Resources,
-    asset_options,
 )
-from vane_dagster.declare.table import known_columns
-from vane_dagster.declare.udf import Udf
 from vane_dagster.declare.upkeep import parse_upkeep
-from vane_dagster.errors import DefinitionError, names
-from vane_dagster.masking import keep_arguments
+from vane_dagster.errors import DefinitionError
 from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.prompter import Prompt, Prompter
-from vane_dagster.providers.registry import provider_class
-from vane_dagster.providers.template import Template, parse_template
-from vane_dagster.providers.usage import USAGE, parse_budget, parse_prices
+from vane_dagster.providers.prompting import Prompt
+from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.usage import parse_budget, parse_prices
 
 if TYPE_CHECKING:
-    from vane_dagster.declare.pipeline import Pipeline, Stage
+    from vane_dagster.declare.pipeline import Stage
 
 _DEFAULT_BATCH = 32
 
 
-@dataclass(frozen=True)
-class PromptSpec(MapBatchesSpec):
-    """A prompt over rows.
-
-    Attributes:
-        provider: The provider's class.
-        model: The model's name.
-        options: What the provider is given that may change answers.
-        prompt: The recipe.
-        prices: Of a million tokens, by kind.
-        max_tokens: Tokens of prompts and answers that a run may use.
-        max_cost: What a run may cost.
-    """
-
-    provider: Any = None
-    model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    prompt: Prompt = field(default_factory=lambda: Prompt(Template("", (), True), "response"))
-    prices: Mapping[str, float] = field(default_factory=dict)
-    max_tokens: int | None = None
-    max_cost: float | None = None
-
-    kind = "prompt"
-
-
-class PromptRows:
+class PromptRows(AskRows):
     """What rows can be asked of a language model."""
-
-    pipeline: Pipeline
-    _node: str
 
     def prompt(
         self,
@@ -165,30 +123,21 @@ class PromptRows:
             DefinitionError: If an argument does not fit, or a field is no column.
         """
         culprit = self.pipeline._culprit(name)
-        template = parse_template(culprit, messages, system)
-        carried = list_of_names(culprit, "include_columns", include_columns) or ()
-        self._check_columns(culprit, (*template.fields, *carried))
-        found, options = (
-            provider_class(culprit, provider),
-            mapping(culprit, "provider_options", provider_options),
-        )
-        if not isinstance(model, str) or not model:
-            raise DefinitionError(f"{culprit}: model is {model!r}; expected a model's name")
-        if not isinstance(output_column, str) or not output_column:
-            raise DefinitionError(f"{culprit}: output_column is {output_column!r}; expected a name")
-        form = parse_format(culprit, return_format)
-        sampling = mapping(culprit, "sampling_params", sampling_params)
         explain = 0 if explain_errors == 0 else positive(culprit, "explain_errors", explain_errors)
-        recipe = Prompt(template, output_column, sampling, form, tuple(carried), explain)
-        ids = [key.column for key in self.pipeline.keys(self._node)]
-        taken = {*carried, *ids, *([ERROR_COLUMN] if on_error == "null" else [])}
-        if twice := sorted(taken & {output_column, recipe.usage}):
-            raise DefinitionError(
-                f"{culprit}: two columns would be called {twice[0]!r}; give output_column another "
-                "name"
-            )
-        arguments = {"model": model, "options": options}
-        keep_arguments((), arguments)
+        recipe = Prompt(
+            parse_template(culprit, messages, system),
+            name_of(culprit, output_column),
+            mapping(culprit, "sampling_params", sampling_params),
+            parse_format(culprit, return_format),
+            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
+            explain,
+        )
+        priced = parse_prices(culprit, prices)
+        about = {
+            "prices": priced,
+            "max_tokens": positive(culprit, "max_tokens", max_tokens),
+            "max_cost": parse_budget(culprit, max_cost, priced),
+        }
         needs = Resources(
             num_cpus,
             gpus_per_actor,
@@ -196,52 +145,26 @@ class PromptRows:
             accelerator_type,
             mapping(culprit, "resources", resources),
         )
-        needs.validate(culprit)
-        priced = parse_prices(culprit, prices)
-        workers = parse_concurrency(culprit, concurrency) or (1, 1)
-        answers = [pa.field(output_column, form.type), pa.field(recipe.usage, USAGE)]
-        operational = getattr(found, "OPERATIONAL", ())
-        return self.pipeline._add(
-            PromptSpec(
-                name=name,
-                upstream=(self._node,),
-                asset=asset_options(culprit, asset),
-                udf=Udf(
-                    target=functools.partial(Prompter, found),
-                    stateful=True,
-                    style="async",
-                    kwargs={"prompt": recipe, "workers": workers[1]},
-                    constructor_kwargs=arguments,
-                    label=f"{found.__name__}({model!r})",
-                ),
-                schema=pa.schema(answers),
-                columns=tuple(dict.fromkeys((*template.fields, *carried))),
-                batch_format="pyarrow",
-                batch_size=positive(culprit, "batch_size", batch_size, _DEFAULT_BATCH),
-                auto_batch=False,
-                cardinality="one_to_one",
-                concurrency=workers,
-                max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
-                resources=needs,
-                env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
-                failures=parse_failures(
-                    culprit,
-                    one_of(culprit, "on_error", on_error, ("raise", "quarantine", "null")),
-                    max_error_rate,
-                    max_retries,
-                    retry_on,
-                    timeout_s,
-                ),
-                upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None),
-                carried=tuple(carried),
-                provider=found,
-                model=model,
-                options={k: v for k, v in options.items() if k not in operational},
-                prompt=recipe,
-                prices=priced,
-                max_tokens=positive(culprit, "max_tokens", max_tokens),
-                max_cost=parse_budget(culprit, max_cost, priced),
-            )
+        failures = parse_failures(
+            culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
+        )
+        upkeep = parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None)
+        return self._ask(
+            PromptSpec,
+            name,
+            recipe,
+            provider,
+            model,
+            provider_options,
+            asset,
+            needs=needs,
+            concurrency=concurrency,
+            batch_size=positive(culprit, "batch_size", batch_size, _DEFAULT_BATCH),
+            max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
+            env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
+            failures=failures,
+            upkeep=upkeep,
+            **about,
         )
 
     def classify(
@@ -292,17 +215,3 @@ class PromptRows:
             output_column=output_column,
             **{"sampling_params": {"temperature": 0, "max_tokens": 64}, **options},
         )
-
-    def _check_columns(self, culprit: str, wanted: Sequence[str]) -> None:
-        """Raises DefinitionError for a column that the stage above is known not to have."""
-        if self._node == SOURCE:
-            return
-        spec = self.pipeline[self._node].spec
-        if not isinstance(spec, (ProjectSpec, MapBatchesSpec)):
-            return
-        known = known_columns(self.pipeline, self._node)
-        if missing := [column for column in wanted if column not in known]:
-            raise DefinitionError(
-                f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "
-                f"{names(known, 20)}"
-            )

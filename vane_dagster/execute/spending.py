@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from vane_dagster.commit.manifest import PartInfo
+from vane_dagster.declare.asking import PromptSpec
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.declare.prompts import PromptSpec
 from vane_dagster.errors import BudgetError
 from vane_dagster.providers.usage import TOKENS, cost
 
@@ -28,7 +28,7 @@ class Spending:
         if not isinstance(spec, PromptSpec):
             return None
         before = self._over(spec)
-        sums = part.measures.get(spec.prompt.usage, {})
+        sums = part.measures.get(spec.recipe.usage, {})
         tokens = self._tokens.setdefault(stage, Counter(dict.fromkeys(TOKENS, 0)))
         tokens.update({name: int(sums.get(name, 0)) for name in TOKENS})
         told = self._over(spec)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from vane_dagster.declare.asking import AskSpec
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.declare.prompts import PromptSpec
 from vane_dagster.declare.stage import (
     JoinSpec,
     MapBatchesSpec,
@@ -50,21 +49,13 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
 def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
     if isinstance(spec, ProjectSpec):
         return [*(text for pair in spec.columns for text in pair), "where", spec.where]
-    if isinstance(spec, PromptSpec):
-        prompt = spec.prompt
+    if isinstance(spec, AskSpec):
+        asked = spec.recipe.keyed.items()
         return [
             _provider(pipeline, spec).digest,
             spec.model,
             _value(pipeline, spec, "provider_options", spec.options),
-            prompt.template.text,
-            prompt.template.system,
-            _value(pipeline, spec, "sampling_params", prompt.sampling),
-            json.dumps(prompt.format.schema, sort_keys=True),
-            prompt.format.choices,
-            _value(pipeline, spec, "return_format", prompt.format.model),
-            prompt.output,
-            prompt.carried,
-            prompt.explain,
+            *(part for n, value in asked for part in (n, _value(pipeline, spec, n, value))),
             spec.failures.on_error == "null",
         ]
     if isinstance(spec, MapBatchesSpec):
@@ -98,7 +89,7 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
     Raises:
         CodeIdentityError: If it cannot be found.
     """
-    if isinstance(spec, PromptSpec):
+    if isinstance(spec, AskSpec):
         return _provider(pipeline, spec)
     try:
         return code_identity(spec.udf.target, version=spec.udf.version)
@@ -106,14 +97,15 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
 
 
-def _provider(pipeline: Pipeline, spec: PromptSpec) -> CodeIdentity:
-    """Identity of a prompt stage's provider; the user's pydantic model travels with it.
+def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
+    """Identity of a stage's provider; the user's pydantic model travels with it.
 
     Ours count by their names and a number, so that a new version of this package computes nothing
     again unless it answers in another way.
     """
     own = spec.provider.__module__.startswith(f"{__package__.partition('.')[0]}.")
-    given = [kind for kind in (None if own else spec.provider, spec.prompt.format.model) if kind]
+    form = getattr(spec.recipe, "format", None)
+    given = [kind for kind in (None if own else spec.provider, form and form.model) if kind]
     try:
         found = [code_identity(kind) for kind in given]
     except CodeIdentityError as error:

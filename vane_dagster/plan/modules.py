@@ -9,6 +9,7 @@ import os
 import site
 import sys
 import sysconfig
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -259,7 +260,9 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
         finders: list[Any] = [*standard, *others]
         for finder in finders:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, folders) if find is not None else None
+            with warnings.catch_warnings():  # a library may warn of its own old names
+                warnings.simplefilter("ignore")
+                spec = find(name, folders) if find is not None else None
             if isinstance(spec, importlib.machinery.ModuleSpec):
                 return spec
         if attempt == 0:

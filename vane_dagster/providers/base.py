@@ -71,5 +71,13 @@ class Provider(Protocol):
         """
 
 
+@runtime_checkable
+class Embedder(Protocol):
+    """A way to a model that embeds texts; constructed as a `Provider` is, which may be one too."""
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
+        """Gives a vector for each text, as rows of floats, of so many numbers where given."""
+
+
 class PromptTooLong(ValueError):
     """A prompt has more tokens than the model takes."""

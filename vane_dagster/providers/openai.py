@@ -1,4 +1,4 @@
-"""Any endpoint that speaks OpenAI's chat API."""
+"""Any endpoint that speaks OpenAI's API of chats and embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from vane_dagster.errors import StageError
@@ -113,27 +114,14 @@ class OpenAIProvider:
             named = {"name": "answer", "schema": dict(schema)}
             wanted["response_format"] = {"type": "json_schema", "json_schema": named}
         known = {name: wanted.pop(name) for name in list(wanted) if name in _PARAMETERS}
-        async with self._room:
-            await self._requests.take(1)
-            await self._tokens.take(self._tokens.typical)
+        async with self._in_turn():
             began = time.perf_counter()
-            try:
-                found = await client.chat.completions.create(
-                    model=self._model,
-                    messages=list(request.messages),
-                    extra_body={**self._extra, **wanted} or None,
-                    **known,
-                )
-            except (
-                self._api.AuthenticationError,
-                self._api.PermissionDeniedError,
-                self._api.NotFoundError,
-            ) as error:
-                raise StageError(f"{type(error).__name__}: {error}") from error
-            except self._api.BadRequestError as error:
-                if "context length" in str(error) or "too long" in str(error):
-                    raise PromptTooLong(str(error)) from error
-                raise
+            found = await client.chat.completions.create(
+                model=self._model,
+                messages=list(request.messages),
+                extra_body={**self._extra, **wanted} or None,
+                **known,
+            )
         usage, choice = found.usage, found.choices[0]
         if usage is not None:
             self._tokens.learn(usage.total_tokens)
@@ -147,6 +135,37 @@ class OpenAIProvider:
             choice.finish_reason or "",
             time.perf_counter() - began,
         )
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
+        """See `Embedder.embed`."""
+        client = self._connected()
+        wanted = {} if dimensions is None else {"dimensions": dimensions}
+        async with self._in_turn():
+            found = await client.embeddings.create(
+                model=self._model, input=list(texts), encoding_format="float", **wanted
+            )
+        if found.usage is not None:
+            self._tokens.learn(found.usage.total_tokens)
+        return [one.embedding for one in sorted(found.data, key=lambda one: one.index)]
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Waits for a request's turn; tells errors of the whole stage from those of a row."""
+        async with self._room:
+            await self._requests.take(1)
+            await self._tokens.take(self._tokens.typical)
+            try:
+                yield
+            except (
+                self._api.AuthenticationError,
+                self._api.PermissionDeniedError,
+                self._api.NotFoundError,
+            ) as error:
+                raise StageError(f"{type(error).__name__}: {error}") from error
+            except self._api.BadRequestError as error:
+                if "context length" in str(error) or "too long" in str(error):
+                    raise PromptTooLong(str(error)) from error
+                raise
 
 
 def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:

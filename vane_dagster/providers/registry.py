@@ -13,25 +13,37 @@ GROUP = "vane_dagster.providers"
 """The entry-point group under which a package registers its provider class."""
 _OWN = {
     "openai": "vane_dagster.providers.openai:OpenAIProvider",
+    "sentence_transformers": (
+        "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"
+    ),
     "transformers": "vane_dagster.providers.transformers:TransformersProvider",
 }
 
 
-def provider_class(where: str, provider: str | type) -> type:
+def provider_class(where: str, provider: str | type, method: str = "submit") -> type:
     """The class behind a name; a class itself is checked.
 
     No library of a provider's is imported by this.
 
+    Args:
+        where: The stage, for messages.
+        provider: The name, or the class.
+        method: What it must be able to do.
+
     Raises:
         DefinitionError: If there is none of this name, or the class is no provider.
     """
+    asked = provider
     if isinstance(provider, str):
         provider = _named(where, provider)
-    submit = getattr(provider, "submit", None)
-    if not inspect.isclass(provider) or not inspect.iscoroutinefunction(submit):
+    if not inspect.isclass(provider):
         raise DefinitionError(
-            f"{where}: provider is {provider!r}; expected a name ({names(_known(), 20)}) or a "
-            "class with `async def submit(self, request)`"
+            f"{where}: provider is {asked!r}; expected a name ({names(_known(), 20)}) or a class "
+            f"with `async def {method}`"
+        )
+    if not inspect.iscoroutinefunction(getattr(provider, method, None)):
+        raise DefinitionError(
+            f"{where}: provider {asked!r} has no `async def {method}`, which this stage calls"
         )
     return provider
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.commit.measures import merge_measures
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.prompts import PromptSpec
+from vane_dagster.declare.asking import PromptSpec
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
@@ -159,7 +159,7 @@ def stage_metadata(
 def _usage(spec: PromptSpec, manifest: Manifest, stats: StageStats) -> dict[str, Any]:
     """The tokens of a partition's answers, those of parts that were there already included."""
     measured = merge_measures(part.measures for part in manifest.parts)
-    sums = measured.get(spec.prompt.usage, {})
+    sums = measured.get(spec.recipe.usage, {})
     tokens = {name: int(sums.get(name, 0)) for name in TOKENS}
     found: dict[str, Any] = dict(tokens)
     if tokens["prompt_tokens"]:

@@ -1,4 +1,4 @@
-"""The model of a prompt stage: rows become requests, all at once, and answers become rows."""
+"""A prompt over rows: they become requests, all at once, and answers become rows."""
 
 from __future__ import annotations
 
@@ -37,73 +37,66 @@ class Prompt:
     carried: tuple[str, ...] = ()
     explain: int = 0
 
+    method = "submit"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of its template, and those that are passed on."""
+        return tuple(dict.fromkeys((*self.template.fields, *self.carried)))
+
     @property
     def usage(self) -> str:
         """The column of what answers took."""
         return f"{self.output}_usage"
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The answer, and what it took."""
+        return pa.schema([pa.field(self.output, self.format.type), pa.field(self.usage, USAGE)])
 
-class Prompter:
-    """Holds a provider, which stays warm with its worker.
-
-    Args:
-        provider: Its class.
-        model: The model's name.
-        options: For the provider.
-    """
-
-    def __init__(self, provider: Any, model: str, options: Mapping[str, Any]) -> None:
-        self._provider = provider(model, **options)
-
-    async def check_health(self) -> None:
-        """Asks the provider, where it can be asked."""
-        probe = getattr(self._provider, "check_health", None)
-        if probe is not None and asyncio.iscoroutine(answer := probe()):
-            await answer
-
-    async def __call__(
-        self, batch: pa.Table, *, prompt: Prompt, workers: int = 1
-    ) -> dict[str, Any]:
-        """Answers a batch, whose first column is the id; there are so many workers at most."""
-        if (shared_by := getattr(self._provider, "shared_by", None)) is not None:
-            shared_by(workers)
-        rows = batch.to_pylist()
-        id = batch.column_names[0]
-        order = _by_prefix(prompt, rows)
-        asked = {
-            place: asyncio.ensure_future(self._one(rows[place], id, prompt)) for place in order
+    @property
+    def keyed(self) -> Mapping[str, Any]:
+        """See `Recipe`."""
+        return {
+            "messages": (self.template.text, self.template.system),
+            "sampling_params": self.sampling,
+            "return_format": (self.format.schema, self.format.choices, self.format.model),
+            "output_column": self.output,
+            "include_columns": self.carried,
+            "explain_errors": self.explain,
         }
+
+    async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
+        """Asks about all rows at the same time; those that fail are told one by one."""
+        rows, id = batch.to_pylist(), batch.column_names[0]
+        order = _by_prefix(self, rows)
+        asked = {i: asyncio.ensure_future(self._one(provider, rows[i], id)) for i in order}
         found = await asyncio.gather(*asked.values(), return_exceptions=True)
         errors = {i: a for i, a in zip(asked, found) if isinstance(a, BaseException)}
         good = {i: a for i, a in zip(asked, found) if not isinstance(a, BaseException)}
         kept = sorted(good)
-        answers = _columns(batch.take(pa.array(kept, pa.int64())), prompt, [good[i] for i in kept])
+        taken = batch.take(pa.array(kept, pa.int64()))
+        answers = _columns(taken, self, [good[i] for i in kept])
         if errors:
             raise RowErrors(dict(sorted(errors.items())), answers if kept else None)
         return answers
 
-    async def _one(self, row: Mapping[str, Any], id: str, prompt: Prompt) -> tuple[Any, Answer]:
-        messages = list(prompt.template.messages(row))
-        request = Request(
-            messages, prompt.sampling, prompt.format.schema, prompt.format.choices, str(row[id])
-        )
+    async def _one(self, provider: Any, row: Mapping[str, Any], id: str) -> tuple[Any, Answer]:
+        messages, form = list(self.template.messages(row)), self.format
+        request = Request(messages, self.sampling, form.schema, form.choices, str(row[id]))
         began = time.perf_counter()
-        answer = await self._provider.submit(request)
-        for _ in range(prompt.explain):
-            wrong = prompt.format.problem(answer.text)
+        answer = await provider.submit(request)
+        for _ in range(self.explain):
+            wrong = form.problem(answer.text)
             if wrong is None:
                 break
             messages += [
                 {"role": "assistant", "content": answer.text},
                 {"role": "user", "content": f"{wrong}. Answer again, with nothing else."},
             ]
-            former, answer = (
-                answer,
-                await self._provider.submit(replace(request, messages=messages)),
-            )
+            former, answer = answer, await provider.submit(replace(request, messages=messages))
             answer = _summed(former, answer)
-        value = prompt.format.value(answer)
-        return value, replace(answer, seconds=time.perf_counter() - began)
+        return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
 
 
 def _summed(former: Answer, answer: Answer) -> Answer:

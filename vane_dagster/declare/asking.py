@@ -1,0 +1,165 @@
+"""Stages that ask a provider's model: maps with a recipe of what is asked of each row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vane_dagster.declare.arguments import (
+    mapping,
+    parse_concurrency,
+)
+from vane_dagster.declare.stage import (
+    ERROR_COLUMN,
+    SOURCE,
+    Failures,
+    MapBatchesSpec,
+    ProjectSpec,
+    Resources,
+    asset_options,
+)
+from vane_dagster.declare.table import known_columns
+from vane_dagster.declare.udf import Udf
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.masking import keep_arguments
+from vane_dagster.providers.asker import Asker, Recipe
+from vane_dagster.providers.registry import provider_class
+
+if TYPE_CHECKING:
+    from vane_dagster.declare.pipeline import Pipeline, Stage
+
+
+@dataclass(frozen=True)
+class AskSpec(MapBatchesSpec):
+    """Something asked of a provider's model.
+
+    Attributes:
+        provider: The provider's class.
+        model: The model's name.
+        options: What the provider is given that may change answers.
+        recipe: What is asked.
+    """
+
+    provider: Any = None
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    recipe: Any = None
+
+
+@dataclass(frozen=True)
+class PromptSpec(AskSpec):
+    """A prompt over rows, whose recipe is a `Prompt`.
+
+    Attributes:
+        prices: Of a million tokens, by kind.
+        max_tokens: Tokens of prompts and answers that a run may use.
+        max_cost: What a run may cost.
+    """
+
+    prices: Mapping[str, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    max_cost: float | None = None
+
+    kind = "prompt"
+
+
+@dataclass(frozen=True)
+class EmbedSpec(AskSpec):
+    """A column's embeddings, whose recipe is an `Embed`."""
+
+    kind = "embed"
+
+
+class AskRows:
+    """Rows of which something can be asked."""
+
+    pipeline: Pipeline
+    _node: str
+
+    def _ask(
+        self,
+        kind: type[AskSpec],
+        name: str,
+        recipe: Recipe,
+        provider: str | type,
+        model: str,
+        provider_options: Mapping[str, Any] | None,
+        asset: dict[str, Any],
+        *,
+        needs: Resources,
+        concurrency: int | tuple[int, int] | None,
+        failures: Failures,
+        **more: Any,
+    ) -> Stage:
+        """Adds a stage of a recipe; `more` are further fields of its spec."""
+        culprit = self.pipeline._culprit(name)
+        needs.validate(culprit)
+        self._check_columns(culprit, recipe, failures)
+        if not isinstance(model, str) or not model:
+            raise DefinitionError(f"{culprit}: model is {model!r}; expected a model's name")
+        found = provider_class(culprit, provider, recipe.method)
+        options = mapping(culprit, "provider_options", provider_options)
+        arguments = {"model": model, "options": options}
+        keep_arguments((), arguments)
+        workers = parse_concurrency(culprit, concurrency) or (1, 1)
+        operational = getattr(found, "OPERATIONAL", ())
+        udf = Udf(
+            target=functools.partial(Asker, found),
+            stateful=True,
+            style="async",
+            kwargs={"recipe": recipe, "workers": workers[1]},
+            constructor_kwargs=arguments,
+            label=f"{found.__name__}({model!r})",
+        )
+        return self.pipeline._add(
+            kind(
+                name=name,
+                upstream=(self._node,),
+                asset=asset_options(culprit, asset),
+                udf=udf,
+                schema=recipe.schema,
+                columns=recipe.reads,
+                batch_format="pyarrow",
+                auto_batch=False,
+                cardinality="one_to_one",
+                concurrency=workers,
+                resources=needs,
+                failures=failures,
+                carried=recipe.carried,
+                provider=found,
+                model=model,
+                options={k: v for k, v in options.items() if k not in operational},
+                recipe=recipe,
+                **more,
+            )
+        )
+
+    def _check_columns(self, culprit: str, recipe: Recipe, failures: Failures) -> None:
+        """Raises DefinitionError for columns that are known to be missing, or to be there twice."""
+        ids = [key.column for key in self.pipeline.keys(self._node)]
+        error = [ERROR_COLUMN] if failures.on_error == "null" else []
+        if twice := sorted({*recipe.carried, *ids, *error} & set(recipe.schema.names)):
+            raise DefinitionError(
+                f"{culprit}: two columns would be called {twice[0]!r}; give output_column another "
+                "name"
+            )
+        if self._node == SOURCE:
+            return
+        spec = self.pipeline[self._node].spec
+        if not isinstance(spec, (ProjectSpec, MapBatchesSpec)):
+            return
+        known = known_columns(self.pipeline, self._node)
+        if missing := [column for column in recipe.reads if column not in known]:
+            raise DefinitionError(
+                f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "
+                f"{names(known, 20)}"
+            )
+
+
+def name_of(culprit: str, value: Any, argument: str = "output_column") -> str:
+    """`value` if it is a column's name; raises DefinitionError otherwise."""
+    if not isinstance(value, str) or not value:
+        raise DefinitionError(f"{culprit}: {argument} is {value!r}; expected a name")
+    return value

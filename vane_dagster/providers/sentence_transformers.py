@@ -1,0 +1,38 @@
+"""A SentenceTransformer in the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from vane_dagster.providers.registry import needs
+
+
+class SentenceTransformersProvider:
+    """Embeds on a GPU where there is one.
+
+    Args:
+        model: A name on the Hugging Face hub, or a folder.
+        batch_size: Texts that are computed together.
+        options: Passed to `SentenceTransformer`, such as revision, device, model_kwargs.
+    """
+
+    OPERATIONAL = frozenset({"batch_size", "device"})
+
+    def __init__(self, model: str, *, batch_size: int = 64, **options: Any) -> None:
+        library = needs("sentence_transformers", "torch", "sentence_transformers")
+        self._model = library.SentenceTransformer(model, **options)
+        self._batch_size = batch_size
+        self._turn = asyncio.Lock()
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
+        """See `Embedder.embed`."""
+        async with self._turn:
+            return await asyncio.to_thread(
+                self._model.encode,
+                list(texts),
+                batch_size=self._batch_size,
+                truncate_dim=dimensions,
+                show_progress_bar=False,
+            )
