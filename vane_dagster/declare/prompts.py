@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +109,8 @@ class PromptRows:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
                 content); or text with ``{column}`` fields.
-            provider: "openai" or "transformers"; the name of an installed package's provider; or a
-                class, see `vane_dagster.providers.base.Provider`.
+            provider: "openai", "transformers" or "vllm"; the name of an installed package's
+                provider; or a class, see `vane_dagster.providers.base.Provider`.
             model: The model's name, as the provider knows it.
             system: The system message, before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
@@ -210,7 +210,7 @@ class PromptRows:
                 carried=tuple(carried),
                 provider=found,
                 model=model,
-                options={k: v for k, v in options.items() if k not in operational},
+                options=_keyed(options, operational),
                 prompt=recipe,
             )
         )
@@ -228,3 +228,14 @@ class PromptRows:
                 f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "
                 f"{names(known, 20)}"
             )
+
+
+def _keyed(
+    options: Mapping[str, Any], operational: Collection[str], above: str = ""
+) -> dict[str, Any]:
+    """The options that may change answers, those within options too: ``"option.name"``."""
+    return {
+        name: _keyed(value, operational, f"{above}{name}.") if isinstance(value, Mapping) else value
+        for name, value in options.items()
+        if f"{above}{name}" not in operational
+    }

@@ -14,6 +14,7 @@ GROUP = "vane_dagster.providers"
 _OWN = {
     "openai": "vane_dagster.providers.openai:OpenAIProvider",
     "transformers": "vane_dagster.providers.transformers:TransformersProvider",
+    "vllm": "vane_dagster.providers.vllm:VllmProvider",
 }
 
 
