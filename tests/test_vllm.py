@@ -38,6 +38,7 @@ ENGINE = {
     "block_size": 32,
     "max_num_seqs": 4,
     "max_model_len": 192,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 
 needs_vllm = pytest.mark.skipif(
@@ -125,6 +126,11 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
     return read_stage(tmp_path / "store", "docs", stage)
 
 
+def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
+    """Without a last character of which not all bytes came: vLLM leaves it out."""
+    return [text.rstrip("\ufffd") for text in read(tmp_path, stage)["response"].to_pylist()]
+
+
 def greedy(
     folder: Path, texts: list[str], tokens: int = 8, system: str = "", change: Any = None
 ) -> list[str]:
@@ -136,7 +142,7 @@ def greedy(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if change is not None:
         change(model)
-    answers = []
+    found = []
     for text in texts:
         chat = [{"role": "system", "content": system}] if system else []
         chat.append({"role": "user", "content": text})
@@ -144,8 +150,8 @@ def greedy(
         given = tokenizer(prompt, return_tensors="pt")
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
         new = out[0, given["input_ids"].shape[1] :]
-        answers.append(tokenizer.decode(new, skip_special_tokens=True))
-    return answers
+        found.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
+    return found
 
 
 # Without an engine
@@ -163,7 +169,11 @@ def test_what_changes_no_answer_is_no_part_of_the_key(tmp_path):
     pipeline = docs(tmp_path)
     asked = ask(pipeline, tmp_path, "asked", provider_options=options)
     assert asked.spec.options == {
-        "engine_kwargs": {"dtype": "float32", "max_model_len": 192},
+        "engine_kwargs": {
+            "dtype": "float32",
+            "max_model_len": 192,
+            "structured_outputs_config": ENGINE["structured_outputs_config"],
+        },
         "lora": {"a": "/a"},
     }
 
@@ -231,7 +241,7 @@ def test_stages_of_a_pipeline_share_an_engine(tiny, tmp_path, local, materialize
     assert gone([psutil.Process(pid) for pid in seen if psutil.pid_exists(pid)])
     rows = read(tmp_path, "said")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
-    assert rows["response"].to_pylist() == greedy(tiny, TEXTS, system=SYSTEM)
+    assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)
     usage = rows["response_usage"].to_pylist()
     assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
     assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
@@ -276,8 +286,8 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
         return pipeline
 
     materialize(asked(), ray_compute)
-    answers = greedy(tiny, TEXTS)
-    assert read(tmp_path)["response"].to_pylist() == answers
+    right = greedy(tiny, TEXTS)
+    assert answers(tmp_path) == right
     first = engine(worker())
 
     told = failure(
@@ -297,7 +307,7 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
     assert gone(first)
     materialize(asked(), ray_compute, config={"force": True})
-    assert read(tmp_path)["response"].to_pylist() == answers
+    assert answers(tmp_path) == right
     second = engine(worker())
     assert second != first
 
@@ -314,7 +324,7 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     materialize(pipeline, ray_compute)
     killer.join()
     assert gone(second)
-    assert read(tmp_path)["response"].to_pylist() == greedy(tiny, TEXTS, 64) * 100
+    assert answers(tmp_path) == greedy(tiny, TEXTS, 64) * 100
     third = engine(worker())
     assert third != second
 
