@@ -202,7 +202,10 @@ def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"provider": "nobody"}, "unknown provider 'nobody'; there are 'openai', 'transformers', 'vllm'"),
+        (
+            {"provider": "nobody"},
+            "unknown provider 'nobody'; there are 'openai', 'transformers', 'vllm'",
+        ),
         ({"provider": dict}, "expected a name"),
         ({"model": ""}, "model is ''; expected a model's name"),
         ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),

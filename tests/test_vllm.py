@@ -21,6 +21,7 @@ from conftest import failure, read_stage, write_source
 from tiny_llm import make
 
 import vane_dagster as vd
+from vane_dagster.execute.keeper_client import keepers
 from vane_dagster.providers import guard
 from vane_dagster.providers.vllm import VllmProvider, reserved_gpus
 
@@ -65,28 +66,26 @@ def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
     evict()
 
 
-def keepers() -> list[Any]:
-    from vane_dagster.execute.keeper_client import keepers
-
-    return list(keepers().values())
-
-
 def evict() -> None:
     import ray
 
-    for keeper in keepers():
+    for keeper in keepers().values():
         for pool in ray.get(keeper.pools.remote(), timeout=30):
             if pool["identity"] != "io":
                 ray.get(keeper.evict.remote(pool["identity"], True), timeout=30)
 
 
-def worker() -> int:
-    """The pid of the only model's worker."""
+def described() -> dict[str, Any]:
+    """The only model's worker."""
     import ray
 
-    pools = [p for keeper in keepers() for p in ray.get(keeper.pools.remote(), timeout=30)]
+    pools = [p for keeper in keepers().values() for p in ray.get(keeper.pools.remote(), timeout=30)]
     ((found,),) = [pool["workers"] for pool in pools if pool["identity"] != "io"]
-    return int(found["pid"])
+    return dict(found)
+
+
+def worker() -> int:
+    return int(described()["pid"])
 
 
 def engine(of: int) -> list[psutil.Process]:
@@ -290,13 +289,9 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     assert answers(tmp_path) == right
     first = engine(worker())
 
-    told = failure(
-        materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False)
-    )
+    told = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
     assert "sampling_params has 'beams', which provider 'vllm' does not take" in told
-    told = failure(
-        materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False)
-    )
+    told = failure(materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False))
     assert "sampling_params has the adapter 'x'; provider_options['lora'] has none" in told
     told = failure(
         materialize(asked(sampling_params={"temperature": -1}), ray_compute, raises=False)
@@ -312,19 +307,18 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     assert second != first
 
     def kill() -> None:
-        process = psutil.Process(worker())
-        until(lambda: process.cpu_times().user > 0 and process.num_threads(), "it is there")
+        until(lambda: described()["state"] == "busy", "rows are with the engine")
+        time.sleep(0.3)
         second[0].send_signal(signal.SIGKILL)
 
-    many = TEXTS * 100
-    pipeline = docs(tmp_path, many)
-    ask(pipeline, tiny, sampling_params={"max_tokens": 64})
-    killer = threading.Timer(3.0, kill)
+    pipeline = docs(tmp_path, TEXTS * 8)
+    ask(pipeline, tiny, sampling_params={"max_tokens": 16})
+    killer = threading.Thread(target=kill)
     killer.start()
     materialize(pipeline, ray_compute)
     killer.join()
     assert gone(second)
-    assert answers(tmp_path) == greedy(tiny, TEXTS, 64) * 100
+    assert answers(tmp_path) == greedy(tiny, TEXTS, 16) * 8
     third = engine(worker())
     assert third != second
 
@@ -344,3 +338,49 @@ def test_a_killed_worker_takes_its_engine_along(tiny, tmp_path, ray_compute, mat
     os.kill(pid, signal.SIGKILL)
 
     assert gone(processes)
+
+
+def adapter(folder: Path, model: Path) -> Path:
+    """A LoRA adapter that changes the answers."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    torch.manual_seed(7)
+    tensors = {}
+    for layer in range(2):
+        name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(8, 128)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(64, 8)
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    settings |= {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@needs_vllm
+def test_stages_with_different_adapters_share_an_engine(tiny, tmp_path, local, materialize):
+    from safetensors.torch import load_file
+
+    folder = adapter(tmp_path / "adapter", tiny)
+    pipeline = docs(tmp_path)
+    options = {"lora": {"tuned": str(folder)}}
+    ask(pipeline, tiny, "plain", provider_options=options)
+    tuned = {"adapter": "tuned"}
+    ask(pipeline, tiny, "tuned", provider_options=options, sampling_params=tuned)
+    seen: set[int] = set()
+    with watched(seen):
+        materialize(pipeline, local)
+
+    def merge(model: Any) -> None:
+        tensors = load_file(str(folder / "adapter_model.safetensors"))
+        for number, layer in enumerate(model.model.layers):
+            name = f"base_model.model.model.layers.{number}.mlp.down_proj"
+            down, up = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
+            layer.mlp.down_proj.weight.data += up @ down
+
+    assert len(seen) == 1
+    assert answers(tmp_path, "plain") == greedy(tiny, TEXTS)
+    assert answers(tmp_path, "tuned") == greedy(tiny, TEXTS, change=merge)
+    assert answers(tmp_path, "tuned") != answers(tmp_path, "plain")
