@@ -137,10 +137,9 @@ class VllmProvider:
         params = self._sampling_params(sampling, request)
         prompt = await self._rendered(request)
         self._check_length(len(prompt["prompt_token_ids"]), params.max_tokens, sampling)
-        found: Any = None
         id = f"{request.id}-{uuid.uuid4().hex}"
-        async for found in self._engine.generate(prompt, params, id, lora_request=adapter):
-            pass
+        steps = self._engine.generate(prompt, params, id, lora_request=adapter)
+        *_, found = [step async for step in steps]  # one, of the whole answer
         answer = found.outputs[0]
         return Answer(
             answer.text,
@@ -184,7 +183,7 @@ class VllmProvider:
         return self._adapters[name]
 
     def _sampling_params(self, sampling: Mapping[str, Any], request: Request) -> Any:
-        """vLLM's own parameters for a request.
+        """Parameters for a request, as vLLM takes them.
 
         Raises:
             StageError: If there is none of a name, or its value is refused.
