@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -340,13 +341,13 @@ def test_a_killed_worker_takes_its_engine_along(tiny, tmp_path, ray_compute, mat
     assert gone(processes)
 
 
-def adapter(folder: Path, model: Path) -> Path:
+def adapter(folder: Path, model: Path, seed: int) -> Path:
     """A LoRA adapter that changes the answers."""
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir()
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     tensors = {}
     for layer in range(2):
         name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
@@ -363,17 +364,17 @@ def adapter(folder: Path, model: Path) -> Path:
 def test_stages_with_different_adapters_share_an_engine(tiny, tmp_path, local, materialize):
     from safetensors.torch import load_file
 
-    folder = adapter(tmp_path / "adapter", tiny)
+    folders = {name: adapter(tmp_path / name, tiny, seed) for seed, name in enumerate("ab", 7)}
     pipeline = docs(tmp_path)
-    options = {"lora": {"tuned": str(folder)}}
-    ask(pipeline, tiny, "plain", provider_options=options)
-    tuned = {"adapter": "tuned"}
-    ask(pipeline, tiny, "tuned", provider_options=options, sampling_params=tuned)
+    options = {"lora": {name: str(folder) for name, folder in folders.items()}}
+    for name in folders:
+        given = {"provider_options": options, "sampling_params": {"adapter": name}}
+        ask(pipeline, tiny, name, **given)
     seen: set[int] = set()
     with watched(seen):
         materialize(pipeline, local)
 
-    def merge(model: Any) -> None:
+    def merge(model: Any, folder: Path) -> None:
         tensors = load_file(str(folder / "adapter_model.safetensors"))
         for number, layer in enumerate(model.model.layers):
             name = f"base_model.model.model.layers.{number}.mlp.down_proj"
@@ -381,6 +382,7 @@ def test_stages_with_different_adapters_share_an_engine(tiny, tmp_path, local, m
             layer.mlp.down_proj.weight.data += up @ down
 
     assert len(seen) == 1
-    assert answers(tmp_path, "plain") == greedy(tiny, TEXTS)
-    assert answers(tmp_path, "tuned") == greedy(tiny, TEXTS, change=merge)
-    assert answers(tmp_path, "tuned") != answers(tmp_path, "plain")
+    for name, folder in folders.items():
+        right = greedy(tiny, TEXTS, change=functools.partial(merge, folder=folder))
+        assert answers(tmp_path, name) == right
+    assert answers(tmp_path, "a") != answers(tmp_path, "b")
