@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,7 @@ class AskRows:
                 carried=recipe.carried,
                 provider=found,
                 model=model,
-                options={k: v for k, v in options.items() if k not in operational},
+                options=_keyed(options, operational),
                 recipe=recipe,
                 **more,
             )
@@ -163,3 +163,14 @@ def name_of(culprit: str, value: Any, argument: str = "output_column") -> str:
     if not isinstance(value, str) or not value:
         raise DefinitionError(f"{culprit}: {argument} is {value!r}; expected a name")
     return value
+
+
+def _keyed(
+    options: Mapping[str, Any], operational: Collection[str], above: str = ""
+) -> dict[str, Any]:
+    """The options that may change answers, those within options too: ``"option.name"``."""
+    return {
+        name: _keyed(value, operational, f"{above}{name}.") if isinstance(value, Mapping) else value
+        for name, value in options.items()
+        if f"{above}{name}" not in operational
+    }

@@ -78,8 +78,8 @@ class PromptRows(AskRows):
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
                 content); or text with ``{column}`` fields.
-            provider: "openai" or "transformers"; the name of an installed package's provider; or a
-                class, see `vane_dagster.providers.base.Provider`.
+            provider: "openai", "transformers" or "vllm"; the name of an installed package's
+                provider; or a class, see `vane_dagster.providers.base.Provider`.
             model: The model's name, as the provider knows it.
             system: The system message, before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so

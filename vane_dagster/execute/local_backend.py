@@ -184,7 +184,7 @@ class LocalBackend:
 
 
 def _close(processes: dict[str, _Process], folder: str) -> None:
-    for process in processes.values():
+    for process in list(processes.values()):  # a run that is interrupted may still change them
         process.end()
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)

@@ -61,7 +61,7 @@ class Provider(Protocol):
     Where it has them, these are used too: ``check_health()``, which raises when the model is dead;
     ``shared_by(workers)``, called with the most workers that there may be, for limits of them all;
     ``OPERATIONAL``, names of options that don't change answers, such as addresses and limits, and
-    so are no part of fragment keys.
+    so are no part of fragment keys; one within an option is ``"option.name"``.
     """
 
     async def submit(self, request: Request) -> Answer:

@@ -17,6 +17,7 @@ _OWN = {
         "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"
     ),
     "transformers": "vane_dagster.providers.transformers:TransformersProvider",
+    "vllm": "vane_dagster.providers.vllm:VllmProvider",
 }
 
 
