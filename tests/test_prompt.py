@@ -184,6 +184,20 @@ def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materi
     ]
 
 
+def test_the_assets_say_what_is_asked(tmp_path):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "Say: {text}", provider=Reversed, model="m")
+    pipeline.prompt("said", "text", provider=Reversed, model="m")
+    pipeline.embed("vectors", "text", provider=Reversed, model="m")
+    specs = {spec.key.path[-1]: spec for spec in pipeline.build_assets().specs}
+    assert [specs[name].description for name in ("asked", "said", "vectors")] == [
+        "Reversed('m') is asked: Say: {text}",
+        "Reversed('m') is asked: column `text`",
+        "Column `text` is embedded by Reversed('m')",
+    ]
+    assert [specs[name].kinds for name in ("asked", "vectors")] == [{"prompt"}, {"embed"}]
+
+
 # Providers
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster.declare.asking import AskSpec
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.stage import SOURCE, AssetOptions, MapBatchesSpec, StageSpec
@@ -62,7 +63,9 @@ def _common(
 
 
 def _description(spec: StageSpec) -> str | None:
-    """The first paragraph of the user's own docstring."""
+    """What is asked of a model, or the first paragraph of the user's own docstring."""
+    if isinstance(spec, AskSpec):
+        return str(spec.recipe.told(spec.udf.name))
     if not isinstance(spec, MapBatchesSpec) or not spec.udf.target.__doc__:
         return None
     return spec.udf.target.__doc__.strip().split("\n\n")[0]

@@ -32,6 +32,9 @@ class Recipe(Protocol):
     def keyed(self) -> Mapping[str, Any]:
         """The values that change what comes out."""
 
+    def told(self, model: str) -> str:
+        """What is asked of a model, for people."""
+
     async def run(self, provider: Any, batch: pa.Table) -> Any:
         """What comes out for a batch, whose first column is the id."""
 

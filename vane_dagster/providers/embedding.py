@@ -55,6 +55,10 @@ class Embed:
             "include_columns": self.carried,
         }
 
+    def told(self, model: str) -> str:
+        """See `Recipe`."""
+        return f"Column `{self.column}` is embedded by {model}"
+
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
         """Embeds the texts of a batch together; a null is an error of its row."""
         texts = batch.column(self.column).to_pylist()

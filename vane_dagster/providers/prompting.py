@@ -66,6 +66,11 @@ class Prompt:
             "explain_errors": self.explain,
         }
 
+    def told(self, model: str) -> str:
+        """See `Recipe`."""
+        asked = f"column `{self.template.text}`" if self.template.column else self.template.text
+        return f"{model} is asked: {asked}"
+
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
         """Asks about all rows at the same time; those that fail are told one by one."""
         rows, id = batch.to_pylist(), batch.column_names[0]
