@@ -62,6 +62,8 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "Installing the tests' needs into $(VENV); the first time takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@# vLLM asks for these; they are not used here, and transformers fails where they fit no CPU.
+	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VENV)/.demo $@
 
 $(BIN)/python:

@@ -29,6 +29,7 @@ packages = dg.StaticPartitionsDefinition(list(PARTITIONS))
     kinds={"python", "parquet"},
     description="Docstrings of one top-level package of the standard library, a row a name.",
 )
+# Dagster's result is generic in a way that its documentation does not use.
 def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Extracts the docstrings of each partition's package into a Parquet file."""
     contents = hashlib.sha256()

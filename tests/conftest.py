@@ -165,6 +165,22 @@ def column_of(read: Any, column: str) -> list[Any]:
     return read[column].to_pylist() if isinstance(read, pa.Table) else list(read[column])
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny language model with random weights."""
+    from benchmarks.tiny_llm import make
+
+    return make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def vllm_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM wants in the environment on a CPU, without a network."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 def failure(result: dg.ExecuteInProcessResult) -> str:
     """The description of the failed step's error."""
     assert not result.success

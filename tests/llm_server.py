@@ -23,6 +23,9 @@ class Server:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict] = []
         self.times: list[float] = []

@@ -35,7 +35,7 @@ class Unavailable(Model):
     """Imports what no worker has."""
 
     def __init__(self, trace: str) -> None:
-        import a_package_that_nobody_has  # noqa: F401
+        import a_package_that_nobody_has  # noqa: F401  # its absence is what is tested
 
 
 GOOD = {"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]}
@@ -239,7 +239,7 @@ def test_an_expression_of_another_type(tmp_path, refused):
 def test_a_column_that_a_map_asks_for_in_vain(tmp_path, refused):
     refused(
         make(tmp_path, columns=["n", "txt"]),
-        "stage 'docs/scaled': columns names 'txt', which 'clean' does not have",
+        "stage 'docs/scaled': needs 'txt', which 'clean' does not have",
         "it has 'id', 'n', 'text'",
     )
 

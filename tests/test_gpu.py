@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, distribution
 
 import dagster as dg
 import numpy as np
 import pytest
-from conftest import metadata, read_stage, write_source
+from conftest import failure, metadata, read_stage, write_source
+from tiny_answers import greedy
+from vllm_stages import TEXTS, answers, ask, docs
 
 import vane_dagster as vd
+from benchmarks.tiny_llm import make
 from vane_dagster.execute.local_backend import visible_gpus
 
 pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on this machine")
@@ -129,3 +133,37 @@ def test_the_model_stays_on_the_gpu_between_runs(tmp_path, cluster, materialize)
 
     assert (first["model_loads"], first["warm_hits"]) == (1, 0)
     assert (second["model_loads"], second["warm_hits"]) == (0, 1)
+
+
+def has_vllm() -> bool:
+    """Whether vLLM is there, and not its build for CPUs, which has another name."""
+    try:
+        return bool(distribution("vllm"))
+    except PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed, or its build for CPUs alone")
+def test_vllm_answers_on_the_gpu_and_stays_there(tmp_path, cluster, materialize):
+    model, compute = make(tmp_path / "tiny"), vd.RayCompute(cluster=cluster)
+    pipeline = docs(tmp_path, TEXTS * 20)
+    ask(pipeline, model, gpus_per_actor=1)
+    ask(pipeline, model, "again", gpus_per_actor=1, messages="Once more: {text}")
+
+    done = materialize(pipeline, compute)
+
+    assert answers(tmp_path) == greedy(model, TEXTS) * 20
+    assert answers(tmp_path, "again") == greedy(model, [f"Once more: {t}" for t in TEXTS]) * 20
+    facts = metadata(done, "asked")
+    assert facts["completion_tokens"] > 0
+    pipeline = docs(tmp_path / "other")
+    ask(pipeline, model, gpus_per_actor=1)
+    assert metadata(materialize(pipeline, compute), "asked")["warm_hits"] == 1
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed, or its build for CPUs alone")
+def test_vllm_without_a_gpu_of_its_own_says_what_to_reserve(tmp_path, cluster, materialize):
+    pipeline = docs(tmp_path)
+    ask(pipeline, make(tmp_path / "tiny"))
+    told = failure(materialize(pipeline, vd.RayCompute(cluster=cluster), raises=False))
+    assert "give the stage gpus_per_actor=1" in told

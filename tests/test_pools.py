@@ -278,6 +278,7 @@ def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute,
         pipeline = docs(tmp_path)
         add(pipeline, "out", tmp_path, concurrency=4)
         materialize(pipeline, ray_compute, config={"force": True})
+        # It is called before the loop goes on.
         pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023
         for pid in pids[-4:]:
             os.kill(pid, signal.SIGKILL)
@@ -550,11 +551,12 @@ class Parent:
     """Starts a process of its own, and does not end it."""
 
     def __init__(self, log: str) -> None:
+        self.loads = Path(log) / "loads"
         self.child = subprocess.Popen(["sleep", "1000"])
-        note(Path(log) / "loads", os.getpid(), self.child.pid)
+        note(self.loads, os.getpid(), self.child.pid)
 
     def __call__(self, batch):
-        time.sleep(0.2)
+        until(lambda: len(noted(self.loads)) == 4, "both workers are loaded")
         return {"id": batch["id"], "out": batch["id"], "pid": batch["id"]}
 
 

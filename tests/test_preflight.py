@@ -167,7 +167,7 @@ class FirstBroken:
     """Imports what nobody has."""
 
     def __init__(self) -> None:
-        import a_first_package_that_nobody_has  # noqa: F401
+        import a_first_package_that_nobody_has  # noqa: F401  # its absence is tested
 
     def __call__(self, batch):
         return {"n": batch["n"]}
@@ -178,7 +178,7 @@ class SecondBroken(FirstBroken):
 
     def __init__(self) -> None:
         time.sleep(1)
-        import a_second_package_that_nobody_has  # noqa: F401
+        import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
 
 
 def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materialize):

@@ -15,10 +15,11 @@ import pydantic
 import pytest
 from conftest import failure, metadata, read_stage, write_source
 from llm_server import KEY, Server, serving
-from tiny_llm import make
 
 import vane_dagster as vd
-from vane_dagster.providers.base import Answer, Request
+from benchmarks.tiny_llm import make
+from vane_dagster.plan.definition import pool_identity
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.pace import Pace
 from vane_dagster.providers.template import parse_template
@@ -42,6 +43,11 @@ class Reversed:
 
     async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
         return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
+
+
+class Needy(Reversed):
+    def __init__(self, model: str, region: str) -> None:
+        super().__init__(model)
 
 
 class Person(pydantic.BaseModel):
@@ -69,7 +75,7 @@ def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Ser
     """The endpoint with its counts at zero; a key is in the environment."""
     monkeypatch.setenv("LLM_KEY", KEY)
     found = endpoint[0]
-    found.__init__()  # type: ignore[misc]
+    found.clear()
     return found
 
 
@@ -165,7 +171,7 @@ def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{title}", provider=Reversed, model="m")
 
-    assert "columns names 'title'" in failure(materialize(pipeline, local, raises=False))
+    assert "needs 'title'" in failure(materialize(pipeline, local, raises=False))
 
 
 def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materialize):
@@ -218,6 +224,45 @@ def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers
     assert computed(return_format=["xof a", "god a"], on_error="null", max_error_rate=1) == 1
 
 
+def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch, materialize):
+    installed = tmp_path / "installed"
+    (installed / "house-1.0.dist-info").mkdir(parents=True)
+    (installed / "house-1.0.dist-info" / "METADATA").write_text("Name: house\nVersion: 1.0\n")
+    (installed / "house-1.0.dist-info" / "entry_points.txt").write_text(
+        "[vane_dagster.providers]\nhouse = house_llm:House\n"
+    )
+    (installed / "house_llm.py").write_text(
+        "from vane_dagster.providers.base import Answer\n\n\n"
+        "class House:\n"
+        "    def __init__(self, model):\n"
+        "        self.model = model\n\n"
+        "    async def submit(self, request):\n"
+        "        return Answer(f'{self.model}: {request.messages[-1][\"content\"]}')\n"
+    )
+    monkeypatch.syspath_prepend(str(installed))
+    pipeline = docs(tmp_path, ["a fox"])
+    pipeline.prompt("asked", "{text}", provider="house", model="barn")
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == ["barn: a fox"]
+    with pytest.raises(vd.DefinitionError, match="there are 'house', 'openai', "):
+        pipeline.prompt("other", "{text}", provider="hose", model="barn")
+
+
+def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_classes(tmp_path):
+    class Pet(pydantic.BaseModel):
+        name: str
+
+    formats = {"plain": None, "choices": ["yes", "no"], "person": Person, "pet": Pet}
+    pipeline = docs(tmp_path)
+    for name, form in formats.items():
+        pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
+    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
+    assert pools["plain"] == pools["choices"]
+    assert len(set(pools.values())) == 3
+
+
 def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
     def version(messages: str = "{text}", **kwargs: Any) -> str:
         pipeline = docs(tmp_path)
@@ -243,7 +288,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         (
             {"provider": "nobody"},
             "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
-            "'transformers', 'vllm'",
+            "'transformers', 'transformers_classifier', 'vllm'",
         ),
         ({"provider": dict}, "has no `async def submit`"),
         ({"provider": 7}, "provider is 7; expected a name"),
@@ -261,13 +306,26 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
         ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
         ({"explain_errors": -1}, "explain_errors is -1"),
+        (
+            {"provider_options": {"adress": "x"}},
+            "provider_options has 'adress', which Reversed does not take; it takes 'address'",
+        ),
+        ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
+        ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, told, tmp_path):
     with pytest.raises(vd.DefinitionError, match=re.escape(told)):
         docs(tmp_path).prompt(
-            "asked", "{text}", **{"provider": Reversed, "model": "m", **arguments}
+            "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
         )
+
+
+def test_more_gpus_than_there_are(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
+    told = failure(materialize(pipeline, local, raises=False))
+    assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
 
 
 # An endpoint
@@ -287,6 +345,58 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
 
 
+def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
+    heat = pa.array([0.5, None, 1.5, 0.0], pa.float64())
+    pipeline = docs(tmp_path, heat=heat)
+    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}", "max_tokens": 3})
+
+    materialize(pipeline, local)
+
+    found = {body["messages"][-1]["content"]: body for body in server.bodies}
+    assert [found[text].get("temperature") for text in TEXTS] == heat.to_pylist()
+    assert {body["max_tokens"] for body in server.bodies} == {3}
+    clean = pipeline.project("clean", {"id": "id", "text": "text"})
+    given = {"sampling_params": {"temperature": "{heat}"}}
+    with pytest.raises(vd.DefinitionError, match="needs 'heat', which 'clean' does not have"):
+        clean.prompt("again", "{text}", provider=Reversed, model="m", **given)
+
+
+class Fussy(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        if (tone := request.sampling.get("tone")) not in (None, "mild"):
+            raise SamplingRefused(f"there is no tone {tone!r}")
+        return await super().submit(request)
+
+
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
+    tmp_path, local, materialize
+):
+    pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
+    given = {"provider": Fussy, "model": "m"}
+    pipeline.prompt("asked", "{text}", sampling_params={"tone": "{tone}"}, on_error="null",
+                    include_columns=["text"], max_error_rate=0.5, **given)  # fmt: skip
+    pipeline.prompt("harsh", "{text}", sampling_params={"tone": "harsh"}, on_error="null",
+                    max_error_rate=0.5, **given)  # fmt: skip
+
+    done = materialize(pipeline, local, raises=False)
+
+    rows = read(tmp_path)
+    assert [row is None for row in rows["response"].to_pylist()] == [False, True, False, False]
+    assert "there is no tone 'harsh'" in rows["error"][1].as_py()
+    assert rows["text"].to_pylist() == TEXTS, "what is passed on is no result"
+    assert "stage 'docs/harsh'" in failure(done)
+
+
+def test_a_wrong_key_is_no_rows_error_where_sampling_is_the_rows_own(
+    tmp_path, local, server, endpoint, monkeypatch, materialize
+):
+    monkeypatch.setenv("LLM_KEY", "another")
+    pipeline = docs(tmp_path, heat=[0.5] * 4)
+    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}"}, on_error="null",
+          max_error_rate=1.0)  # fmt: skip
+    assert "AuthenticationError" in failure(materialize(pipeline, local, raises=False))
+
+
 def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path)
     prices = {"prompt": 2.0, "completion": 10.0, "cached": 1.0}
@@ -295,6 +405,7 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
     facts = metadata(materialize(pipeline, local), "asked")
 
     words = sum(len(text.split()) for text in TEXTS)
+    assert facts["requests"] == 4
     tokens = [facts[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
     assert tokens == [words, words + 4, 4]
     assert facts["cache_hit_rate"] == pytest.approx(4 / words, abs=1e-4)
@@ -372,6 +483,14 @@ def test_a_wrong_or_missing_key_fails_at_once(
     assert not server.seen
 
 
+def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
+    monkeypatch.setenv("LLM_KEY", KEY)
+    pipeline = docs(tmp_path)
+    asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
+    told = failure(materialize(pipeline, local, raises=False))
+    assert "APIConnectionError at http://127.0.0.1:9/v1/chat/completions: " in told
+
+
 def test_requests_in_flight_are_bounded(tmp_path, local, server, endpoint, materialize):
     server.seconds = 0.02
     pipeline = docs(tmp_path, [f"text {i}" for i in range(40)])
@@ -389,6 +508,7 @@ def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
         waited.append(seconds)
 
     monkeypatch.setattr("vane_dagster.providers.pace.asyncio.sleep", sleep)
+    monkeypatch.setattr("vane_dagster.providers.pace.time.monotonic", lambda: 1000.0)
 
     async def take(pace: Pace, times: int) -> None:
         for _ in range(times):
@@ -396,12 +516,12 @@ def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
 
     pace = Pace(60)
     asyncio.run(take(pace, 4))
-    assert waited == pytest.approx([1, 2, 3], abs=0.1)
+    assert waited == [1, 2, 3]
     waited.clear()
     pace = Pace(60)
     pace.workers = 3
     asyncio.run(take(pace, 3))
-    assert waited == pytest.approx([3, 6], abs=0.1)
+    assert waited == [3, 6]
     waited.clear()
     asyncio.run(take(Pace(None), 100))
     assert waited == []
@@ -452,6 +572,8 @@ def test_answers_are_validated_and_become_columns(tmp_path, local, server, endpo
         None,
         {"name": "Eve", "age": 5, "mood": "good", "tags": []},
     ]
+    usage = rows["response_usage"].to_pylist()
+    assert [used and used["requests"] for used in usage] == [1, None, None, 2]
     errors = rows["error"].to_pylist()
     assert "age: Value error, nobody is that young" in errors[1]
     assert '"age": -1' in errors[1]  # the answer is kept
@@ -547,6 +669,14 @@ def test_a_model_of_transformers(tiny, tmp_path, local, materialize):
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
     assert aside["error"].to_pylist() == ["PromptTooLong"]
     assert "the model takes 96" in aside["message"][0].as_py()
+
+
+def test_sampling_that_transformers_does_not_know(tiny, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    given = {"provider": "transformers", "model": str(tiny), "on_error": "null"}
+    pipeline.prompt("asked", "{text}", sampling_params={"max_tokens": 8, "beams": 2}, **given)
+    told = failure(materialize(pipeline, local, raises=False))
+    assert "sampling_params has 'beams', which provider 'transformers' does not take" in told
 
 
 def _greedy(folder: Path, text: str, tokens: int) -> str:

@@ -301,12 +301,12 @@ def test_faults_that_are_declared_wrongly(kind, given, told):
 
 def test_blocks_that_are_declared_wrongly():
     fault = testing.CallFault("made", ids="seven")
-    with pytest.raises(DefinitionError, match=r"a list; expected CallFault"):  # noqa: SIM117
-        with testing.faults([fault]):
-            pass
-    with testing.faults(fault), pytest.raises(DefinitionError, match="give all in one block"):  # noqa: SIM117
-        with testing.faults(fault):
-            pass
+    refused = pytest.raises(DefinitionError, match=r"a list; expected CallFault")
+    with refused, testing.faults([fault]):
+        pass
+    twice = pytest.raises(DefinitionError, match="give all in one block")
+    with testing.faults(fault), twice, testing.faults(fault):
+        pass
     assert failpoints.VARIABLE not in os.environ
 
 

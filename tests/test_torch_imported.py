@@ -16,7 +16,7 @@ from vane_dagster.plan.shipping import activate
 class _Anything(types.ModuleType):
     """A module that has every attribute, none of which is what it should be."""
 
-    __path__ = object()  # type: ignore[assignment]
+    __path__ = object()  # type: ignore[assignment]  # no package has such a path
     __file__ = "_classes.py"
 
 

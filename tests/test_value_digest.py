@@ -147,6 +147,7 @@ def test_layout_in_memory_does_not_count() -> None:
         (object(), "kwargs", "builtins.object"),
         ({"client": threading.Lock()}, "kwargs['client']", "_thread.lock"),
         ({"a": [1, types.SimpleNamespace(session=object())]}, "kwargs['a'][1].session", "object"),
+        # It takes no lock, which is what is tested.
         (Options(names=(threading.Lock(),)), "kwargs.names[0]", "lock"),  # type: ignore[arg-type]
         (functools.partial(function, threading.Lock()), "kwargs.args[0]", "lock"),
         (Holder().__init__, "kwargs.__self__", "Holder"),
@@ -213,7 +214,7 @@ def test_unreadable_file_is_named() -> None:
 
 
 def test_torch_values_when_torch_is_there() -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "import torch\nfrom vane_dagster.plan.digest import value_digest as d\n"

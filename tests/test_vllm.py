@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
-from conftest import failure, read_stage, write_source
-from tiny_llm import make
+from conftest import failure
+from tiny_answers import greedy
+from vllm_stages import (
+    ENGINE,
+    TEXTS,
+    adapter,
+    answers,
+    ask,
+    docs,
+    engine,
+    gone,
+    needs_vllm,
+    read,
+    shared_memory,
+    until,
+    watched,
+)
 
 import vane_dagster as vd
 from vane_dagster.execute.keeper_client import keepers
 from vane_dagster.providers import guard
-from vane_dagster.providers.vllm import VllmProvider, reserved_gpus
+from vane_dagster.providers.vllm import VllmProvider
+from vane_dagster.providers.vllm_engine import reserved_gpus
 
-TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
 SCHEMA = {
     "type": "object",
@@ -34,34 +46,16 @@ SCHEMA = {
     "required": ["mood", "sure"],
     "additionalProperties": False,
 }
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "block_size": 32,
-    "max_num_seqs": 4,
-    "max_model_len": 192,
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-}
-
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vllm is not installed"
-)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 
 @pytest.fixture
 def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
-    """The session's cluster, without models' pools afterwards."""
+    """The session's cluster, without models' pools before and afterwards."""
+    cluster.connect()
+    evict()
     yield vd.RayCompute(cluster=cluster)
     cluster.connect()
     evict()
@@ -87,71 +81,6 @@ def described() -> dict[str, Any]:
 
 def worker() -> int:
     return int(described()["pid"])
-
-
-def engine(of: int) -> list[psutil.Process]:
-    """The processes of the engines below a process, the engine's core first."""
-    below = psutil.Process(of).children(recursive=True)
-    return sorted(
-        (p for p in below if p.name().startswith("VLLM::")), key=lambda p: "Core" not in p.name()
-    )
-
-
-def gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
-    """Whether processes end in time."""
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
-
-
-def docs(tmp_path: Path, texts: list[str] = TEXTS) -> vd.Pipeline:
-    write_source(tmp_path / "src", {"id": pa.array(range(len(texts)), pa.int64()), "text": texts})
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-
-
-def ask(pipeline: vd.Pipeline, model: Path, name: str = "asked", **kwargs: Any) -> vd.Stage:
-    options = {"engine_kwargs": ENGINE, **kwargs.pop("provider_options", {})}
-    sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
-    return pipeline.prompt(
-        name,
-        kwargs.pop("messages", "{text}"),
-        provider="vllm",
-        model=str(model),
-        provider_options=options,
-        sampling_params=sampling,
-        env_vars=["VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS"],
-        **kwargs,
-    )
-
-
-def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
-    return read_stage(tmp_path / "store", "docs", stage)
-
-
-def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
-    """Without a last character of which not all bytes came: vLLM leaves it out."""
-    return [text.rstrip("\ufffd") for text in read(tmp_path, stage)["response"].to_pylist()]
-
-
-def greedy(
-    folder: Path, texts: list[str], tokens: int = 8, system: str = "", change: Any = None
-) -> list[str]:
-    """What transformers answers with the same weights."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if change is not None:
-        change(model)
-    found = []
-    for text in texts:
-        chat = [{"role": "system", "content": system}] if system else []
-        chat.append({"role": "user", "content": text})
-        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        given = tokenizer(prompt, return_tensors="pt")
-        out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
-        new = out[0, given["input_ids"].shape[1] :]
-        found.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
-    return found
 
 
 # Without an engine
@@ -189,36 +118,40 @@ def test_a_model_is_spread_over_the_gpus_that_its_worker_holds(visible, count, m
     assert reserved_gpus() == count
 
 
-def test_a_killed_process_leaves_no_children():
+def test_a_killed_process_leaves_nothing(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
     script = f"""
 import subprocess, sys, time
 sys.path.insert(0, {str(Path(guard.__file__).parent)!r})
 import guard
-guard.start()
+guard.start({str(folder)!r})
 nested = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", nested], start_new_session=True)
+shares = "from multiprocessing.shared_memory import SharedMemory; import time; "
+shares += "m = SharedMemory(create=True, size=8); print(m.name, flush=True); time.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", shares])
 print(child.pid, flush=True)
 time.sleep(600)
 """
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
-    until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 3, "all have begun")
+    told = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
+    child, shared = psutil.Process(int(told[0])), Path("/dev/shm", told[1])
+    # The child and its own, the one that shares, and Python's tracker of that.
+    until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 4, "all have begun")
     below = psutil.Process(parent.pid).children(recursive=True)
     assert child in below
     time.sleep(2 * guard._EVERY_SECONDS)  # it has looked
-    parent.kill()
+    assert shared.exists()
+    os.killpg(parent.pid, signal.SIGKILL)  # as a local worker is
     parent.wait()
     parent.stdout.close()
     assert gone(below)
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
-        time.sleep(0.05)
-    return found
+    until(lambda: not folder.exists(), "the guard has ended")
+    assert not shared.exists()
 
 
 # With one
@@ -254,28 +187,6 @@ def test_stages_of_a_pipeline_share_an_engine(tiny, tmp_path, local, materialize
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
 
 
-class watched:
-    """Notes the engines below this process while a run goes on."""
-
-    def __init__(self, seen: set[int]) -> None:
-        self.seen, self.over = seen, threading.Event()
-        self.thread = threading.Thread(target=self.look)
-
-    def look(self) -> None:
-        while not self.over.wait(0.2):
-            try:
-                self.seen.update(p.pid for p in engine(os.getpid()) if "Core" in p.name())
-            except psutil.Error:  # one has ended meanwhile
-                continue
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-
 @needs_vllm
 def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     tiny, tmp_path, ray_compute, materialize
@@ -306,6 +217,8 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     assert answers(tmp_path) == right
     second = engine(worker())
     assert second != first
+    shared = {name for process in second for name in shared_memory(process.pid)}
+    assert shared
 
     def kill() -> None:
         until(lambda: described()["state"] == "busy", "rows are with the engine")
@@ -323,8 +236,10 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     third = engine(worker())
     assert third != second
 
+    shared |= {name for process in third for name in shared_memory(process.pid)}
     evict()
     assert gone(third)
+    until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
 
 
 @needs_vllm
@@ -334,42 +249,31 @@ def test_a_killed_worker_takes_its_engine_along(tiny, tmp_path, ray_compute, mat
     materialize(pipeline, ray_compute)
     pid = worker()
     processes = engine(pid)
+    shared = {name for process in processes for name in shared_memory(process.pid)}
     assert processes
+    assert shared
 
     os.kill(pid, signal.SIGKILL)
 
     assert gone(processes)
-
-
-def adapter(folder: Path, model: Path, seed: int) -> Path:
-    """A LoRA adapter that changes the answers."""
-    import torch
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    torch.manual_seed(seed)
-    tensors = {}
-    for layer in range(2):
-        name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
-        tensors[f"{name}.lora_A.weight"] = torch.randn(8, 128)
-        tensors[f"{name}.lora_B.weight"] = torch.randn(64, 8)
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["down_proj"]}
-    settings |= {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM", "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
+    until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
 
 
 @needs_vllm
-def test_stages_with_different_adapters_share_an_engine(tiny, tmp_path, local, materialize):
+def test_stages_with_different_adapters_and_none_share_an_engine(
+    tiny, tmp_path, local, materialize
+):
     from safetensors.torch import load_file
 
     folders = {name: adapter(tmp_path / name, tiny, seed) for seed, name in enumerate("ab", 7)}
-    pipeline = docs(tmp_path)
+    own = ["a", None, "b", None] * len(TEXTS)
+    pipeline = docs(tmp_path, TEXTS * 4, own=own)
     options = {"lora": {name: str(folder) for name, folder in folders.items()}}
-    for name in folders:
-        given = {"provider_options": options, "sampling_params": {"adapter": name}}
-        ask(pipeline, tiny, name, **given)
+    given = {"max_tokens": 16, "adapter": "{own}"}
+    ask(pipeline, tiny, "mixed", provider_options=options, sampling_params=given)
+    for name in (*folders, None):
+        sampling = {"max_tokens": 16, **({"adapter": name} if name else {})}
+        ask(pipeline, tiny, name or "plain", provider_options=options, sampling_params=sampling)
     seen: set[int] = set()
     with watched(seen):
         materialize(pipeline, local)
@@ -383,6 +287,10 @@ def test_stages_with_different_adapters_share_an_engine(tiny, tmp_path, local, m
 
     assert len(seen) == 1
     for name, folder in folders.items():
-        right = greedy(tiny, TEXTS, change=functools.partial(merge, folder=folder))
-        assert answers(tmp_path, name) == right
-    assert answers(tmp_path, "a") != answers(tmp_path, "b")
+        right = greedy(tiny, TEXTS, 16, change=functools.partial(merge, folder=folder))
+        assert answers(tmp_path, name) == right * 4
+    assert answers(tmp_path, "plain") == greedy(tiny, TEXTS, 16) * 4
+    found = {name: answers(tmp_path, name) for name in ("a", "b", "plain")}
+    assert len({tuple(texts) for texts in found.values()}) == 3
+    right = [found[name or "plain"][place] for place, name in enumerate(own)]
+    assert answers(tmp_path, "mixed") == right

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-import daft  # type: ignore[import-not-found,unused-ignore]
+import daft  # type: ignore[import-not-found,unused-ignore]  # it may be in another environment
 import pyarrow as pa
 
 from benchmarks.job import Job, Result
@@ -44,6 +44,7 @@ def _udf(work: Workload) -> Any:
         def __init__(self, kwargs: dict[str, Any]) -> None:
             self.udf = work.udf(**kwargs)
 
+        # Daft's decorators have no types.
         @daft.method.batch(  # type: ignore[untyped-decorator,unused-ignore]
             return_dtype=daft.DataType.from_arrow_type(work.arrow_type), batch_size=batch_size
         )

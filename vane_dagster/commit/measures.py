@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.declare.kinds import is_floats, is_text
 from vane_dagster.declare.schema import plain_type
-from vane_dagster.providers.usage import TOKENS, USAGE
+from vane_dagster.providers.usage import COUNTS, USAGE
 
 Measures = dict[str, dict[str, float]]
 
@@ -31,7 +31,7 @@ def measure(table: pa.Table, columns: Sequence[str]) -> Measures:
         alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
         null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
         any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For what a
-        prompt's answers took, the sums of their tokens, by the names of `TOKENS`.
+        prompt's answers took, the sums of their requests and tokens, by the names of `COUNTS`.
     """
     return {name: _measured(table.column(name)) for name in columns}
 
@@ -61,7 +61,7 @@ def _measured(column: pa.ChunkedArray) -> dict[str, float]:
     if is_text(column.type):
         return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
     if column.type == USAGE:
-        return found | {name: _sum(pc.struct_field(column, name)) for name in TOKENS}
+        return found | {name: _sum(pc.struct_field(column, name)) for name in COUNTS}
     if is_floats(column.type):
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster.declare.arguments import (
-    mapping,
-    parse_concurrency,
-)
+from vane_dagster.declare.arguments import list_of_names, mapping, parse_concurrency, positive
+from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
+from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
     ERROR_COLUMN,
     SOURCE,
     Failures,
     MapBatchesSpec,
+    OnError,
     ProjectSpec,
     Resources,
     asset_options,
 )
 from vane_dagster.declare.table import known_columns
 from vane_dagster.declare.udf import Udf
+from vane_dagster.declare.upkeep import parse_upkeep
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.masking import keep_arguments
 from vane_dagster.providers.asker import Asker, Recipe
@@ -47,6 +49,8 @@ class AskSpec(MapBatchesSpec):
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     recipe: Any = None
 
+    default_batch = 64
+
 
 @dataclass(frozen=True)
 class PromptSpec(AskSpec):
@@ -63,6 +67,7 @@ class PromptSpec(AskSpec):
     max_cost: float | None = None
 
     kind = "prompt"
+    default_batch = 32
 
 
 @dataclass(frozen=True)
@@ -83,19 +88,40 @@ class AskRows:
         kind: type[AskSpec],
         name: str,
         recipe: Recipe,
+        own: Mapping[str, Any],
+        *,
         provider: str | type,
         model: str,
-        provider_options: Mapping[str, Any] | None,
-        asset: dict[str, Any],
-        *,
-        needs: Resources,
-        concurrency: int | tuple[int, int] | None,
-        failures: Failures,
-        **more: Any,
+        provider_options: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+        max_concurrency: int = 4,
+        concurrency: int | tuple[int, int] | None = None,
+        gpus_per_actor: float = 0,
+        num_cpus: float = 0,
+        memory: int = 0,
+        accelerator_type: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        env_vars: Sequence[str] = (),
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 5,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        **asset: Any,
     ) -> Stage:
-        """Adds a stage of a recipe; `more` are further fields of its spec."""
+        """Adds a stage of a recipe; `own` are fields that its kind of spec alone has.
+
+        The other arguments are those of `prompt`.
+        """
         culprit = self.pipeline._culprit(name)
+        custom = mapping(culprit, "resources", resources)
+        needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
         needs.validate(culprit)
+        failures = parse_failures(
+            culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
+        )
         self._check_columns(culprit, recipe, failures)
         if not isinstance(model, str) or not model:
             raise DefinitionError(f"{culprit}: model is {model!r}; expected a model's name")
@@ -104,6 +130,7 @@ class AskRows:
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
         workers = parse_concurrency(culprit, concurrency) or (1, 1)
+        _check_options(culprit, found, options)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
             target=functools.partial(Asker, found),
@@ -126,13 +153,18 @@ class AskRows:
                 cardinality="one_to_one",
                 concurrency=workers,
                 resources=needs,
+                env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
                 failures=failures,
+                upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None),
                 carried=recipe.carried,
+                order=recipe.order,
                 provider=found,
                 model=model,
                 options=_keyed(options, operational),
                 recipe=recipe,
-                **more,
+                batch_size=positive(culprit, "batch_size", batch_size, kind.default_batch),
+                max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 4),
+                **own,
             )
         )
 
@@ -163,6 +195,24 @@ def name_of(culprit: str, value: Any, argument: str = "output_column") -> str:
     if not isinstance(value, str) or not value:
         raise DefinitionError(f"{culprit}: {argument} is {value!r}; expected a name")
     return value
+
+
+def _check_options(culprit: str, provider: type, options: Mapping[str, Any]) -> None:
+    """Raises DefinitionError for options that a provider's constructor does not take."""
+    takes = list(inspect.signature(provider).parameters.values())[1:]
+    if any(each.kind is each.VAR_KEYWORD for each in takes):
+        return
+    known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+    if unknown := sorted(set(options) - set(known)):
+        raise DefinitionError(
+            f"{culprit}: provider_options has {names(unknown)}, which {provider.__name__} does not "
+            f"take; it takes {names(known, 20)}"
+        )
+    needed = [each.name for each in takes if each.default is each.empty]
+    if missing := [name for name in needed if name in known and name not in options]:
+        raise DefinitionError(
+            f"{culprit}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
+        )
 
 
 def _keyed(

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster.declare.arguments import (
-    list_of_names,
-    mapping,
-    positive,
-)
+from vane_dagster.declare.arguments import list_of_names, positive
 from vane_dagster.declare.asking import AskRows, EmbedSpec, name_of
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
-from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
     OnError,
-    Resources,
 )
-from vane_dagster.declare.upkeep import parse_upkeep
 from vane_dagster.providers.embedding import Embed
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Stage
-
-_DEFAULT_BATCH = 64
 
 
 class EmbedRows(AskRows):
@@ -66,8 +57,8 @@ class EmbedRows(AskRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             column: The column of texts; a null is an error of its row.
-            provider: "sentence_transformers", "openai", or a class with
-                ``async def embed(self, texts, dimensions)``.
+            provider: "sentence_transformers", "vllm", "openai"; the name of an installed package's
+                provider; or a class with ``async def embed(self, texts, dimensions)``.
             model: The model's name, as the provider knows it.
             dimensions: Numbers of a vector, for models that can be asked for fewer than they have;
                 with it the column has vectors of a fixed size. Default: as many as there are.
@@ -100,34 +91,33 @@ class EmbedRows(AskRows):
         recipe = Embed(
             name_of(culprit, column, "column"),
             name_of(culprit, output_column),
+            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
             positive(culprit, "dimensions", dimensions),
             bool(normalize),
-            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
         )
-        needs = Resources(
-            num_cpus,
-            gpus_per_actor,
-            memory,
-            accelerator_type,
-            mapping(culprit, "resources", resources),
-        )
-        failures = parse_failures(
-            culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
-        )
-        upkeep = parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None)
         return self._ask(
             EmbedSpec,
             name,
             recipe,
-            provider,
-            model,
-            provider_options,
-            asset,
-            needs=needs,
+            {},
+            provider=provider,
+            model=model,
+            provider_options=provider_options,
+            batch_size=batch_size,
+            max_concurrency=max_concurrency,
             concurrency=concurrency,
-            batch_size=positive(culprit, "batch_size", batch_size, _DEFAULT_BATCH),
-            max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 4),
-            env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
-            failures=failures,
-            upkeep=upkeep,
+            gpus_per_actor=gpus_per_actor,
+            num_cpus=num_cpus,
+            memory=memory,
+            accelerator_type=accelerator_type,
+            resources=resources,
+            env_vars=env_vars,
+            on_error=on_error,
+            max_error_rate=max_error_rate,
+            max_retries=max_retries,
+            retry_on=retry_on,
+            timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s,
+            max_batches_per_actor=max_batches_per_actor,
+            **asset,
         )

@@ -12,13 +12,9 @@ from vane_dagster.declare.arguments import (
 )
 from vane_dagster.declare.asking import AskRows, PromptSpec, name_of
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
-from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
     OnError,
-    Resources,
 )
-from vane_dagster.declare.upkeep import parse_upkeep
-from vane_dagster.errors import DefinitionError
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import Prompt
 from vane_dagster.providers.template import parse_template
@@ -26,8 +22,6 @@ from vane_dagster.providers.usage import parse_budget, parse_prices
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Stage
-
-_DEFAULT_BATCH = 32
 
 
 class PromptRows(AskRows):
@@ -71,8 +65,8 @@ class PromptRows(AskRows):
         """Adds a stage that asks a language model about each row.
 
         Rows come out with their ids, `include_columns`, the answer, and a struct
-        ``<output_column>_usage``: prompt_tokens, completion_tokens, cached_tokens, finish_reason,
-        and the seconds from submission to answer.
+        ``<output_column>_usage``: requests, prompt_tokens, completion_tokens, cached_tokens,
+        finish_reason, and the seconds from the first request to the answer.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -83,7 +77,8 @@ class PromptRows(AskRows):
             model: The model's name, as the provider knows it.
             system: The system message, before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
-                on, as in OpenAI's chat API.
+                on, as in OpenAI's chat API. A value ``"{column}"`` is each row's own, and is left
+                out where that is null: ``{"adapter": "{tenant}"}``.
             return_format: A pydantic model or a JSON schema, and the answer is a struct; a list of
                 choices, and it is one of them. One that does not fit is an error of its row. The
                 provider holds the model to it where it can. Default: text.
@@ -133,85 +128,34 @@ class PromptRows(AskRows):
             explain,
         )
         priced = parse_prices(culprit, prices)
-        about = {
+        own = {
             "prices": priced,
             "max_tokens": positive(culprit, "max_tokens", max_tokens),
             "max_cost": parse_budget(culprit, max_cost, priced),
         }
-        needs = Resources(
-            num_cpus,
-            gpus_per_actor,
-            memory,
-            accelerator_type,
-            mapping(culprit, "resources", resources),
-        )
-        failures = parse_failures(
-            culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
-        )
-        upkeep = parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None)
         return self._ask(
             PromptSpec,
             name,
             recipe,
-            provider,
-            model,
-            provider_options,
-            asset,
-            needs=needs,
-            concurrency=concurrency,
-            batch_size=positive(culprit, "batch_size", batch_size, _DEFAULT_BATCH),
-            max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
-            env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
-            failures=failures,
-            upkeep=upkeep,
-            **about,
-        )
-
-    def classify(
-        self,
-        name: str,
-        column: str,
-        labels: Sequence[str] | Mapping[str, str],
-        *,
-        provider: str | type,
-        model: str,
-        output_column: str = "label",
-        **options: Any,
-    ) -> Stage:
-        """Adds a stage that gives each text one of some labels, by a language model.
-
-        Args:
-            name: The stage's name.
-            column: The column of texts.
-            labels: The labels; or label to what it means, for the model to read.
-            provider: See `prompt`.
-            model: See `prompt`.
-            output_column: The column of labels.
-            **options: Further arguments of `prompt`.
-
-        Raises:
-            DefinitionError: If an argument does not fit.
-        """
-        culprit = self.pipeline._culprit(name)
-        if not isinstance(column, str) or not column:
-            raise DefinitionError(f"{culprit}: column is {column!r}; expected a column's name")
-        if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
-            raise DefinitionError(
-                f"{culprit}: labels is {labels!r}; expected a list of labels, or label to meaning"
-            )
-        told = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
-        lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in told]
-        listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")
-        messages = (
-            "Which of these labels fits the text best? Answer with the label alone.\n\n"
-            f"{listed}\n\nText: {{{column}}}"
-        )
-        return self.prompt(
-            name,
-            messages,
+            own,
             provider=provider,
             model=model,
-            return_format=list(labels),
-            output_column=output_column,
-            **{"sampling_params": {"temperature": 0, "max_tokens": 64}, **options},
+            provider_options=provider_options,
+            batch_size=batch_size,
+            max_concurrency=max_concurrency,
+            concurrency=concurrency,
+            gpus_per_actor=gpus_per_actor,
+            num_cpus=num_cpus,
+            memory=memory,
+            accelerator_type=accelerator_type,
+            resources=resources,
+            env_vars=env_vars,
+            on_error=on_error,
+            max_error_rate=max_error_rate,
+            max_retries=max_retries,
+            retry_on=retry_on,
+            timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s,
+            max_batches_per_actor=max_batches_per_actor,
+            **asset,
         )

@@ -15,7 +15,7 @@ from vane_dagster.declare.arguments import (
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
 from vane_dagster.declare.embeddings import EmbedRows
 from vane_dagster.declare.failures import parse_failures
-from vane_dagster.declare.prompts import PromptRows
+from vane_dagster.declare.labels import LabelRows
 from vane_dagster.declare.schema import SchemaLike, parse_schema
 from vane_dagster.declare.source import ParquetSource, check_url
 from vane_dagster.declare.sql import as_columns, is_column, quote, referenced_columns
@@ -52,7 +52,7 @@ _FORMATS = ("pyarrow", "numpy", "pandas")
 _CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
-class Rows(PromptRows, EmbedRows):
+class Rows(LabelRows, EmbedRows):
     """What stages can be added to: a pipeline's source, or a stage."""
 
     pipeline: Pipeline

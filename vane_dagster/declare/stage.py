@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any, Literal, Protocol, Union
 
 import pyarrow as pa
 
@@ -140,6 +140,16 @@ class Failures:
     timeout_s: float | None = None
 
 
+class RowOrder(Protocol):
+    """An order in which a model is best asked about rows; it changes no result.
+
+    It is pickled for workers that have none of the user's modules.
+    """
+
+    def keys(self, rows: pa.Table) -> Sequence[tuple[str, str]]:
+        """For each row its group, which one worker had better have whole, and its rank there."""
+
+
 @dataclass(frozen=True)
 class MapBatchesSpec:
     """A user's function or class over batches.
@@ -152,6 +162,8 @@ class MapBatchesSpec:
         upkeep: When its workers are given up, or made anew.
         reads: For output columns the input columns that they depend on, as the user declares.
         carried: Input columns that are passed on as they are.
+        order: In which the workers are given a fragment's rows; None for their own. Only where
+            `columns` says what they read.
     """
 
     name: str
@@ -173,6 +185,7 @@ class MapBatchesSpec:
     upkeep: Upkeep = field(default_factory=Upkeep)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
+    order: RowOrder | None = None
 
     kind = "map_batches"
 

@@ -81,12 +81,10 @@ def bundle_size(bundle: Bundle) -> tuple[float, ...]:
 
 def can_hold(capacity: Capacity, bundles: Sequence[Bundle]) -> bool:
     """Whether bundles fit on an otherwise empty cluster, with the nodes that it may add."""
-    added = [kind.resources for kind in capacity.growth or () for _ in _some(kind.more, bundles)]
+    most = len(bundles)  # more nodes than there are bundles help nobody
+    growth = capacity.growth or ()
+    added = [kind.resources for kind in growth for _ in range(min(most, kind.more))]
     return fits([*capacity.nodes, *added], bundles)
-
-
-def _some(most: int, bundles: Sequence[Bundle]) -> range:
-    return range(min(most, len(bundles)))
 
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:

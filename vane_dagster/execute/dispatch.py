@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +52,19 @@ class Flight:
 
 
 class Dispatch:
-    """Makes work of the items of lanes."""
+    """Makes work of the items of lanes.
 
-    def __init__(self, requests: Requests, pacing: Pacing) -> None:
-        self._requests, self._pacing = requests, pacing
+    Args:
+        requests: Makes work for a worker.
+        pacing: Tells how many rows it gets.
+        workers: How many workers a map has.
+    """
+
+    def __init__(self, requests: Requests, pacing: Pacing, workers: Callable[[str], int]) -> None:
+        self._requests, self._pacing, self._workers = requests, pacing, workers
 
     def work(
-        self, item: Item, lane: Lane, worker: str, last: bool
+        self, item: Item, lane: Lane, worker: Worker, last: bool
     ) -> tuple[Work, list[Any], int, int]:
         """Takes work from a lane's first item; the item leaves the lane with its last rows.
 
@@ -73,22 +80,22 @@ class Dispatch:
         run, node = item.run, item.run.nodes[item.stage]
         if item.again is not None:
             lane.pop()
-            return self._again(run, node, worker, item.again)
+            return self._again(run, node, worker.name, item.again)
         if item.kind == "slice":
-            spec, start = node.spec, node.handed
+            spec, last = node.spec, last and len(lane) == 1
             assert isinstance(spec, MapBatchesSpec)
-            left = node.given_rows - start
-            rows = self._pacing.slice_rows(spec, left, lane.size, last and len(lane) == 1)
-            node.handed += rows
+            wanted = self._pacing.slice_rows(spec, node.rows_left, lane.size, last)
+            start, stop = node.take(lane.place(worker), lambda most: min(wanted, most))
             node.flying += 1
-            if node.handed == node.given_rows:
+            if not node.rows_left:
                 lane.pop()
-            work, tables = self._requests.slice(run, node, worker, start, start + rows)
-            return work, tables, start, rows
+            work, tables = self._requests.slice(run, node, worker.name, start, stop)
+            return work, tables, start, stop - start
         lane.pop()
-        make = {"load": self._requests.load, "gather": self._requests.gather}
-        work, tables = make.get(item.kind, self._requests.whole)(run, node, worker)
-        return work, tables, 0, 0
+        if item.kind == "load":
+            return *self._requests.load(run, node, worker.name, self._workers(item.stage)), 0, 0
+        make = self._requests.gather if item.kind == "gather" else self._requests.whole
+        return *make(run, node, worker.name), 0, 0
 
     def _again(
         self, run: FragmentRun, node: Node, worker: str, again: Again

@@ -45,10 +45,10 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
 
 
 def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
-    """A row at fault with its ids, nulls, and what went wrong."""
+    """A row at fault with its ids, what is passed on of it, nulls, and what went wrong."""
     columns = {}
     for field in work.schema:
-        if field.name in op.ids:
+        if field.name in op.ids or field.name in op.carried:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
             text = masked(f"{fault.name}: {fault.error}")[:_MOST_CHARACTERS]

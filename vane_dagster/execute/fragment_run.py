@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.commit.manifest import FragmentRecord
-from vane_dagster.declare.stage import SOURCE, StageSpec
+from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, RowOrder, StageSpec
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import Tally
 from vane_dagster.plan.plan import Part
@@ -25,7 +25,7 @@ class Node:
         done: Whether its part is written.
         table: Reference to its rows while a reader needs them.
         given: For a map: reference to the input's rows, and how many.
-        handed: Rows of the input that were handed to workers.
+        left: First and last row but one of what no worker was handed yet, by share.
         pieces: For a map: outputs of its slices, by first row.
         flying: Slices at work.
         table_rows: Rows of `table`.
@@ -45,7 +45,7 @@ class Node:
     table_rows: int = 0
     given: Any = None
     given_rows: int = 0
-    handed: int = 0
+    left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
     flying: int = 0
     tally: Tally = field(default_factory=Tally)
@@ -53,6 +53,39 @@ class Node:
     piece_bytes: int = 0
     table_bytes: int = 0
     dropped: bool = False
+
+    def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
+        """Takes a map's input in, of so many rows, and where the rows of each share end."""
+        self.given, self.given_rows = table, rows
+        ends = shares or (rows,)
+        self.left = list(zip((0, *ends), ends))
+
+    @property
+    def rows_left(self) -> int:
+        """For a map: rows of its input that no worker was handed yet."""
+        return sum(stop - start for start, stop in self.left)
+
+    def take(self, share: int, rows: Callable[[int], int]) -> tuple[int, int]:
+        """Takes rows of a share, or the last ones of the largest if it has none left.
+
+        Args:
+            share: The share; counted round.
+            rows: How many rows to take of so many.
+
+        Returns:
+            The first row, and the one after the last.
+        """
+        place = share % len(self.left)
+        start, stop = self.left[place]
+        if start < stop:
+            end = start + rows(stop - start)
+            self.left[place] = (end, stop)
+            return start, end
+        place = max(range(len(self.left)), key=lambda i: self.left[i][1] - self.left[i][0])
+        start, stop = self.left[place]
+        begin = stop - rows(stop - start)
+        self.left[place] = (start, begin)
+        return begin, stop
 
     @property
     def held(self) -> int:
@@ -93,6 +126,11 @@ class FragmentRun:
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     mends: dict[str, Part] = field(default_factory=dict)
+
+    def order_of(self, spec: StageSpec) -> RowOrder | None:
+        """In which order workers are given a map's rows; None for the rows' own."""
+        mends = spec.name in self.mends
+        return spec.order if isinstance(spec, MapBatchesSpec) and not mends else None
 
     @property
     def finished(self) -> bool:

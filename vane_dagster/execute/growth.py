@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.execute import autoscaler
@@ -50,7 +50,9 @@ class Growth:
             self._wanted = self._demand.step(self._books, nodes, time.monotonic(), seen)
         self._autoscaler.ask(self._wanted)
 
-    async def beyond(self, bundles: Sequence[Bundle], nodes: Any) -> str | None:
+    async def beyond(
+        self, bundles: Sequence[Bundle], nodes: Callable[[], Mapping[str, Bundle]]
+    ) -> str | None:
         """Why the cluster can never hold some bundles together; None if it does, or will.
 
         It asks for them alone: the nodes that others use count as if they were free.

@@ -25,7 +25,7 @@ from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
 from vane_dagster.declare.upkeep import Upkeep
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
-from vane_dagster.execute import relational
+from vane_dagster.execute import arranging, relational
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.database import connection
@@ -33,7 +33,17 @@ from vane_dagster.execute.faults import rejected, user_traceback
 from vane_dagster.execute.health import SickError
 from vane_dagster.execute.ids import repeated_or_null
 from vane_dagster.execute.memory import spent
-from vane_dagster.execute.operations import CallUdf, Gather, Join, Mend, Pick, Project, Reject
+from vane_dagster.execute.operations import (
+    Arrange,
+    CallUdf,
+    Gather,
+    Join,
+    Mend,
+    Pick,
+    Project,
+    Reject,
+    Restore,
+)
 from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.startup import Startup
 from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
@@ -169,9 +179,15 @@ class Host:
             return rows.cast(work.schema), {"tally": work.tally, "aside": detach(inputs)}
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
-        assert isinstance(op, Gather)
-        table = relational.gather(inputs, work)
+        if isinstance(op, Arrange):
+            table, shares = arranging.arrange(inputs[0], op.order, op.shares)
+            return table, {"tally": Tally(table.num_rows), "shares": shares}
         faults = detach(inputs)
+        if isinstance(op, Restore):
+            table = arranging.restore(inputs[:-1], inputs[-1], op.id)
+        else:
+            assert isinstance(op, Gather)
+            table = relational.gather(inputs, work)
         tally = work.tally or Tally(table.num_rows)
         return table.cast(work.schema), {"tally": tally, "aside": faults}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vane_dagster.declare.upkeep import Upkeep
 
 
@@ -17,11 +19,11 @@ def own_memory() -> int:
     return sum(_own(process) for process in (this, *this.children(recursive=True)))
 
 
-def _own(process: object) -> int:
+def _own(process: Any) -> int:
     import psutil
 
     try:
-        found = process.memory_info()  # type: ignore[attr-defined]
+        found = process.memory_info()
     except psutil.Error:  # it has ended
         return 0
     return int(found.rss - getattr(found, "shared", 0))

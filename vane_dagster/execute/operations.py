@@ -11,7 +11,7 @@ import pyarrow as pa
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord
 from vane_dagster.declare.keys import JoinShape
-from vane_dagster.declare.stage import BatchFormat, Cardinality, JoinHow
+from vane_dagster.declare.stage import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.execute.attempts import Policy
 
 
@@ -74,6 +74,7 @@ class CallUdf:
     Attributes:
         ids: The input's keys, its id first.
         parent: Where many rows come of one, the output column with the input's id.
+        carried: The input's columns that are passed on.
         policy: What is done about errors.
         most_faults: Rows that may be set aside before the call is given up.
     """
@@ -86,6 +87,7 @@ class CallUdf:
     max_concurrency: int
     ids: tuple[str, ...]
     parent: str | None = None
+    carried: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
     most_faults: int = 0
 
@@ -105,6 +107,24 @@ class Join:
     shape: JoinShape
     nodes: tuple[str, ...]
     columns: Mapping[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """One input in another order, in a share for each worker."""
+
+    order: RowOrder
+    shares: int
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Inputs put one below the other, and in the order that rows had before they were arranged.
+
+    The last input is the rows as they were arranged, whose id is `id`.
+    """
+
+    id: str
 
 
 @dataclass(frozen=True)
@@ -160,4 +180,4 @@ class Gather:
     """Inputs of the same schema put one below the other."""
 
 
-Op = Union[Project, CallUdf, Join, Gather, Pick, Mend, Reject]
+Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, Pick, Mend, Reject]

@@ -48,6 +48,7 @@ class HostActor:
         table, report = self._host.run(work, *tables)
         return (None if table is None else compact(table)), report
 
+    # Ray's decorator has no types; so below.
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""

@@ -31,6 +31,7 @@ from vane_dagster.declare.stage import (
 from vane_dagster.execute.attempts import Policy
 from vane_dagster.execute.fragment_run import FragmentRun, Node
 from vane_dagster.execute.operations import (
+    Arrange,
     CallUdf,
     Faults,
     FileRows,
@@ -43,6 +44,7 @@ from vane_dagster.execute.operations import (
     Pick,
     Project,
     Reject,
+    Restore,
     Rows,
 )
 from vane_dagster.execute.work import Work
@@ -72,12 +74,15 @@ class Requests:
         self._lease = lease
         self._ops: dict[str, Op] = {}
 
-    def load(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
-        """Brings a map's input into shared memory, for its slices."""
+    def load(
+        self, run: FragmentRun, node: Node, worker: str, shares: int
+    ) -> tuple[Work, list[Any]]:
+        """Brings a map's input into shared memory, for its slices; so many workers share it."""
         upstream = node.spec.upstream[0]
         rows, tables = self._input(run, node, upstream, 0)
         schema = self._upstream_schema(run, node.spec, upstream)
-        op: Op = Gather()
+        order = run.order_of(node.spec)
+        op: Op = Gather() if order is None else Arrange(order, shares)
         if former := run.mends.get(node.spec.name):
             id = self._pipeline.keys(upstream)[0].column
             op = Pick(Faults(former.folder, former.info.faults), id)
@@ -116,6 +121,10 @@ class Requests:
         rows: _Inputs = tuple(HeldRows(i) for i in range(len(tables)))
         if former := run.mends.get(node.spec.name):
             return self._mend(run, node, worker, former, rows), tables
+        if tables and run.order_of(node.spec) is not None:
+            op = Restore(self._pipeline.keys(node.spec.upstream[0])[0].column)
+            rows = (*rows, HeldRows(len(tables)))
+            return self._part(run, node, worker, op, rows, tally=node.tally), [*tables, node.given]
         return self._part(run, node, worker, Gather(), rows, tally=node.tally), tables
 
     def _mend(self, run: FragmentRun, node: Node, worker: str, former: Part, rows: _Inputs) -> Work:
@@ -276,6 +285,7 @@ def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
             spec.max_concurrency,
             tuple(key.column for key in keys[spec.upstream[0]]),
             spec.children[1] if spec.children else None,
+            spec.carried,
             _policy(spec.failures),
         )
     return Gather()

@@ -8,7 +8,7 @@ from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.declare.asking import PromptSpec
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.errors import BudgetError
-from vane_dagster.providers.usage import TOKENS, cost
+from vane_dagster.providers.usage import COUNTS, cost
 
 
 class Spending:
@@ -20,7 +20,7 @@ class Spending:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._tokens: dict[str, Counter[str]] = {}
+        self._used: dict[str, Counter[str]] = {}
 
     def take(self, stage: str, part: PartInfo) -> BudgetError | None:
         """Takes in a part; the error to stop with where a budget is used up, told once."""
@@ -29,8 +29,8 @@ class Spending:
             return None
         before = self._over(spec)
         sums = part.measures.get(spec.recipe.usage, {})
-        tokens = self._tokens.setdefault(stage, Counter(dict.fromkeys(TOKENS, 0)))
-        tokens.update({name: int(sums.get(name, 0)) for name in TOKENS})
+        used = self._used.setdefault(stage, Counter(dict.fromkeys(COUNTS, 0)))
+        used.update({name: int(sums.get(name, 0)) for name in COUNTS})
         told = self._over(spec)
         if told is None or before is not None:
             return None
@@ -40,13 +40,13 @@ class Spending:
         )
 
     def _over(self, spec: PromptSpec) -> str | None:
-        tokens = self._tokens.get(spec.name)
-        if tokens is None:
+        used = self._used.get(spec.name)
+        if used is None:
             return None
-        used = tokens["prompt_tokens"] + tokens["completion_tokens"]
-        if spec.max_tokens is not None and used >= spec.max_tokens:
-            return f"this run has used {used} tokens, max_tokens={spec.max_tokens}"
-        paid = cost(tokens, spec.prices)
+        tokens = used["prompt_tokens"] + used["completion_tokens"]
+        if spec.max_tokens is not None and tokens >= spec.max_tokens:
+            return f"this run has used {tokens} tokens, max_tokens={spec.max_tokens}"
+        paid = cost(used, spec.prices)
         if spec.max_cost is not None and paid >= spec.max_cost:
             return f"this run has cost {paid:g}, max_cost={spec.max_cost:g}"
         return None

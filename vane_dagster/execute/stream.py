@@ -63,9 +63,9 @@ class Stream:
         self._next: FragmentRun | None = None
         self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
-        self._dispatch = Dispatch(requests, self._pacing)
         self._streaks = Streaks()
         self._crew = Crew(lease, pools, state.emit, self._worker_ready, self._give_up)
+        self._dispatch = Dispatch(requests, self._pacing, self._workers)
         self._counts = Counts(state, stages)
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
         self._left = state.fragments_left(stages)
@@ -106,7 +106,7 @@ class Stream:
             node.started = True
             if stage not in self._pools or self._goes_whole(run, stage):
                 self._queue(run, stage, "whole")
-            elif (above := run.nodes.get(node.spec.upstream[0])) is not None:
+            elif (above := self._held_for(run, node)) is not None:
                 self._give(run, stage, above.table, above.table_rows)
             else:
                 self._queue(run, stage, "load")
@@ -121,15 +121,23 @@ class Stream:
         stages = {s for run in self._active.values() for s in run.nodes}
         return len(self._active) >= _FRAGMENTS_TO_LEARN and self._pacing.is_learning(stages)
 
+    def _held_for(self, run: FragmentRun, node: Node) -> Node | None:
+        """The stage above, if a map's workers can be given its rows as they lie in memory."""
+        return run.nodes.get(node.spec.upstream[0]) if run.order_of(node.spec) is None else None
+
+    def _workers(self, stage: str) -> int:
+        return self._crew.lane(stage, True).size
+
     def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
-        rows, workers = run.fragment.stop - run.fragment.start, self._crew.lane(stage, True).size
+        rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
         if stage in run.suspects or stage in run.mends:
             return False
         return self._pacing.goes_whole(stage, rows, self._left, workers)
 
-    def _give(self, run: FragmentRun, stage: str, table: Any, rows: int) -> None:
-        node = run.nodes[stage]
-        node.given, node.given_rows = table, rows
+    def _give(
+        self, run: FragmentRun, stage: str, table: Any, rows: int, shares: Sequence[int] = ()
+    ) -> None:
+        run.nodes[stage].give(table, rows, shares)
         self._queue(run, stage, "slice" if rows else "gather")
 
     def _queue(self, run: FragmentRun, stage: str, kind: str, again: Again | None = None) -> None:
@@ -150,7 +158,7 @@ class Stream:
 
     def _hand(self, lane: Lane, item: Item, worker: Worker) -> None:
         last = self._next is None
-        work, tables, start, rows = self._dispatch.work(item, lane, worker.name, last)
+        work, tables, start, rows = self._dispatch.work(item, lane, worker, last)
         self._counts.begin(item.run, item.stage)
         lane.begin(worker, rows, item.alone)
         ticket = self._lease.run(worker, work, tables)
@@ -212,13 +220,14 @@ class Stream:
                 self._fail(run.partition, item.stage, error)
                 return
         if item.kind == "load":
-            self._give(run, item.stage, done.table, report.rows_out)
+            self._give(run, item.stage, done.table, report.rows_out, report.shares)
         elif item.kind == "slice":
             node.pieces[flight.start] = (done.table, report.rows_out)
             node.tally += report.done_by(flight.worker.name)
             node.flying -= 1
-            if node.handed == node.given_rows and not node.flying:
-                node.given = None
+            if not node.rows_left and not node.flying:
+                if run.order_of(node.spec) is None:
+                    node.given = None
                 self._queue(run, item.stage, "gather")
         else:
             self._written(run, node, report, done.table)
@@ -230,7 +239,7 @@ class Stream:
         if error := self._checker.violation(run, node.spec, part):
             self._fail(run.partition, stage, error)
             return
-        node.done, node.pieces = True, {}
+        node.done, node.given, node.pieces = True, None, {}
         node.table = table if node.readers else None
         node.table_rows = report.rows_out
         self._counts.add_part(run, stage, report.rows_out)

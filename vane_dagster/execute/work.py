@@ -120,6 +120,7 @@ class Report:
     Attributes:
         tally: What became of the rows given.
         rows_out: Rows that came out.
+        shares: Where the rows of each worker's share end, if they were arranged.
         bytes_out: Bytes of the rows that are handed on in memory.
         seconds: Time that the worker took.
         call_seconds: Of which in the user's code.
@@ -138,6 +139,7 @@ class Report:
 
     tally: Tally = field(default_factory=Tally)
     rows_out: int = 0
+    shares: tuple[int, ...] = ()
     bytes_out: int = 0
     seconds: float = 0.0
     call_seconds: float = 0.0

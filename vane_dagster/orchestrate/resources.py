@@ -20,6 +20,7 @@ from vane_dagster.orchestrate.fragment_store import FragmentStore as FragmentSto
 _log = logging.getLogger(__name__)
 
 
+# Dagster's resources are generic in what they give, which is themselves here.
 class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Ray head on this machine's loopback address, started on first use.
 
@@ -61,6 +62,7 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
             connect(head, namespace="vane_dagster")
 
 
+# As above.
 class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Where the work of a pipeline is done. See `RayCompute` and `LocalCompute`."""
 

@@ -98,22 +98,22 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
 
 
 def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
-    """Identity of a stage's provider; the user's pydantic model travels with it.
+    """Identity of a stage's provider, and of the user's classes that its recipe needs.
 
-    Ours count by their names and a number, so that a new version of this package computes nothing
-    again unless it answers in another way.
+    These are part of it, since a worker that has imported one never meets it again once it was
+    edited. Our providers count by their names and a number, so that a new version of this package
+    computes nothing again unless it answers in another way.
     """
     own = spec.provider.__module__.startswith(f"{__package__.partition('.')[0]}.")
-    form = getattr(spec.recipe, "format", None)
-    given = [kind for kind in (None if own else spec.provider, form and form.model) if kind]
+    name = f"{spec.provider.__module__}.{spec.provider.__qualname__}"
     try:
-        found = [code_identity(kind) for kind in given]
+        classes = [*([] if own else [spec.provider]), *spec.recipe.classes]
+        found = [code_identity(kind) for kind in classes]
     except CodeIdentityError as error:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
-    name = f"{spec.provider.__module__}.{spec.provider.__qualname__}"
-    code = digest(name, _PROMPTS) if own else found[0].digest
     modules = dict.fromkeys(module for one in found for module in one.modules)
     packages = dict.fromkeys(package for one in found for package in one.packages)
+    code = digest(name, _PROMPTS, *(one.digest for one in found))
     return CodeIdentity(code, tuple(modules), tuple(packages))
 
 

@@ -69,7 +69,7 @@ def _map_schema(
 ) -> pa.Schema:
     if missing := [c for c in spec.columns or () if c not in first.names]:
         raise SchemaError(
-            f"{culprit}: columns names {names(missing)}, which {spec.upstream[0]!r} does not have; "
+            f"{culprit}: needs {names(missing)}, which {spec.upstream[0]!r} does not have; "
             f"it has {names(first.names, 20)}"
         )
     fields = []

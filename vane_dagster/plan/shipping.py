@@ -75,9 +75,9 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
 
 def _pickled(obj: Any) -> bytes:
     """Pickles what a script defines by value, its functions under `lru_cache` included."""
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
         def reducer_override(self, part: Any) -> Any:
             # cloudpickle names these by their module, and a worker's `__main__` is another.
             if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in _MAIN:
@@ -196,6 +196,6 @@ def _inside(path: str | Path) -> str:
 
 def load(payload: bytes) -> Any:
     """Unpickles what `pack` pickled; its folder must be active."""
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     return cloudpickle.loads(payload)

@@ -29,8 +29,16 @@ class Recipe(Protocol):
         """What it adds to them."""
 
     @property
+    def order(self) -> Any:
+        """In which order rows are best asked about (`RowOrder`); None if that is all the same."""
+
+    @property
     def keyed(self) -> Mapping[str, Any]:
         """The values that change what comes out."""
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The user's own classes that it needs in a worker."""
 
     def told(self, model: str) -> str:
         """What is asked of a model, for people."""

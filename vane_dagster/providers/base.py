@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from vane_dagster.errors import StageError
+
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": ...}``"""
 
@@ -76,7 +78,30 @@ class Embedder(Protocol):
     """A way to a model that embeds texts; constructed as a `Provider` is, which may be one too."""
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
-        """Gives a vector for each text, as rows of floats, of so many numbers where given."""
+        """Gives a vector for each text, as rows of floats, of so many numbers where given.
+
+        Raises:
+            RowErrors: For texts that can't be embedded, with the vectors of the others.
+        """
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model that has learnt its labels; constructed as a `Provider` is."""
+
+    async def classify(
+        self, texts: Sequence[str], labels: Sequence[str]
+    ) -> Sequence[tuple[str, float]]:
+        """Gives each text one of the labels, and how sure it is of it, from 0 to 1.
+
+        Raises:
+            StageError: If these are not its labels.
+            RowErrors: For texts that can't be classified, with what came out for the others.
+        """
+
+
+class SamplingRefused(StageError):
+    """Sampling parameters that a provider does not take; of one row, where it has its own."""
 
 
 class PromptTooLong(ValueError):

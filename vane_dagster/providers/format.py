@@ -19,7 +19,7 @@ _SCALARS = {
     "number": pa.float64(),
     "boolean": pa.bool_(),
 }
-_MOST_SHOWN = 500
+_MOST_SHOWN = 4000
 
 
 class InvalidAnswer(ValueError):

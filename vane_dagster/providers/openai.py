@@ -34,6 +34,8 @@ _PARAMETERS = frozenset(
 )
 """What the client takes by name; the rest goes into the body as it is."""
 
+_MOST_SHOWN = 300
+
 
 class OpenAIProvider:
     """Reaches an endpoint by the `openai` client, over one pool of connections.
@@ -161,11 +163,25 @@ class OpenAIProvider:
                 self._api.PermissionDeniedError,
                 self._api.NotFoundError,
             ) as error:
-                raise StageError(f"{type(error).__name__}: {error}") from error
+                raise StageError(self._refusal(error)) from error
+            except self._api.APIConnectionError as error:
+                told = f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
+                raise ConnectionError(told) from error
             except self._api.BadRequestError as error:
                 if "context length" in str(error) or "too long" in str(error):
                     raise PromptTooLong(str(error)) from error
                 raise
+
+    def _refusal(self, error: Any) -> str:
+        """What an endpoint refuses everything for, and what to look at."""
+        told = f"{type(error).__name__}: {error}"
+        if error.body and "message" not in error.body:  # a form that the client leaves out
+            told += f" - {str(error.body)[:_MOST_SHOWN]}"
+        if isinstance(error, self._api.NotFoundError):
+            return f"{told}. The request was to {error.request.url}, for the model {self._model!r}"
+        if self._key_env is None:
+            return f"{told}. No key was given: name its variable by api_key_env"
+        return f"{told}. The key is that of the environment variable {self._key_env!r}"
 
 
 def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:

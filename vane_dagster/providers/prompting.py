@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import RowErrors
-from vane_dagster.providers.base import Answer, Request
+from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.format import Format
-from vane_dagster.providers.template import Template
+from vane_dagster.providers.template import PrefixOrder, Template
 from vane_dagster.providers.usage import USAGE
+
+_COLUMN = re.compile(r"\{\w+\}")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Prompt:
     Attributes:
         template: What its messages are made of.
         output: The column of answers; the one of `USAGE` is named after it.
-        sampling: See `Request`.
+        sampling: See `Request`; a value ``"{column}"`` is the row's own.
         format: What an answer has to be.
         carried: Columns that are passed on.
         explain: How often a model is told what is wrong with its answer, and asked again.
@@ -42,7 +46,13 @@ class Prompt:
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns of its template, and those that are passed on."""
-        return tuple(dict.fromkeys((*self.template.fields, *self.carried)))
+        return tuple(dict.fromkeys((*self.template.fields, *self.own.values(), *self.carried)))
+
+    @functools.cached_property
+    def own(self) -> Mapping[str, str]:
+        """The sampling parameters that each row has of its own, and their columns."""
+        texts = {name: value for name, value in self.sampling.items() if isinstance(value, str)}
+        return {name: text[1:-1] for name, text in texts.items() if _COLUMN.fullmatch(text)}
 
     @property
     def usage(self) -> str:
@@ -53,6 +63,11 @@ class Prompt:
     def schema(self) -> pa.Schema:
         """The answer, and what it took."""
         return pa.schema([pa.field(self.output, self.format.type), pa.field(self.usage, USAGE)])
+
+    @property
+    def order(self) -> PrefixOrder:
+        """Prompts that begin alike together: an engine has the beginning in its cache."""
+        return PrefixOrder(self.template)
 
     @property
     def keyed(self) -> Mapping[str, Any]:
@@ -66,6 +81,11 @@ class Prompt:
             "explain_errors": self.explain,
         }
 
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The pydantic model that answers are validated by."""
+        return (self.format.model,) if self.format.model else ()
+
     def told(self, model: str) -> str:
         """See `Recipe`."""
         asked = f"column `{self.template.text}`" if self.template.column else self.template.text
@@ -73,35 +93,56 @@ class Prompt:
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
         """Asks about all rows at the same time; those that fail are told one by one."""
-        rows, id = batch.to_pylist(), batch.column_names[0]
-        order = _by_prefix(self, rows)
-        asked = {i: asyncio.ensure_future(self._one(provider, rows[i], id)) for i in order}
-        found = await asyncio.gather(*asked.values(), return_exceptions=True)
-        errors = {i: a for i, a in zip(asked, found) if isinstance(a, BaseException)}
-        good = {i: a for i, a in zip(asked, found) if not isinstance(a, BaseException)}
+        errors: dict[int, BaseException] = {}
+        requests: dict[int, Request] = {}
+        for place, row in enumerate(batch.to_pylist()):
+            try:
+                requests[place] = self._request(row, str(row[batch.column_names[0]]))
+            except ValueError as error:
+                errors[place] = error
+        asked = (self._one(provider, request) for request in requests.values())
+        found = dict(zip(requests, await asyncio.gather(*asked, return_exceptions=True)))
+        good = {}
+        for place, answer in found.items():
+            if isinstance(answer, BaseException):
+                errors[place] = answer
+            else:
+                good[place] = answer
         kept = sorted(good)
         taken = batch.take(pa.array(kept, pa.int64()))
-        answers = _columns(taken, self, [good[i] for i in kept])
+        answers = _columns(taken, self, [good[place] for place in kept])
         if errors:
             raise RowErrors(dict(sorted(errors.items())), answers if kept else None)
         return answers
 
-    async def _one(self, provider: Any, row: Mapping[str, Any], id: str) -> tuple[Any, Answer]:
-        messages, form = list(self.template.messages(row)), self.format
-        request = Request(messages, self.sampling, form.schema, form.choices, str(row[id]))
-        began = time.perf_counter()
-        answer = await provider.submit(request)
+    def _request(self, row: Mapping[str, Any], id: str) -> Request:
+        own = {name: row[column] for name, column in self.own.items()}
+        every = {name: value for name, value in self.sampling.items() if name not in own}
+        given = {name: value for name, value in own.items() if value is not None}
+        messages, form = self.template.messages(row), self.format
+        return Request(messages, {**every, **given}, form.schema, form.choices, id)
+
+    async def _one(self, provider: Any, request: Request) -> tuple[Any, int, Answer]:
+        form, began, requests = self.format, time.perf_counter(), 1
+        try:
+            answer = await provider.submit(request)
+        except SamplingRefused as error:
+            if self.own:
+                raise ValueError(str(error)) from error
+            raise
         for _ in range(self.explain):
             wrong = form.problem(answer.text)
             if wrong is None:
                 break
-            messages += [
+            again = f"{wrong}. Answer again, with nothing else."
+            told: list[Message] = [
                 {"role": "assistant", "content": answer.text},
-                {"role": "user", "content": f"{wrong}. Answer again, with nothing else."},
+                {"role": "user", "content": again},
             ]
-            former, answer = answer, await provider.submit(replace(request, messages=messages))
-            answer = _summed(former, answer)
-        return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
+            request = replace(request, messages=[*request.messages, *told])
+            former, answer = answer, await provider.submit(request)
+            answer, requests = _summed(former, answer), requests + 1
+        return form.value(answer), requests, replace(answer, seconds=time.perf_counter() - began)
 
 
 def _summed(former: Answer, answer: Answer) -> Answer:
@@ -113,35 +154,20 @@ def _summed(former: Answer, answer: Answer) -> Answer:
     )
 
 
-def _by_prefix(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the rows, those whose prompts begin alike side by side.
-
-    An engine then finds the beginning in its cache, which holds what came last.
-    """
-
-    def key(place: int) -> tuple[str, int]:
-        row = rows[place]
-        texts = [str(row[name]) for name in prompt.template.fields]
-        if prompt.template.column:
-            return texts[0], place
-        return prompt.template.text.format_map({**row}), place
-
-    return sorted(range(len(rows)), key=key)
-
-
 def _columns(
-    batch: pa.Table, prompt: Prompt, answers: Sequence[tuple[Any, Answer]]
+    batch: pa.Table, prompt: Prompt, answers: Sequence[tuple[Any, int, Answer]]
 ) -> dict[str, Any]:
     given = {name: batch.column(name) for name in (batch.column_names[0], *prompt.carried)}
     usage = [
         {
+            "requests": requests,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "cached_tokens": answer.cached_tokens,
             "finish_reason": answer.finish_reason,
             "seconds": answer.seconds,
         }
-        for _, answer in answers
+        for _, requests, answer in answers
     ]
-    values = pa.array([value for value, _ in answers], prompt.format.type)
+    values = pa.array([value for value, _, _ in answers], prompt.format.type)
     return {**given, prompt.output: values, prompt.usage: pa.array(usage, USAGE)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -17,8 +18,13 @@ _OWN = {
         "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"
     ),
     "transformers": "vane_dagster.providers.transformers:TransformersProvider",
+    "transformers_classifier": (
+        "vane_dagster.providers.transformers_classifier:TransformersClassifier"
+    ),
     "vllm": "vane_dagster.providers.vllm:VllmProvider",
 }
+_BY_METHOD = {("vllm", "embed"): "vane_dagster.providers.vllm_embedding:VllmEmbedder"}
+"""Classes of their own: an engine of vLLM generates or embeds."""
 
 
 def provider_class(where: str, provider: str | type, method: str = "submit") -> type:
@@ -35,27 +41,43 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
         DefinitionError: If there is none of this name, or the class is no provider.
     """
     asked = provider
-    if isinstance(provider, str):
-        provider = _named(where, provider)
+    provider = _found(where, provider, method)
     if not inspect.isclass(provider):
         raise DefinitionError(
             f"{where}: provider is {asked!r}; expected a name ({names(_known(), 20)}) or a class "
             f"with `async def {method}`"
         )
-    if not inspect.iscoroutinefunction(getattr(provider, method, None)):
+    if not _has(provider, method):
         raise DefinitionError(
             f"{where}: provider {asked!r} has no `async def {method}`, which this stage calls"
         )
     return provider
 
 
+def answers(where: str, provider: str | type, method: str) -> bool:
+    """Whether a provider has a method; False for what is no provider.
+
+    Raises:
+        DefinitionError: If there is none of this name.
+    """
+    return _has(_found(where, provider, method), method)
+
+
+def _found(where: str, provider: str | type, method: str) -> Any:
+    return _named(where, provider, method) if isinstance(provider, str) else provider
+
+
+def _has(provider: Any, method: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(provider, method, None))
+
+
 def _known() -> list[str]:
     return sorted({*_OWN, *(point.name for point in entry_points(group=GROUP))})
 
 
-def _named(where: str, name: str) -> Any:
+def _named(where: str, name: str, method: str) -> Any:
     if name in _OWN:
-        module, _, attribute = _OWN[name].partition(":")
+        module, _, attribute = _BY_METHOD.get((name, method), _OWN[name]).partition(":")
         return getattr(importlib.import_module(module), attribute)
     for point in entry_points(group=GROUP):
         if point.name == name:
@@ -81,3 +103,17 @@ def needs(library: str, extra: str, provider: str) -> Any:
             f"provider {provider!r} needs {library!r}, which is not installed where the workers "
             f"run: pip install 'vane-dagster[{extra}]'"
         ) from error
+
+
+def check_folder(model: str) -> None:
+    """Raises FileNotFoundError if a model's name is that of a folder which is not there.
+
+    Libraries take it for a name on the Hugging Face hub then, and say so.
+    """
+    path = os.path.expanduser(model)
+    named = os.path.isabs(path) or model.startswith(("./", "../"))
+    if named and not os.path.exists(path):
+        raise FileNotFoundError(
+            f"model is {model!r}, which is not there where the workers run; expected the folder of "
+            "a model, or a name on the Hugging Face hub"
+        )

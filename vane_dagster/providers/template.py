@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Message
 
+_ALIKE = 256
+"""Characters of prompts that make it worth to ask about them together."""
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -28,6 +32,13 @@ class Template:
     fields: tuple[str, ...]
     column: bool
     system: str | None = None
+
+    @property
+    def fixed(self) -> int:
+        """Characters before the first column."""
+        if self.column:
+            return 0
+        return len(next(iter(string.Formatter().parse(self.text)))[0])
 
     def messages(self, row: Mapping[str, Any]) -> Sequence[Message]:
         """The messages of a row.
@@ -48,6 +59,32 @@ class Template:
         if not text.strip():
             raise ValueError("the prompt is empty")
         return [*first, {"role": "user", "content": text}]
+
+
+@dataclass(frozen=True)
+class PrefixOrder:
+    """Rows whose prompts begin alike, side by side and at one worker.
+
+    Attributes:
+        template: What prompts are made of.
+    """
+
+    template: Template
+
+    def keys(self, rows: pa.Table) -> list[tuple[str, str]]:
+        """For each row some of its prompt's beginning, and the prompt.
+
+        What a template begins with is all prompts' own and tells nothing.
+        """
+        fixed = len(self.template.system or "") + self.template.fixed
+        texts = [self._text(row) for row in rows.select(list(self.template.fields)).to_pylist()]
+        return [(text[fixed : fixed + _ALIKE], text) for text in texts]
+
+    def _text(self, row: Mapping[str, Any]) -> str:
+        try:
+            return "".join(message["content"] for message in self.template.messages(row))
+        except ValueError:  # of the row, which is told when it is asked about
+            return ""
 
 
 def _conversation(column: str, value: Any) -> list[Message]:
@@ -100,4 +137,4 @@ def parse_template(where: str, messages: Any, system: Any) -> Template:
 
 
 def _is_plain(name: str) -> bool:
-    return not set(name) & set(".[]!:") and not name.isdigit()
+    return not set(name) & set(".[]!:\"'\n") and not name.isdigit()

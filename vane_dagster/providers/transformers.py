@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vane_dagster.providers.base import Answer, PromptTooLong, Request
-from vane_dagster.providers.registry import needs
+from vane_dagster.errors import names
+from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.registry import check_folder, needs
 
 _DEFAULT_TOKENS = 256
 
@@ -42,6 +43,7 @@ class TransformersProvider:
         device: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        check_folder(model)
         library = needs("transformers", "transformers", "transformers")
         torch = self._torch = needs("torch", "transformers", "transformers")
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,6 +54,7 @@ class TransformersProvider:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         loaded = library.AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
         self._model = loaded.to(self._device).eval()
+        self._known = set(library.GenerationConfig().to_dict())
         self._longest = getattr(self._model.config, "max_position_embeddings", None)
         self._batch_size = batch_size
         self._template = dict(chat_template_kwargs or {})
@@ -91,7 +94,14 @@ class TransformersProvider:
         began = time.perf_counter()
         texts = [self._text(request) for request in requests]
         wanted = _generation(requests[0].sampling)
-        lengths = [len(ids) for ids in self._tokenizer(texts)["input_ids"]]
+        if unknown := sorted(set(wanted) - self._known):
+            raise SamplingRefused(
+                f"sampling_params has {names(unknown)}, which provider 'transformers' does not "
+                "take; it takes OpenAI's names, and those of transformers.GenerationConfig"
+            )
+        # A chat template has the special tokens in it.
+        adds = {"add_special_tokens": self._tokenizer.chat_template is None}
+        lengths = [len(ids) for ids in self._tokenizer(texts, **adds)["input_ids"]]
         most = None if self._longest is None else self._longest - wanted["max_new_tokens"]
         short = [i for i, length in enumerate(lengths) if most is None or length <= most]
         found: list[Answer | BaseException] = [
@@ -106,7 +116,8 @@ class TransformersProvider:
         seed = requests[0].sampling.get("seed")
         if seed is not None:
             self._torch.manual_seed(seed)
-        given = self._tokenizer([texts[i] for i in short], return_tensors="pt", padding=True)
+        padded = {"return_tensors": "pt", "padding": True, **adds}
+        given = self._tokenizer([texts[i] for i in short], **padded)
         given = given.to(self._device)
         with self._torch.inference_mode():
             out = self._model.generate(**given, **wanted, pad_token_id=self._tokenizer.pad_token_id)

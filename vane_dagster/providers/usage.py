@@ -11,6 +11,7 @@ from vane_dagster.errors import DefinitionError, names
 
 USAGE = pa.struct(
     [
+        pa.field("requests", pa.int64()),
         pa.field("prompt_tokens", pa.int64()),
         pa.field("completion_tokens", pa.int64()),
         pa.field("cached_tokens", pa.int64()),
@@ -18,9 +19,9 @@ USAGE = pa.struct(
         pa.field("seconds", pa.float64()),
     ]
 )
-"""What an answer took: tokens, why it ended, and seconds from its submission to its end."""
+"""What an answer took: requests, tokens, why it ended, and seconds from the first to the end."""
 
-TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
 """The counts of `USAGE` that are added up for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
@@ -62,12 +63,12 @@ def parse_budget(where: str, max_cost: Any, prices: Mapping[str, float]) -> floa
     return float(max_cost)
 
 
-def cost(tokens: Mapping[str, float], prices: Mapping[str, float]) -> float:
+def cost(used: Mapping[str, float], prices: Mapping[str, float]) -> float:
     """What tokens cost; those of a prompt that were cached cost as others where no price says."""
-    cached = tokens["cached_tokens"] if "cached" in prices else 0
-    fresh = tokens["prompt_tokens"] - cached
+    cached = used["cached_tokens"] if "cached" in prices else 0
+    fresh = used["prompt_tokens"] - cached
     return (
         fresh * prices.get("prompt", 0.0)
         + cached * prices.get("cached", 0.0)
-        + tokens["completion_tokens"] * prices.get("completion", 0.0)
+        + used["completion_tokens"] * prices.get("completion", 0.0)
     ) / _MILLION

@@ -17,7 +17,7 @@ from vane_dagster.declare.asking import PromptSpec
 from vane_dagster.declare.schema import sql_name
 from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
-from vane_dagster.providers.usage import TOKENS, cost
+from vane_dagster.providers.usage import COUNTS, cost
 from vane_dagster.tracing.summary import sample_trace
 
 
@@ -160,12 +160,12 @@ def _usage(spec: PromptSpec, manifest: Manifest, stats: StageStats) -> dict[str,
     """The tokens of a partition's answers, those of parts that were there already included."""
     measured = merge_measures(part.measures for part in manifest.parts)
     sums = measured.get(spec.recipe.usage, {})
-    tokens = {name: int(sums.get(name, 0)) for name in TOKENS}
-    found: dict[str, Any] = dict(tokens)
-    if tokens["prompt_tokens"]:
-        found["cache_hit_rate"] = round(tokens["cached_tokens"] / tokens["prompt_tokens"], 4)
+    used = {name: int(sums.get(name, 0)) for name in COUNTS}
+    found: dict[str, Any] = dict(used)
+    if used["prompt_tokens"]:
+        found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
     if stats.computed == len(manifest.parts) and stats.seconds:
-        found["tokens_per_second"] = round(tokens["completion_tokens"] / stats.seconds, 1)
+        found["tokens_per_second"] = round(used["completion_tokens"] / stats.seconds, 1)
     if spec.prices:
-        found["cost"] = round(cost(tokens, spec.prices), 6)
+        found["cost"] = round(cost(used, spec.prices), 6)
     return found

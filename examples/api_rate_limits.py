@@ -1,0 +1,72 @@
+"""An endpoint that speaks OpenAI's API, within its limits and a budget.
+
+The key never leaves the environment: the stage has its variable's name alone. Needs `pip install
+'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, such as that of
+`vllm serve`, and `VANE_EXAMPLES_API_MODEL` its model.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vane_dagster as vd
+
+ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "products")
+NAMES = ["a folding bicycle", "a busy coffee machine", "a lamp for reading", "a very quiet fan"]
+
+
+@dg.asset
+def products() -> None:
+    """The input: names of products."""
+    (ROOT / "products").mkdir(parents=True, exist_ok=True)
+    table = pa.table({"id": range(len(NAMES)), "name": NAMES})
+    pq.write_table(table, ROOT / "products" / "all.parquet")
+
+
+shop = vd.Pipeline("shop", source=vd.parquet(str(ROOT / "products"), asset=products), id="id")
+slogans = shop.prompt(
+    "slogans",
+    "Write a slogan for {name}.",
+    provider="openai",
+    model=os.environ.get("VANE_EXAMPLES_API_MODEL", "gpt-4o-mini"),
+    sampling_params={"temperature": 0, "max_tokens": 40},
+    output_column="slogan",
+    include_columns=["name"],
+    concurrency=(1, 2),  # workers, which share the limits
+    env_vars=["OPENAI_API_KEY"],  # goes to the workers with each run; never stored or logged
+    provider_options={
+        "base_url": os.environ.get("OPENAI_BASE_URL"),
+        "api_key_env": "OPENAI_API_KEY",
+        "requests_per_minute": 500,
+        "tokens_per_minute": 200_000,
+    },
+    max_retries=8,  # of 429, 5xx and cut connections, each row alone, as Retry-After says
+    prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},  # dollars for a million tokens
+    max_cost=0.50,  # dollars, after which a run begins nothing more; the next one goes on
+)
+slogans.write("published", str(ROOT / "out"))
+
+assets = [products, shop.build_assets()]
+resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=str(ROOT / "store"))}
+defs = dg.Definitions(assets=assets, resources=resources)
+
+
+def main() -> None:
+    result = dg.materialize(assets, resources=resources)
+    for done in result.asset_materializations_for_node("shop_pipeline"):
+        facts = {name: value.value for name, value in done.metadata.items()}
+        print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
+        if done.asset_key == slogans.key:
+            tokens = facts["prompt_tokens"], facts["completion_tokens"]
+            print(f"{tokens[0]} tokens asked, {tokens[1]} answered: {facts['cost']:.6f} dollars")
+            print(f"asked again: {facts.get('retries', 0)}")
+    for row in pq.read_table(ROOT / "out").to_pylist():
+        print(f"{row['name']}: {row['slogan']} ({row['slogan_usage']['seconds']:.1f} s)")
+
+
+if __name__ == "__main__":
+    main()

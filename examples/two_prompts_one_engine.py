@@ -1,0 +1,87 @@
+"""Two prompts over the same texts, answered by one engine, joined and written.
+
+Stages of the same model, provider options and resources share the worker that holds it, whatever
+they ask, so that it is loaded once; it stays loaded for later runs, and for other pipelines. Needs
+`pip install 'vane-dagster[vllm]'`; `VANE_EXAMPLES_MODEL` names another model.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vane_dagster as vd
+
+ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "letters")
+TEXTS = [
+    "The kettle boils in a minute and looks fine on the table. I would buy it again.",
+    "After two weeks the handle broke, and nobody answers my mails.",
+    "It is a kettle. It came on Tuesday.",
+]
+ENGINE: dict[str, Any] = {
+    "provider": "vllm",
+    "model": os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
+    "gpus_per_actor": 1 if shutil.which("nvidia-smi") else 0,
+    "provider_options": {
+        "engine_kwargs": {
+            "max_model_len": 2048,
+            # For a quick start anywhere; leave both out where the model has a GPU to itself.
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 2**30,
+        }
+    },
+}
+
+
+@dg.asset
+def letters() -> None:
+    """The input: what customers wrote."""
+    (ROOT / "letters").mkdir(parents=True, exist_ok=True)
+    table = pa.table({"id": range(len(TEXTS)), "text": TEXTS})
+    pq.write_table(table, ROOT / "letters" / "all.parquet")
+
+
+service = vd.Pipeline("service", source=vd.parquet(str(ROOT / "letters"), asset=letters), id="id")
+moods = service.prompt(
+    "moods",
+    "Is the writer content? {text}",
+    return_format=["content", "neutral", "angry"],
+    sampling_params={"temperature": 0},
+    output_column="mood",
+    **ENGINE,
+)
+replies = service.prompt(
+    "replies",
+    "Write a friendly reply of one sentence to this letter. {text}",
+    sampling_params={"temperature": 0.7, "max_tokens": 48, "seed": 1},
+    output_column="reply",
+    include_columns=["text"],
+    **ENGINE,
+)
+service.join(
+    "joined", replies, moods, columns={"replies": ["text", "reply"], "moods": ["mood"]}
+).write("published", str(ROOT / "out"))
+
+assets = [letters, service.build_assets()]
+resources = {"compute": vd.RayCompute(), "store": vd.FragmentStore(root=str(ROOT / "store"))}
+defs = dg.Definitions(assets=assets, resources=resources)
+
+
+def main() -> None:
+    result = dg.materialize(assets, resources=resources)
+    for done in result.asset_materializations_for_node("service_pipeline"):
+        facts = {name: value.value for name, value in done.metadata.items()}
+        print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
+        if facts.get("model_loads"):
+            print(f"the engine was loaded in {facts['model_load_seconds']:.0f} s")
+    for row in pq.read_table(ROOT / "out").to_pylist():
+        print(f"{row['mood']:8} {row['text']} -> {row['reply']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What transformers makes of a tiny model, text by text: what others are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def greedy(
+    folder: Path,
+    texts: Sequence[str],
+    tokens: int = 8,
+    system: str = "",
+    change: Callable[[Any], None] | None = None,
+) -> list[str]:
+    """What transformers answers to each text alone, with the same weights or changed ones.
+
+    A last character of which not all bytes came is left out, as vLLM does.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if change is not None:
+        change(model)
+    found = []
+    for text in texts:
+        chat = [{"role": "system", "content": system}] if system else []
+        chat.append({"role": "user", "content": text})
+        if tokenizer.chat_template is None:
+            prompt = "\n\n".join(message["content"] for message in chat)
+        else:
+            prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        given = tokenizer(prompt, return_tensors="pt")
+        out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
+        new = out[0, given["input_ids"].shape[1] :]
+        found.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
+    return found
+
+
+def vectors(folder: Path, texts: Sequence[str]) -> Any:
+    """The last hidden state of each text's last token, made of length 1: ``(texts, 64)``."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        last = [
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] for text in texts
+        ]
+    return torch.nn.functional.normalize(torch.stack(last)).numpy()

@@ -1,0 +1,72 @@
+"""What is asked about each text of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import RowErrors
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """What is asked about each text of a column, alone.
+
+    Attributes:
+        column: The column of texts; a null is an error of its row.
+        output: The column of what comes out.
+        carried: Columns that are passed on.
+    """
+
+    column: str
+    output: str
+    carried: tuple[str, ...]
+
+    order = None
+    classes = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The column of texts, and those that are passed on."""
+        return tuple(dict.fromkeys((self.column, *self.carried)))
+
+    async def ask(self, provider: Any, texts: list[str]) -> Any:
+        """Gives something for each text, or raises RowErrors with that for the others."""
+        raise NotImplementedError
+
+    def made(self, found: Any) -> Mapping[str, Any]:
+        """The columns that are made of it."""
+        raise NotImplementedError
+
+    async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
+        """Asks about the texts of a batch together, whose first column is the id.
+
+        Raises:
+            RowErrors: For rows that failed.
+        """
+        texts = batch.column(self.column).to_pylist()
+        errors: dict[int, BaseException] = {
+            place: ValueError(f"column {self.column!r} is {_shown(text)}; expected a text")
+            for place, text in enumerate(texts)
+            if not isinstance(text, str)
+        }
+        kept = [place for place in range(len(texts)) if place not in errors]
+        try:
+            found = await self.ask(provider, [texts[place] for place in kept]) if kept else []
+        except RowErrors as error:
+            errors |= {kept[place]: failed for place, failed in error.errors.items()}
+            kept = [place for place in kept if place not in errors]
+            found = error.rows
+        taken = batch.take(pa.array(kept, pa.int64()))
+        given = {name: taken.column(name) for name in (batch.column_names[0], *self.carried)}
+        if errors:
+            rows = {**given, **self.made(found)} if kept else None
+            raise RowErrors(dict(sorted(errors.items())), rows)
+        return {**given, **self.made(found)}
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"

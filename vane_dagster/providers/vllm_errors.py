@@ -1,0 +1,57 @@
+"""What vLLM's processes log as errors while an engine loads: its own error says only to look there.
+
+vLLM is given a logging configuration that writes errors to a file too, beside where they go anyway.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from vane_dagster.providers.registry import needs
+
+_RECORD = "\x1e"
+_ERRORS = "errors.log"
+_MOST_SHOWN = 2000
+
+
+def logged(folder: Path) -> Any:
+    """A LoggingConfig of vLLM's that keeps errors in a folder, which stays with the engine."""
+    defaults = needs("vllm.logger", "vllm", "vllm").DEFAULT_LOGGING_CONFIG
+    config: dict[str, Any] = copy.deepcopy(defaults)
+    config["formatters"]["kept"] = {"format": f"{_RECORD}%(message)s"}
+    config["handlers"]["kept"] = {
+        "class": "logging.FileHandler",
+        "filename": str(folder / _ERRORS),
+        "formatter": "kept",
+        "level": "ERROR",
+    }
+    config["loggers"]["vllm"]["handlers"].append("kept")
+    file = folder / "logging.json"
+    file.write_text(json.dumps(config))
+    settings = needs("vllm.config.logging", "vllm", "vllm").LoggingConfig
+    return settings(pylogging_config_file=str(file))
+
+
+def cause(folder: Path) -> str | None:
+    """The error that was logged first, others being its consequences; None if there is none."""
+    file = folder / _ERRORS
+    text = file.read_text(errors="replace") if file.exists() else ""
+    for record in text.split(_RECORD):
+        if (found := _raised(record)) is not None:
+            return found[:_MOST_SHOWN]
+    return None
+
+
+def _raised(record: str) -> str | None:
+    """The exception of a record with a traceback: what follows the last line of code."""
+    lines = record.rstrip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return None
+    after = lines[frames[-1] + 1 :]
+    while after and after[0].startswith("    "):
+        after = after[1:]
+    return "\n".join(after) or None
