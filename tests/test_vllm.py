@@ -128,30 +128,28 @@ import guard
 guard.start({str(folder)!r})
 nested = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", nested], start_new_session=True)
-shares = "from multiprocessing.shared_memory import SharedMemory; import time; "
-shares += "m = SharedMemory(create=True, size=8); print(m.name, flush=True); time.sleep(600)"
-other = subprocess.Popen([sys.executable, "-c", shares])
 print(child.pid, flush=True)
+time.sleep({2 * guard._EVERY_SECONDS})  # the guard looks
+from multiprocessing.shared_memory import SharedMemory
+print(SharedMemory(create=True, size=8).name, flush=True)
 time.sleep(600)
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert parent.stdout is not None
-    told = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
-    child, shared = psutil.Process(int(told[0])), Path("/dev/shm", told[1])
-    # The child and its own, the one that shares, and Python's tracker of that.
-    until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 4, "all have begun")
+    child = psutil.Process(int(parent.stdout.readline()))
+    shared = Path("/dev/shm", parent.stdout.readline().strip())
     below = psutil.Process(parent.pid).children(recursive=True)
     assert child in below
-    time.sleep(2 * guard._EVERY_SECONDS)  # it has looked
+    assert len(below) == 2  # it and its own
     assert shared.exists()
     os.killpg(parent.pid, signal.SIGKILL)  # as a local worker is
     parent.wait()
     parent.stdout.close()
     assert gone(below)
     until(lambda: not folder.exists(), "the guard has ended")
-    assert not shared.exists()
+    until(lambda: not shared.exists(), "the memory is freed")
 
 
 # With one

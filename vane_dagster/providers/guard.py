@@ -1,9 +1,10 @@
 """Ends what a worker has started when the worker is killed, and frees what that leaves behind.
 
 vLLM runs its engine in processes of its own, which don't notice that theirs was killed and hold the
-GPU on; and shared memory of killed processes stays. A guard is one more small process: it watches,
-ends them, and removes their shared memory. It is run as a file, imports the standard library alone,
-and needs Linux.
+GPU on; and shared memory of killed processes stays. A guard is a pair of small processes. One
+watches and ends them. The other is Python's own resource tracker, which is told of each segment as
+it is made and frees what is left: the one that a worker would start is killed with its session. The
+file is run as it is, imports the standard library alone, and needs Linux.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 _EVERY_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
-_ENDING_SECONDS = 10.0
-_SHARED = "/dev/shm/psm_"
-"""How multiprocessing.shared_memory calls its segments."""
-_TRACKER = b"resource_tracker"
-"""Python's own helper, which frees shared memory after the others and then ends by itself."""
 
 
 def start(folder: str) -> None:
@@ -35,16 +34,31 @@ def start(folder: str) -> None:
     Args:
         folder: A folder that is removed in the end.
     """
-    if os.path.isdir("/proc/self/task"):
-        own = os.getpid()
-        subprocess.run(
-            [sys.executable, "-I", "-S", __file__, str(own), str(_begun(own)), folder],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    if not os.path.isdir("/proc/self/task"):
+        return
+    own = os.getpid()
+    told, tell = os.pipe()
+    command = [sys.executable, "-I", "-S", __file__, str(own), str(_begun(own)), folder, str(told)]
+    subprocess.run(
+        command,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[told],
+    )
+    os.close(told)
+    _use_tracker(tell)
+
+
+def _use_tracker(tell: int) -> None:
+    """Has this process tell a tracker of what it makes, as a process that is spawned is made to."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is None:
+        tracker._fd = tell
+    else:  # it has one of its own, which knows of segments already
+        os.close(tell)
 
 
 def _begun(pid: int) -> str | None:
@@ -71,47 +85,30 @@ def _children(pid: int) -> dict[int, str]:
     return found
 
 
-def _shared(pid: int) -> set[str]:
-    """The segments of shared memory that a process has open."""
-    found = set()
-    for path in glob.glob(f"/proc/{pid}/fd/*"):
-        try:
-            found.add(os.readlink(path))
-        except OSError:  # it is closed, or the process has ended
-            continue
-    return {name for name in found if name.startswith(_SHARED) and not name.endswith(" (deleted)")}
-
-
 def _watch(parent: int, begun: str, folder: str) -> None:
-    """Waits for a process's end, and then ends its children and theirs, and frees their memory."""
+    """Waits for a process's end, and then ends its children and theirs."""
     known: dict[int, str] = {}
-    shared: set[str] = set()
     while _begun(parent) == begun:
         known = {pid: when for pid, when in known.items() if _begun(pid) == when}
         known.update(_children(parent))
         for child in list(known):
             known.update(_children(child))
-        for pid in known:
-            shared |= _shared(pid)
-        shared = {name for name in shared if os.path.exists(name)}
         time.sleep(_EVERY_SECONDS)
     for child in list(known):
         known.update(_children(child))
     time.sleep(_GRACE_SECONDS)
     for pid, when in known.items():
-        try:
-            if _begun(pid) == when and _TRACKER not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if _begun(pid) == when:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-        except OSError:  # it has ended meanwhile
-            continue
-    until = time.monotonic() + _ENDING_SECONDS
-    while time.monotonic() < until and any(_begun(pid) == when for pid, when in known.items()):
-        time.sleep(_EVERY_SECONDS)
-    for name in shared:
-        Path(name).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
+    parent, begun, folder, told = sys.argv[1:]
     if not os.fork():  # whom it was started by waits for this one alone
-        _watch(int(sys.argv[1]), *sys.argv[2:])
+        if os.fork():
+            os.close(int(told))
+            _watch(int(parent), begun, folder)
+        else:
+            resource_tracker.main(int(told))
