@@ -440,6 +440,51 @@ def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
     assert sum(server.seen.values()) > first
 
 
+@pytest.mark.parametrize("on_error", ["null", "quarantine"])
+def test_answers_that_do_not_fit_are_paid_for_too(
+    on_error, tmp_path, local, server, endpoint, materialize
+):
+    server.answers = {"a": ["yes"], "b": ["perhaps so"], "c": ["well", "no"]}
+    pipeline = docs(tmp_path, ["a", "b", "c"])
+    choices = ["yes", "no"]
+    asked(pipeline, endpoint[1], return_format=choices, explain_errors=1, on_error=on_error,
+          max_error_rate=0.5, prices={"completion": 1e6})  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert len(server.bodies) == 5
+    assert facts["requests"] == 5
+    assert facts["completion_tokens"] == facts["cost"] == 1 + 2 * 2 + 2
+
+
+def test_answers_that_do_not_fit_may_be_asked_for_again(
+    tmp_path, local, server, endpoint, materialize
+):
+    server.answers = {"b": ["perhaps"]}
+    pipeline = docs(tmp_path, ["b"])
+    asked(pipeline, endpoint[1], return_format=["yes"], retry_on=["InvalidAnswer"], max_retries=1,
+          on_error="quarantine", max_error_rate=1.0)  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert len(server.bodies) == facts["requests"] == facts["completion_tokens"] == 2
+
+
+def test_a_budget_is_used_up_by_answers_that_do_not_fit(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = [f"text number {i}" for i in range(200)]
+    server.answers = {text: ["perhaps so"] for text in texts}
+    pipeline = docs(tmp_path, texts)
+    pipeline.fragment_rows = 4
+    asked(pipeline, endpoint[1], batch_size=4, return_format=["yes", "no"], on_error="null",
+          max_error_rate=1.0, max_tokens=60)  # fmt: skip
+
+    assert "tokens, max_tokens=60" in failure(materialize(pipeline, local, raises=False))
+
+    assert len(server.bodies) < 200
+
+
 def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(
     tmp_path, local, server, endpoint, materialize
 ):

@@ -19,21 +19,29 @@ _COMBINED: dict[str, Callable[[float, float], float]] = {"dim_min": min, "dim_ma
 _BLOCK = 1 << 20
 
 
-def measure(table: pa.Table, columns: Sequence[str]) -> Measures:
+def measure(
+    table: pa.Table, columns: Sequence[str], wasted: Mapping[str, int] | None = None
+) -> Measures:
     """Counts what checks need to know of columns, without a loop over rows.
 
     Args:
         table: The rows.
         columns: The columns that are measured.
+        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
 
     Returns:
         For every column ``nulls``. For texts also ``empty``, those of no characters or white space
         alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
         null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
         any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For what a
-        prompt's answers took, the sums of their requests and tokens, by the names of `COUNTS`.
+        prompt's answers took, the sums of their requests and tokens, by the names of `COUNTS`,
+        with what was wasted.
     """
-    return {name: _measured(table.column(name)) for name in columns}
+    found = {name: _measured(table.column(name)) for name in columns}
+    if wasted:
+        answers = [name for name in columns if table.schema.field(name).type == USAGE]
+        found = merge_measures([found, dict.fromkeys(answers, wasted)])
+    return found
 
 
 def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measures:

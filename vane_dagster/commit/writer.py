@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,12 +42,15 @@ class PartTarget:
     salt: str | None = None
 
 
-def write_part(table: pa.Table, target: PartTarget, **facts: Any) -> PartInfo:
+def write_part(
+    table: pa.Table, target: PartTarget, wasted: Mapping[str, int] | None = None, **facts: Any
+) -> PartInfo:
     """Writes a table as a part, once and atomically, under its key and the digest of its rows.
 
     Args:
         table: The rows.
         target: Where they go.
+        wasted: What answers took of which nothing came out; see `measure`.
         **facts: What else is known of the part; see `PartInfo`.
 
     Returns:
@@ -57,7 +60,7 @@ def write_part(table: pa.Table, target: PartTarget, **facts: Any) -> PartInfo:
         StoreError: If the store refuses.
     """
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
-    counted = measure(table, target.measured)
+    counted = measure(table, target.measured, wasted)
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,

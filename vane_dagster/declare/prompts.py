@@ -98,7 +98,7 @@ class PromptRows(AskRows):
                 answers, as addresses and limits, are no part of fragment keys.
             prices: What a million tokens cost, by kind: "prompt", "completion", and "cached" for
                 those of a prompt that the engine had computed before. With them the metadata has
-                each partition's cost.
+                each partition's cost, of answers that did not fit too.
             max_tokens: Tokens, of prompts and answers, after which a run begins no more fragments
                 of this stage: those under way are finished and kept, the partitions that want more
                 fail.
@@ -108,7 +108,8 @@ class PromptRows(AskRows):
             on_error: See `map_batches`; a row that fails costs no other row's answer.
             max_error_rate: See `map_batches`.
             max_retries: How often a row is asked again after an error that may pass.
-            retry_on: See `map_batches`.
+            retry_on: See `map_batches`; with "InvalidAnswer", an answer that does not fit is asked
+                for again as it was.
             timeout_s: Seconds that a batch may take.
             startup_timeout_s: See `map_batches`.
             max_batches_per_actor: See `map_batches`.

@@ -6,6 +6,7 @@ is to be done next and is sent what came of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Union
@@ -15,6 +16,7 @@ import pyarrow as pa
 from vane_dagster.commit.transient import class_names, is_transient, waiting_time
 from vane_dagster.declare.stage import OnError
 from vane_dagster.errors import StageError, names
+from vane_dagster.providers.format import InvalidAnswer
 
 _MOST_IDS = 5
 
@@ -91,6 +93,7 @@ class Outcome:
         retries: Calls that were repeated.
         fits: The largest batch that fitted into memory after one did not; None if all did.
         mixed: Whether rows were tried again alone, so that the others came out before them.
+        wasted: What answers took that were not what was asked for; see `InvalidAnswer`.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
@@ -98,6 +101,7 @@ class Outcome:
     retries: int = 0
     fits: int | None = None
     mixed: bool = False
+    wasted: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,9 @@ def attempt(
             outcome.tables.append(answer.table)
             outcome.mixed = True
             errors, alone = answer.errors, True
+            for error in errors.values():
+                if isinstance(error, InvalidAnswer):
+                    outcome.wasted.update(error.used)
         elif isinstance(answer, BaseException):
             if is_out_of_memory(answer):
                 free_memory()

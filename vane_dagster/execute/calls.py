@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, cast
 
@@ -89,6 +90,7 @@ class Caller:
                 table.num_rows - passed - aside,
                 aside,
                 len(faults) - aside,
+                wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
             ),
             "batches": run.calls,
             "call_seconds": seconds,

@@ -201,6 +201,7 @@ class Host:
         return write_part(
             table,
             work.target,
+            tally.wasted,
             rows_in=tally.rows_in,
             filtered=tally.filtered,
             quarantined=tally.quarantined,

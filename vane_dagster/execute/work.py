@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,7 @@ class Tally:
         nulled: Of which nulls came out, because of errors.
         workers: Names of the workers that computed them.
         seconds: Time that they took, all together.
+        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
     """
 
     rows_in: int = 0
@@ -35,6 +37,7 @@ class Tally:
     nulled: int = 0
     workers: tuple[str, ...] = ()
     seconds: float = 0.0
+    wasted: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -44,6 +47,7 @@ class Tally:
             self.nulled + other.nulled,
             tuple(dict.fromkeys((*self.workers, *other.workers))),
             self.seconds + other.seconds,
+            self.wasted + other.wasted,
         )
 
 

@@ -43,6 +43,7 @@ class Answer:
         cached_tokens: Of the messages' tokens, those that the engine had computed before.
         finish_reason: ``"stop"``, or ``"length"`` where ``max_tokens`` has cut it.
         seconds: From its submission to its end.
+        requests: How many it took.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Answer:
     cached_tokens: int = 0
     finish_reason: str = "stop"
     seconds: float = 0.0
+    requests: int = 1
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Answer
+from vane_dagster.providers.usage import COUNTS
 
 _SCALARS = {
     "string": pa.string(),
@@ -23,11 +24,16 @@ _MOST_SHOWN = 4000
 
 
 class InvalidAnswer(ValueError):
-    """A model's answer is not what was asked for; its text is kept."""
+    """A model's answer is not what was asked for; its text is kept.
+
+    Attributes:
+        used: What it took, by the names of `COUNTS`: it is paid for all the same.
+    """
 
     def __init__(self, problem: str, answer: Answer) -> None:
         cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
         super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MOST_SHOWN]}")
+        self.used = {name: getattr(answer, name) for name in COUNTS}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.format import Format
 from vane_dagster.providers.template import PrefixOrder, Template
-from vane_dagster.providers.usage import USAGE
+from vane_dagster.providers.usage import COUNTS, USAGE
 
 _COLUMN = re.compile(r"\{\w+\}")
 
@@ -122,8 +122,8 @@ class Prompt:
         messages, form = self.template.messages(row), self.format
         return Request(messages, {**every, **given}, form.schema, form.choices, id)
 
-    async def _one(self, provider: Any, request: Request) -> tuple[Any, int, Answer]:
-        form, began, requests = self.format, time.perf_counter(), 1
+    async def _one(self, provider: Any, request: Request) -> tuple[Any, Answer]:
+        form, began = self.format, time.perf_counter()
         try:
             answer = await provider.submit(request)
         except SamplingRefused as error:
@@ -141,33 +141,19 @@ class Prompt:
             ]
             request = replace(request, messages=[*request.messages, *told])
             former, answer = answer, await provider.submit(request)
-            answer, requests = _summed(former, answer), requests + 1
-        return form.value(answer), requests, replace(answer, seconds=time.perf_counter() - began)
+            answer = _summed(former, answer)
+        return form.value(answer), replace(answer, seconds=time.perf_counter() - began)
 
 
 def _summed(former: Answer, answer: Answer) -> Answer:
-    return replace(
-        answer,
-        prompt_tokens=former.prompt_tokens + answer.prompt_tokens,
-        completion_tokens=former.completion_tokens + answer.completion_tokens,
-        cached_tokens=former.cached_tokens + answer.cached_tokens,
-    )
+    both = {name: getattr(former, name) + getattr(answer, name) for name in COUNTS}
+    return replace(answer, **both)
 
 
 def _columns(
-    batch: pa.Table, prompt: Prompt, answers: Sequence[tuple[Any, int, Answer]]
+    batch: pa.Table, prompt: Prompt, answers: Sequence[tuple[Any, Answer]]
 ) -> dict[str, Any]:
     given = {name: batch.column(name) for name in (batch.column_names[0], *prompt.carried)}
-    usage = [
-        {
-            "requests": requests,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "cached_tokens": answer.cached_tokens,
-            "finish_reason": answer.finish_reason,
-            "seconds": answer.seconds,
-        }
-        for _, requests, answer in answers
-    ]
-    values = pa.array([value for value, _, _ in answers], prompt.format.type)
+    usage = [{field.name: getattr(answer, field.name) for field in USAGE} for _, answer in answers]
+    values = pa.array([value for value, _ in answers], prompt.format.type)
     return {**given, prompt.output: values, prompt.usage: pa.array(usage, USAGE)}

@@ -22,7 +22,7 @@ USAGE = pa.struct(
 """What an answer took: requests, tokens, why it ended, and seconds from the first to the end."""
 
 COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
-"""The counts of `USAGE` that are added up for each part."""
+"""The counts of `USAGE` that are added up for each part, and those of `Answer`."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
 
