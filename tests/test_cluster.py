@@ -71,6 +71,7 @@ def on_terminal(code: str, home: Path) -> tuple[int, int]:
     environment = {**driver_environment(home), **HOSTILE}
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execve(sys.executable, command, environment)
     return pid, terminal
 
