@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
 
 _ADAPTER = "adapter"
 _SHORT = 4000
-"""Characters that are made tokens at once; for fewer, a thread would take longer to be asked."""
+"""Characters of a prompt that is made tokens in the loop; longer ones are in a thread."""
 _SAME = {"max_completion_tokens": "max_tokens"}
 _REFUSED = frozenset(
     {
@@ -81,11 +82,13 @@ class VllmProvider(VllmEngine):
             for number, (name, folder) in enumerate(sorted((lora or {}).items()), 1)
         }
         self._defaults = dict(self._engine.model_config.get_diff_sampling_param())
-        self._chat = self._params.ChatParams(
-            chat_template=chat_template,
-            chat_template_kwargs={"add_generation_prompt": True, **(chat_template_kwargs or {})},
+        chat = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
+        self._chat = self._params.ChatParams(chat_template, chat_template_kwargs=chat)
+        self._text = self._params.ChatParams(
+            chat_template, chat_template_kwargs={**chat, "tokenize": False}
         )
         tokenizer = self._engine.get_tokenizer()
+        self._encode = _Together(tokenizer) if getattr(tokenizer, "is_fast", False) else None
         fields = self._vllm.SamplingParams.__struct_fields__
         self._known = {name for name in fields if not name.startswith("_")} - _REFUSED
         self._templated = bool(chat_template or getattr(tokenizer, "chat_template", True))
@@ -116,14 +119,14 @@ class VllmProvider(VllmEngine):
         if not self._templated:
             return await self._tokens("\n\n".join(m["content"] for m in request.messages))
         renderer = self._engine.renderer
-        lengths = replace(renderer.default_chat_tok_params, max_total_tokens=None)
         messages = [dict(message) for message in request.messages]
-        given = ([messages], self._chat, lengths)
-        if sum(len(message["content"]) for message in messages) < _SHORT:
-            _, (prompt,) = renderer.render_chat(*given)
-        else:
-            _, (prompt,) = await renderer.render_chat_async(*given)
-        return prompt
+        if self._encode is None or sum(len(message["content"]) for message in messages) >= _SHORT:
+            lengths = replace(renderer.default_chat_tok_params, max_total_tokens=None)
+            _, (prompt,) = await renderer.render_chat_async([messages], self._chat, lengths)
+            return prompt
+        _, text = renderer.render_messages(messages, self._text)
+        tokens = await self._encode(text["prompt"])
+        return renderer.process_for_engine({"prompt_token_ids": tokens}, time.time())
 
     def _check_length(self, prompt: int, most: int | None, sampling: Mapping[str, Any]) -> None:
         asked = "max_tokens" in sampling or "max_completion_tokens" in sampling
@@ -174,6 +177,44 @@ class VllmProvider(VllmEngine):
             )
         except Exception as error:  # vLLM's own, or that of a type
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
+
+
+class _Together:
+    """Makes tokens of all texts that come in one turn of the loop by one call.
+
+    A call for each takes a tokenizer several times as long.
+
+    Args:
+        tokenizer: One of transformers'; the texts have their special tokens already.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._waiting: list[tuple[str, asyncio.Future[list[int]]]] = []
+
+    async def __call__(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[int]] = loop.create_future()
+        self._waiting.append((text, future))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._answer)
+        return await future
+
+    def _answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        wanted = [(text, future) for text, future in waiting if not future.done()]
+        if not wanted:
+            return
+        try:
+            texts = [text for text, _ in wanted]
+            found = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        except Exception as error:
+            for _, future in wanted:
+                future.set_exception(error)
+            return
+        for (_, future), tokens in zip(wanted, found):
+            future.set_result(tokens)
 
 
 def _slots(adapters: int, asked: int | None) -> int:
