@@ -17,7 +17,6 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 # Click's parameter types are generic in some of its versions.
-# click's types are generic in stubs alone.
 class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A number and its unit, as "7d"; in seconds."""
 
@@ -33,7 +32,6 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 # Generic or not, as above.
-# As above.
 class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A JSON object."""
 
