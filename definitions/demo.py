@@ -60,7 +60,7 @@ class Outcome:
             return said + f"up to date, {self.reused} parts reused"
         model = "the model was warm"
         if self.loads:
-            model = f"the model was loaded in {self.load_seconds:.1f} s"
+            model = f"the model was loaded in {self.load_seconds / self.loads:.1f} s"
         parts = f"{self.computed} parts computed, {self.reused} reused"
         speed = "" if self.rows_per_second is None else f", {self.rows_per_second:.0f} rows/s"
         return f"{said}{model}{speed}, {parts}"

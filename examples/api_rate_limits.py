@@ -6,7 +6,6 @@ The key never leaves the environment: the stage has its variable's name alone. N
 """
 
 import os
-import tempfile
 from pathlib import Path
 
 import dagster as dg
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "products")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "products").absolute()
 NAMES = ["a folding bicycle", "a busy coffee machine", "a lamp for reading", "a very quiet fan"]
 
 

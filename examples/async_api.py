@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "translate")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "translate").absolute()
 WORDS = {"good": "gut", "morning": "Morgen", "night": "Nacht", "evening": "Abend"}
 os.environ.setdefault("TRANSLATE_URL", "http://127.0.0.1:8642")
 

@@ -5,7 +5,6 @@ alone; the others are shown in Dagster and stop nothing.
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "ratings")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "ratings").absolute()
 DAYS = dg.StaticPartitionsDefinition(["monday", "tuesday"])
 GOOD = {"good", "fast", "love"}
 LINES = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "manuals")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "manuals").absolute()
 MANUALS = {
     "kettle": "Fill the kettle with fresh water. Switch it on. It turns itself off when it boils. "
     "Remove limescale with vinegar once a month.",

@@ -8,7 +8,6 @@ another provider: vllm can answer with nothing but a label.
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import dagster as dg
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "comments")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "comments").absolute()
 LABELS = {
     "praise": "the writer is glad about something",
     "complaint": "something is broken, late or wrong",

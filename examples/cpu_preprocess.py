@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "mails")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "mails").absolute()
 HTML = re.compile(r"<[^>]+>")
 
 

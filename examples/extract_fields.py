@@ -8,7 +8,6 @@ another provider: vllm holds the model's tokens to the schema.
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,7 @@ from pydantic import BaseModel, Field
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "offers")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "offers").absolute()
 TEXTS = [
     "Bicycle, ridden for two summers, 120 euros.",
     "For 45 euros: a desk lamp, still in its box.",

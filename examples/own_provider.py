@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import dagster as dg
@@ -20,7 +19,7 @@ from pydantic import BaseModel, Field
 import vane_dagster as vd
 from vane_dagster.providers.base import Answer, Request
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "orders")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "orders").absolute()
 TEXTS = [
     "Please send 3 lamps to Rome.",
     "I'd like 12 chairs, to Oslo please!",

@@ -7,7 +7,6 @@ then a range of partitions: the pipeline's days become one run, by its default b
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "sensors")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "sensors").absolute()
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-02-01")
 
 

@@ -5,7 +5,6 @@ the manifest in force: a partition is seen whole or not at all, whatever is writ
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "orders")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "orders").absolute()
 
 
 def estimate(batch: pd.DataFrame) -> dict[str, Any]:

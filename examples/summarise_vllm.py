@@ -7,7 +7,6 @@ model, of the Hugging Face hub or in a folder.
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import dagster as dg
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "reports")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "reports").absolute()
 MODEL = os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct")
 DAYS = dg.DailyPartitionsDefinition("2026-03-01", end_date="2026-04-01")
 LINES = [

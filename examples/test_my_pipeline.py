@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import vane_dagster as vd
 from vane_dagster import testing
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "reviews")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "reviews").absolute()
 TEXTS = ["good", "bad", "very good", "not good", "very bad", "as expected"]
 
 

@@ -6,7 +6,6 @@ The file's content is part of what a prediction is computed from: other weights,
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "circle")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "circle").absolute()
 WEIGHTS = ROOT / "weights.pt"
 
 

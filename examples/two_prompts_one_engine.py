@@ -7,7 +7,6 @@ they ask, so that it is loaded once; it stays loaded for later runs, and for oth
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 
-ROOT = Path(os.environ.get("VANE_EXAMPLES", f"{tempfile.gettempdir()}/vane-examples"), "letters")
+ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "letters").absolute()
 TEXTS = [
     "The kettle boils in a minute and looks fine on the table. I would buy it again.",
     "After two weeks the handle broke, and nobody answers my mails.",

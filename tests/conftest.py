@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import hypothesis
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+
+# How long an example takes says nothing on a shared machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

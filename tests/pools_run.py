@@ -28,7 +28,7 @@ class ShortLease(vd.RayCompute):
 
     def backend(self, told: Callable[[str], None]) -> RayBackend:
         super().backend(told)
-        return RayBackend(self.idle_timeout, told, self.lease_seconds)
+        return RayBackend(self.idle_timeout, self.lease_seconds)
 
 
 def pipeline(options: dict[str, Any]) -> vd.Pipeline:
@@ -40,6 +40,7 @@ def pipeline(options: dict[str, Any]) -> vd.Pipeline:
         source=vd.parquet(options["root"] + "/src/{partition_key}"),
         id="id",
         partitions_def=dg.StaticPartitionsDefinition(KEYS),
+        **options.get("pipeline", {}),
     )
     above: Any = made
     for name, settings in options["stages"].items():

@@ -151,6 +151,7 @@ import sys, threading
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.backend import Cancelled
 from vane_dagster.execute.ray_backend import RayBackend
+from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import PoolSpec
 from vane_dagster.orchestrate.resources import connect_address
 
@@ -162,7 +163,8 @@ except ComputeError as error:
     print(error)
 stop = threading.Event()
 try:
-    RayBackend(told=lambda text: (print(text), stop.set())).lease("run-2", [pool], stop)
+    waits = Waits(lambda event: (print(event.text), stop.set()))
+    RayBackend().lease("run-2", [pool], stop, waits=waits)
 except Cancelled:
     print("cancelled")
 """

@@ -12,6 +12,7 @@ import pytest
 from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from vane_dagster.plan.listing import _list_together, list_source
 
 
 class Model:
@@ -129,7 +130,22 @@ def test_a_path_that_is_missing(tmp_path, refused):
 def test_a_folder_without_parquet(tmp_path, refused):
     (tmp_path / "src").mkdir()
     (tmp_path / "src/a.csv").write_text("id\n1\n")
+    (tmp_path / "src/_SUCCESS").touch()
     refused(make(tmp_path), "no Parquet file at", "a folder that holds *.parquet")
+
+
+@pytest.mark.parametrize("url", ["src", "s*c"])
+def test_a_folder_of_other_files(url, tmp_path, refused):
+    """They are named, since nothing that is still to be written is missing."""
+    (tmp_path / "src/sub").mkdir(parents=True)
+    for name in ("a.csv", "_SUCCESS", "sub/.b.crc"):
+        (tmp_path / "src" / name).write_text("id\n1\n")
+    docs = make(tmp_path, source=vd.parquet(f"{tmp_path}/{url}"))
+    text = refused(
+        docs, f"There is '{tmp_path}/src/a.csv', but vd.parquet reads Parquet", "Convert"
+    )
+    assert "SUCCESS" not in text
+    assert "write the partition" not in text
 
 
 def test_a_partition_without_files(tmp_path, refused):
@@ -153,6 +169,30 @@ def test_files_without_rows(tmp_path, refused, local, materialize):
 def test_a_file_that_is_not_parquet(tmp_path, refused):
     (tmp_path / "src/b.parquet").write_bytes(b"PAR1 and nothing else")
     refused(make(tmp_path), "b.parquet' (21 bytes)", "cannot be read as Parquet", "Write it again")
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_file_of_another_format(tmp_path, refused):
+    (tmp_path / "src/b.parquet").write_text("id,n,text\n1,2,secret\n")
+    message = refused(make(tmp_path), "b.parquet' (21 bytes)", "is not a Parquet file", "COPY")
+    assert "again" not in message
+    assert "secret" not in message
+
+    csv = make(tmp_path, source=vd.parquet(str(tmp_path / "src/b.csv")))
+    (tmp_path / "src/b.csv").write_text("id,n,text\n")
+    refused(csv, "b.csv'", "is not a Parquet file", "FORMAT parquet")
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/a.parquet"])
+def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
+    write_source(tmp_path / "a [z]", GOOD)
+    url = f"{tmp_path}/{pattern}"
+    docs = make(tmp_path, source=vd.parquet(url.format("a [z]")))
+    refused(docs, "no Parquet file", "make a URL a pattern", "write 'a [[]z]' in place of 'a [z]'")
+
+    escaped = vd.parquet(url.format("a [[]z]"))
+    assert len(list_source(escaped, [None], "here")[None]) == 1
+    assert len(_list_together(escaped, [None], "here")[None]) == 1
 
 
 @pytest.mark.usefixtures("committed")

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import decimal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -181,6 +182,8 @@ def torch_tensor(values: Any) -> Any:
     return torch.tensor(values, requires_grad=isinstance(values[0], list))
 
 
+LIST_VIEW = pa.ListViewArray.from_arrays([2, 0, 1], [2, 2, 2], [1.0, 2.0, 3.0, 4.0])
+
 CAST = {
     "list of int": ("BIGINT", [1, 2, 3], None),
     "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
@@ -189,7 +192,7 @@ CAST = {
     "ints with null": ("BIGINT", [1, None, 3], None),
     "arrow ints": ("BIGINT", pa.array([1, 2, 3], pa.int16()), [1, 2, 3]),
     "tuple": ("BIGINT", (1, 2, 3), [1, 2, 3]),
-    "series": ("BIGINT", pd.Series([1, 2, 3], index=[5, 6, 7]), [1, 2, 3]),
+    "series": ("BIGINT", pd.Series([1, 2, 3]), [1, 2, 3]),
     "nothing but null": ("FLOAT[2]", [None, None, None], None),
     "ints as doubles": ("DOUBLE", [1, 2, 3], [1.0, 2.0, 3.0]),
     "doubles as floats": ("FLOAT", np.array([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
@@ -229,6 +232,14 @@ CAST = {
     "numpy times": ("TIMESTAMP", np.array([DAY] * 3, "datetime64[ns]"), [DAY] * 3),
     "dates": ("DATE", [DAY.date()] * 3, None),
     "numpy days": ("DATE", np.array([DAY.date()] * 3, "datetime64[D]"), [DAY.date()] * 3),
+    "memory": ("DOUBLE", memoryview(np.ones(3)), [1.0] * 3),
+    "memory of two dimensions": ("FLOAT[2]", memoryview(np.ones((3, 2))), [[1.0, 1.0]] * 3),
+    "memory as bytes": ("BLOB", [memoryview(b"a"), None, memoryview(b"")], [b"a", None, b""]),
+    "a structured array": (
+        STRUCT, np.array([(1, "x")] * 3, [("a", "i4"), ("b", "U1")]), [{"a": 1, "b": "x"}] * 3,
+    ),
+    "list views": ("FLOAT[]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
+    "list views as vectors": ("FLOAT[2]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
     "decimals": ("DECIMAL(10,2)", [decimal.Decimal("1.50")] * 3, None),
 }  # fmt: skip
 
@@ -274,6 +285,17 @@ REFUSED = {
         STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],
     ),
     "text for times": ("TIMESTAMP", ["2026-01-01"] * 3, ["expected timestamp[us], found"]),
+    "a frame for numbers": (
+        "DOUBLE", pd.DataFrame({"v": [1.0, 2.0, 3.0]}),
+        ["expected double, found DataFrame", "shape (3, 1)", "one of its columns", "to_numpy()"],
+    ),
+    "a frame for vectors": ("FLOAT[2]", pd.DataFrame(np.ones((3, 2))), ["a data frame"]),
+    "memory of two dimensions for numbers": (
+        "DOUBLE", memoryview(np.ones((3, 2))), ["found memoryview", "shape (3, 2)"],
+    ),
+    "a structured array for numbers": (
+        "BIGINT", np.zeros(3, [("a", "i4"), ("b", "f4")]), ["found struct<a: int64, b: double>"],
+    ),
     "text for structs": (STRUCT, ["a", "b", "c"], ["found list of str"]),
 }  # fmt: skip
 
@@ -415,6 +437,317 @@ def test_results_may_come_in_pieces(fn):
     assert output["id"].to_pylist()[2:] == [3], "batches stay in order"
 
 
+# Data frames and their index
+
+FRAME = pd.DataFrame({"id": [1, 2, 3], "n": [10, 30, 20]})
+BY_N = FRAME.sort_values("n")
+INDEXED = {
+    "in order": FRAME[["n"]],
+    "sorted": BY_N[["n"]],
+    "turned round": FRAME[["n"]][::-1],
+    "sorted, with its id": BY_N,
+    "another index, with its id": BY_N.set_axis([7, 7, 7]),
+    "the id as index": BY_N.set_index("id"),
+    "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
+    "a sorted series": {"n": BY_N["n"]},
+    "a series in order": {"n": FRAME["n"]},
+    "sorted series": {"id": BY_N["id"], "n": BY_N["n"]},
+    "a sorted series of the id": {"id": BY_N["id"], "n": BY_N["n"].to_numpy()},
+    "a series by the id": {"n": BY_N.set_index("id")["n"]},
+    "an array": {"n": FRAME["n"].to_numpy()},
+    "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
+    "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
+    "pieces that are numbered anew": [
+        FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True),
+    ],
+    "a frame of integers that are unsigned": BY_N[["n"]].set_axis(BY_N.index.astype("uint8")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+@pytest.mark.parametrize("case", INDEXED)
+def test_the_rows_of_a_data_frame_are_told_by_its_index(case, form):
+    returned = INDEXED[case]
+
+    def fn(batch):
+        return iter(returned) if isinstance(returned, list) else returned
+
+    def pieces(batch):
+        yield from returned
+
+    output = call(pieces if isinstance(returned, list) else fn, {"n": "BIGINT"}, batch_format=form)
+    assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 30, 3: 20}
+
+
+REFUSED_INDEX = {
+    "from one": FRAME[["n"]].set_axis([1, 2, 3]),
+    "twice": FRAME[["n"]].set_axis([0, 1, 1]),
+    "names": FRAME[["n"]].set_axis(["a", "b", "c"]),
+    "two levels": FRAME.assign(k=0)[["n", "k"]].set_index(["k", FRAME["n"]]).assign(n=1),
+    "a series": {"n": pd.Series([1, 2, 3], index=[5, 6, 7])},
+    "named": FRAME.assign(k=[2, 0, 1]).set_index("k")[["n"]],
+    "of groups": FRAME.assign(k=[2, 0, 1]).groupby("k")[["n"]].sum(),
+    "series of groups": {"n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum()},
+    "counts of values": {"n": FRAME["n"].value_counts()},
+    "of two kinds": {
+        "id": FRAME["id"],
+        "n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum(),
+    },
+    "pieces, one of them named": [FRAME[["n"]][:1], FRAME[["n"]][1:].rename_axis("k")],
+    "with a null": FRAME[["n"]].set_axis(pd.Index([0, 1, None], dtype="Int64")),
+    "series in different orders": {"id": BY_N["id"], "n": FRAME["n"]},
+    "a series in another order than an array": {"id": [1, 2, 3], "n": BY_N["n"]},
+    "pieces, the second in another order": [FRAME[["n"]][:1], BY_N[["n"]][1:].set_axis([1, 0])],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_INDEX)
+def test_an_index_that_matches_no_rows_is_refused(case):
+    returned = REFUSED_INDEX[case]
+
+    def fn(batch):
+        yield from returned if isinstance(returned, list) else [returned]
+
+    refused(fn, {"n": "BIGINT"}, "index", "rows cannot be matched", "to_numpy()",
+            batch_format="pandas")  # fmt: skip
+
+
+def test_a_filtered_frame_needs_its_id():
+    def fn(batch, keep_id):
+        left = batch[batch["n"] > 10]
+        return left if keep_id else left[["n"]]
+
+    kept = call(fn, {"n": "BIGINT"}, batch_format="pandas", cardinality="filter", keep_id=True)
+    assert kept.to_pydict() == {"id": [2, 3], "n": [20, 30]}
+    refused(fn, {"n": "BIGINT"}, "2 rows came back for 3", "return the id",
+            batch_format="pandas", cardinality="filter", keep_id=False)  # fmt: skip
+    refused(fn, {"n": "BIGINT"}, "1 of 3 rows did not come back", batch_format="pandas",
+            keep_id=True)  # fmt: skip
+
+
+def test_the_frame_of_a_call_of_which_rows_failed_keeps_its_index():
+    def fn(batch):
+        if len(batch) == 3:
+            good = batch.drop(index=1)[["n"]][::-1]
+            raise vd.RowErrors({1: ConnectionError("again")}, rows=good)
+        return batch[["n"]]
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
+
+
+@pytest.mark.parametrize("kind", ["frame", "series"])
+def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
+    """Its rows 0 and 1 would stand for 1 and 2, the rows that are left."""
+
+    def fn(batch):
+        rows = batch[["n"]][:2] if kind == "frame" else {"n": batch["n"][:2]}
+        raise vd.RowErrors({0: ConnectionError("again")}, rows=rows)
+
+    refused(fn, {"n": "BIGINT"}, "rows expected, 1, 2 in any order", "Series.to_numpy()",
+            batch_format="pandas")  # fmt: skip
+
+
+def test_arrays_of_a_call_of_which_rows_failed_are_in_order():
+    def fn(batch):
+        if len(batch) == 3:
+            raise vd.RowErrors({0: ConnectionError("again")}, rows={"n": [2, 3]})
+        return {"n": [1]}
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [1, 2, 3]}
+
+
+def test_series_by_the_id_and_by_place_are_not_mixed():
+    """Both indexes hold the same numbers, which are ids in one and places in the other."""
+
+    def fn(batch):
+        turned = batch.iloc[[2, 0, 1]]
+        return {"n": batch.set_index("id")["n"], "m": turned["n"]}
+
+    refused(fn, {"n": "BIGINT", "m": "BIGINT"}, "rows cannot be matched", batch_format="pandas",
+            table=pa.table({"id": [2, 0, 1], "n": [10, 20, 30]}))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, int])
+def test_the_places_of_failed_rows_may_be_integers_of_any_kind(kind):
+    def fn(batch):
+        if len(batch) == 3:
+            raise vd.RowErrors({kind(1): ConnectionError("again")}, rows={"n": [10, 30]})
+        return {"n": [20]}
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
+
+
+@pytest.mark.parametrize("place", [True, np.True_, 1.0, "1", 3, np.int64(-1)])
+def test_what_is_no_place_of_a_failed_row(place):
+    def fn(batch):
+        raise vd.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
+
+    refused(fn, {"n": "BIGINT"}, "RowErrors names the places", "in a batch of 3 rows")
+
+
+# What is returned and then written into
+
+VECTOR = "FLOAT[2]"
+
+
+def _arrow(buffer: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(buffer.reshape(-1)), 2)
+
+
+def _foreign(buffer: np.ndarray) -> pa.Array:
+    flat = pa.Array.from_buffers(pa.float32(), 2, [None, pa.py_buffer(buffer)])
+    return pa.FixedSizeListArray.from_arrays(flat, 2)
+
+
+def _lists(buffer: np.ndarray) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(buffer.reshape(-1)))
+
+
+def _struct(buffer: np.ndarray) -> pa.Array:
+    return pa.StructArray.from_arrays([_arrow(buffer)], ["a"])
+
+
+class Unpacked:
+    """A column by the protocol of Arrow's C data interface, as polars and others offer it."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self.array, self.dtype = array, "float"
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.array.__arrow_c_array__(requested_schema)
+
+
+RETURNED = {
+    "the array itself": (VECTOR, lambda b: {"x": b}),
+    "a view": (VECTOR, lambda b: {"x": b[:]}),
+    "a view of one column": ("FLOAT", lambda b: {"x": b[:, 0]}),
+    "one dimension": ("FLOAT", lambda b: {"x": b.reshape(-1)[:1]}),
+    "an array of another type": ("DOUBLE[2]", lambda b: {"x": b}),
+    "a tensor": (VECTOR, lambda b: {"x": pytest.importorskip("torch").from_numpy(b)}),
+    "a list of views": (VECTOR, lambda b: {"x": list(b)}),
+    "a list of tensors": (
+        VECTOR,
+        lambda b: {"x": list(pytest.importorskip("torch").from_numpy(b))},
+    ),
+    "an arrow array": (VECTOR, lambda b: {"x": _arrow(b)}),
+    "a slice of an arrow array": (VECTOR, lambda b: {"x": _arrow(np.tile(b, (2, 1))).slice(1)}),
+    "an arrow table": (VECTOR, lambda b: pa.table({"x": _arrow(b)})),
+    "a record batch": (VECTOR, lambda b: pa.record_batch({"x": _arrow(b)})),
+    "chunks": (VECTOR, lambda b: {"x": pa.chunked_array([_arrow(b)])}),
+    "buffers": (VECTOR, lambda b: pa.table({"x": _foreign(b)})),
+    "lists": ("FLOAT[]", lambda b: pa.table({"x": _lists(b)})),
+    "a struct": ("STRUCT(a FLOAT[2])", lambda b: pa.table({"x": _struct(b)})),
+    "a struct of arrays": ("STRUCT(a FLOAT[2])", lambda b: {"x": _struct(b)}),
+    "a frame": ("FLOAT", lambda b: pd.DataFrame(b[:, :1], columns=["x"], copy=False)),
+    "a series": ("FLOAT", lambda b: {"x": pd.Series(b[:, 0], copy=False)}),
+    "the C interface": (VECTOR, lambda b: {"x": Unpacked(_arrow(b))}),
+    "dlpack": (VECTOR, lambda b: {"x": np.from_dlpack(b)}),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+@pytest.mark.parametrize("style", ["returns", "yields", "awaits", "yields later"])
+def test_a_buffer_that_is_used_again_is_copied(kind, style):
+    declared, made = RETURNED[kind]
+    buffer = np.zeros((1, 2), np.float32)
+
+    def filled(batch):
+        buffer[:] = batch["n"][0].as_py()
+        return made(buffer)
+
+    def yields(batch):
+        for start in range(batch.num_rows):
+            yield _with_id(filled(batch.slice(start, 1)), batch["id"].slice(start, 1))
+
+    async def awaits(batch):
+        await asyncio.sleep(0)
+        return filled(batch)
+
+    async def yields_later(batch):
+        for result in yields(batch):
+            await asyncio.sleep(0)
+            yield result
+
+    styles = {"returns": filled, "yields": yields, "awaits": awaits, "yields later": yields_later}
+    size = None if style.startswith("yields") else 1
+    output = call(styles[style], {"x": declared}, batch_size=size)
+
+    assert [_leaf(value) for value in output["x"].to_pylist()] == [10, 20, 30]
+    assert output["id"].to_pylist() == [1, 2, 3]
+
+
+def _with_id(result: Any, ids: pa.ChunkedArray) -> Any:
+    if isinstance(result, dict):
+        return {"id": ids, **result}
+    if isinstance(result, pd.DataFrame):
+        return result.assign(id=ids.to_pylist())
+    return pa.Table.from_batches([result] if isinstance(result, pa.RecordBatch) else
+                                 result.to_batches()).append_column("id", ids)  # fmt: skip
+
+
+def _leaf(value: Any) -> float:
+    while not isinstance(value, float):
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    return value
+
+
+def test_the_rows_of_a_failed_call_are_copied_too():
+    buffer = np.zeros(1)
+
+    def fn(batch):
+        buffer[:] = batch["n"][0].as_py()
+        raise vd.RowErrors({1: ConnectionError("again")}, rows={"id": batch["id"][:1], "x": buffer})
+
+    def fails_once(batch):
+        if batch.num_rows == 2:
+            fn(batch)
+        buffer[:] = batch["n"][0].as_py()
+        return {"x": buffer}
+
+    output = call(fails_once, {"x": "DOUBLE"}, IDS.slice(0, 2))
+    assert output.to_pydict() == {"id": [1, 2], "x": [10, 20]}
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
+    """Tensors over an array's memory can be written, though the array itself cannot."""
+    torch = pytest.importorskip("torch")
+    given_ = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
+    seen = []
+
+    def fn(batch):
+        column = batch["n"].chunk(0) if form == "pyarrow" else batch["n"]
+        array = np.asarray(column)
+        seen.append(array.tolist())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of an array that is read-only
+            torch.from_numpy(array).zero_()
+        if len(seen) == 1:
+            raise ConnectionError("again")
+        return {"x": np.array(seen[-1])}
+
+    output = call(fn, {"x": "DOUBLE"}, given_, form)
+    assert seen == [[1.0, 2.0], [1.0, 2.0]]
+    assert given_["n"].to_pylist() == [1.0, 2.0]
+    assert output["x"].to_pylist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("form", ["numpy", "pandas"])
+def test_arrays_that_are_given_are_read_only(form):
+    given_ = pa.table({"id": [1], "v": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2)), "n": [1]})
+
+    def fn(batch):
+        for column in batch["n"], batch["v"][0]:
+            array = np.asarray(column)
+            assert not array.flags.writeable
+        return {"x": batch["n"]}
+
+    assert call(fn, {"x": "BIGINT"}, given_, form)["x"].to_pylist() == [1]
+
+
 def test_a_generator_that_yields_nothing_lost_the_rows():
     def nothing(batch):
         yield from ()
@@ -498,7 +831,7 @@ def tables(draw: Any) -> list[pa.Table]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tables(), st.sampled_from(["inner", "left"]))
 def test_joins_are_those_of_pandas(inputs, how):
     fields = {field.name: field for table in inputs for field in table.schema}

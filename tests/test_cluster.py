@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -18,13 +19,15 @@ from pathlib import Path
 
 import pytest
 import ray
+from click.testing import CliRunner
 
 import vane_dagster
+from vane_dagster.cli import main
 from vane_dagster.errors import ComputeError
-from vane_dagster.execute import cluster, cluster_processes
+from vane_dagster.execute import cluster, cluster_connect, cluster_processes
 from vane_dagster.execute.cluster import Head, LocalHead, connect
 from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY
-from vane_dagster.execute.cluster_processes import birth, marked
+from vane_dagster.execute.cluster_processes import birth, drivers, marked
 
 ROOT = Path(next(iter(vane_dagster.__path__))).parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -249,6 +252,7 @@ def test_token_is_needed(shared: Shared, tmp_path: Path) -> None:
 
 def test_connect_names_the_head_that_refuses(shared: Shared, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("f" * 64)
+    (tmp_path / "wrong").chmod(0o600)
     code = f"""
         import dataclasses
         from vane_dagster.errors import ComputeError
@@ -379,7 +383,7 @@ def test_an_unreadable_record_is_no_head(tmp_path: Path) -> None:
 
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return python(
-        f"from vane_dagster.cli_cluster import cluster; cluster({list(arguments)})",
+        f"from vane_dagster.cli import main; main({['cluster', *arguments]})",
         home,
         check=False,
     )
@@ -396,6 +400,83 @@ def test_status_on_the_command_line(shared: Shared) -> None:
     assert "is not running" in down.stdout
 
 
+def test_drivers_are_seen_whatever_they_connect_by(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain Ray driver counts from when it is connected until it ends, killed or not."""
+    code = f"import ray; ray.init({shared.head.address!r}); print('IN', flush=True); input()"
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": shared.head.token_path}
+    environment = {**driver_environment(shared.home), **LOOPBACK_ONLY, **token}
+    mark = str(shared.local.temp_dir)
+    assert drivers(mark, shared.head.address) == {}
+    plain = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=-1, stdout=-1, text=True
+    )
+    try:
+        assert plain.stdout is not None
+        while "IN" not in (line := plain.stdout.readline()):
+            assert line
+        assert set(drivers(mark, shared.head.address)) == {plain.pid}
+        with monkeypatch.context() as mac:
+            psutil = cluster_processes._psutil()
+            mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
+            assert set(drivers(mark, shared.head.address)) == {plain.pid}
+        listed = json.loads(cli(shared.home, "list", "--json").stdout)
+        (mine,) = [one for one in listed if one["address"] == shared.head.address]
+        assert [driver["pid"] for driver in mine["drivers"]] == [plain.pid]
+        assert mine["idle_seconds"] is None
+    finally:
+        plain.kill()
+        plain.communicate()
+    deadline = time.monotonic() + 10
+    while drivers(mark, shared.head.address):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+DENIED = cluster_processes._psutil().AccessDenied()
+
+
+def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
+    done = cli(shared.home, "list", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (head,) = json.loads(done.stdout)
+    assert head["environment"] == sys.prefix
+    assert (head["address"], head["pid"]) == (shared.head.address, shared.head.pid)
+    assert (head["name"], head["cpus"], head["gpus"]) == ("default", 2, 0)
+    assert head["processes"] >= 5
+    assert head["memory_bytes"] > 100e6
+    assert head["drivers"] == []
+    # It is not watched, so nobody knows since when it is idle.
+    assert [head[n] for n in ("idle_seconds", "idle_minutes", "stops_at")] == [None] * 3
+    shown = cli(shared.home, "list").stdout.splitlines()
+    assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
+    assert shown[1].split()[:3] == ["default", sys.prefix, shared.head.address]
+
+    state = json.loads(cli(shared.home, "status", "--json").stdout)
+    assert state["running"]
+    assert state["total"]["slot"] == state["free"]["slot"] == 3
+
+
+def test_no_head_is_an_empty_list(tmp_path: Path) -> None:
+    assert json.loads(cli(tmp_path, "list", "--json").stdout) == []
+    assert "No local head is running" in cli(tmp_path, "list").stdout
+    down = cli(tmp_path, "status", "--json")
+    assert (down.returncode, json.loads(down.stdout)["running"]) == (1, False)
+    assert "nothing to stop" in cli(tmp_path, "stop", "--all").stdout
+
+
+def test_a_head_is_stopped_by_its_address(shared: Shared) -> None:
+    wrong = cli(shared.home, "stop", "--address", "127.0.0.1:1")
+    assert wrong.returncode == 1
+    assert f"has the address '127.0.0.1:1'; running: '{shared.head.address}'" in wrong.stderr
+    both = cli(shared.home, "stop", "--address", "127.0.0.1:1", "--all")
+    assert both.returncode == 2
+    empty = cli(shared.home, "stop", "--name", "")
+    assert "nothing to stop" in empty.stdout  # and not the default head
+    assert shared.head.alive()
+
+
 def test_status_of_a_head_that_does_not_answer(shared: Shared) -> None:
     deaf = LocalHead(home=shared.home, name="deaf")
     deaf.folder.mkdir()
@@ -405,6 +486,24 @@ def test_status_of_a_head_that_does_not_answer(shared: Shared) -> None:
     assert said.returncode == 1
     assert f"{record.address} does not answer" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("command", [["cluster", "status"], ["pools"]])
+def test_a_head_whose_gcs_hangs_is_an_error(
+    shared: Shared, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.shutdown()  # from the head of tests before
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(shared.home))
+    monkeypatch.setattr(cluster_connect, "ANSWER_SECONDS", 0.3)
+    os.kill(shared.head.pid, signal.SIGSTOP)
+    try:
+        done = CliRunner().invoke(main, [*command, "--json"])
+    finally:
+        os.kill(shared.head.pid, signal.SIGCONT)
+    assert done.exit_code == 1
+    said = json.loads(done.stdout)["error"]
+    assert f"{shared.head.address} does not answer (no response within 0.3 s)" in said
+    assert f"`vane-dagster cluster stop --address {shared.head.address}`" in said
 
 
 def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared) -> None:
@@ -462,8 +561,10 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(shared: Shared) -> None
         assert Path(first.session_dir, "logs").is_dir()
         assert local.find() == second
 
-        stopped = cli(shared.home, "stop", "--name", "second")
-        assert f"at {second.address} was stopped" in stopped.stdout
+        running = json.loads(cli(shared.home, "list", "--json").stdout)
+        assert {one["name"] for one in running} == {"default", "second"}
+        stopped = cli(shared.home, "stop", "--address", second.address)
+        assert f"'second' of {sys.prefix} at {second.address} was stopped" in stopped.stdout
         assert local.find() is None
         assert_nothing_left(local)
         assert not local.stop()
@@ -597,12 +698,36 @@ def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert LocalHead(home=tmp_path / "told").folder.parent == tmp_path / "told"
 
 
+def test_a_state_folder_that_cannot_be_created_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    local = LocalHead(home=tmp_path / "file" / "state")
+    expected = rf"state folder {local.folder} .* cannot be used: .*Set VANE_DAGSTER_HOME to"
+    for use in (local.connect, local.ensure):
+        with pytest.raises(ComputeError, match=expected):
+            use()
+
+
+def test_a_file_system_without_locks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    local = LocalHead(home=tmp_path)
+    local.folder.mkdir()
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    expected = rf"{local.folder}/\w+ cannot be locked: No locks available. Set VANE_DAGSTER_HOME to"
+    for use in (local.ensure, local.connect, local.stop):
+        with pytest.raises(ComputeError, match=expected):
+            use()
+
+
 def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     local = LocalHead(home=tmp_path)
     (tmp_path / "trap").mkdir()
     local.temp_dir.symlink_to(tmp_path / "trap")
     try:
-        with pytest.raises(ComputeError, match="is not a folder of user"):
+        with pytest.raises(ComputeError, match="is not private: it is a symbolic link"):
             local.ensure()
         assert list((tmp_path / "trap").iterdir()) == []
     finally:
@@ -615,7 +740,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     local.temp_dir.mkdir()
     os.chown(local.temp_dir, 12345, -1)
     try:
-        with pytest.raises(ComputeError, match="owner 12345"):
+        with pytest.raises(ComputeError, match="owned by user 12345"):
             local.ensure()
     finally:
         local.temp_dir.rmdir()

@@ -258,7 +258,7 @@ def test_entry_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> N
     archive, digest = archive_of(name)
     with pytest.raises(ComputeError, match="would lie outside of its folder"):
         unpack(archive, digest, tmp_path / "code")
-    assert list((tmp_path / "code").iterdir()) == []
+    assert not (tmp_path / "code").exists()
     assert not (tmp_path / "out.py").exists()
 
 
@@ -273,7 +273,7 @@ def test_wrong_digest_is_refused(tmp_path: Path) -> None:
 def test_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file")
     archive, digest = archive_of("a.py")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ComputeError, match="code is not private: it is a file owned by"):
         unpack(archive, digest, tmp_path / "code")
 
 
@@ -303,7 +303,7 @@ def test_racing_processes_see_one_whole_folder(tmp_path: Path) -> None:
         racer.stdin.write("go\n")
         racer.stdin.flush()
     assert [racer.communicate()[0].strip() for racer in racers] == ["200"] * 6
-    assert len(list((tmp_path / "code").iterdir())) == 1
+    assert len([entry for entry in (tmp_path / "code").iterdir() if entry.is_dir()]) == 1
 
 
 def test_activation_leaves_other_places_alone(folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What we lean on in Dagster and it does not promise, tried on assets that are none of ours.
 
-Where one of these fails after an upgrade of Dagster, `orchestrate/reporting.py` and
-`orchestrate/provenance.py` have to change, whatever other tests say.
+Where one of these fails after an upgrade of Dagster, `orchestrate/reporting.py`,
+`orchestrate/event_writer.py` and `orchestrate/provenance.py` have to change, whatever other tests
+say.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.events import StepMaterializationData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from vane_dagster.orchestrate.event_log import DATA_VERSION
+from vane_dagster.orchestrate.event_writer import with_groups
 from vane_dagster.orchestrate.reporting import LOGGED_ALREADY
 
 LETTERS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -275,3 +278,92 @@ def test_logged_evaluation_counts_where_it_names_the_latest_materialization(inst
         "an evaluation counts for its partition in another way than by its target: the target that "
         "orchestrate/check_events.py looks up may be needed no more, or something beside it"
     )
+
+
+def test_output_of_a_check_counts_as_its_result_and_adds_no_evaluation(instance, caplog):
+    check = dg.AssetCheckSpec("check", asset=MADE, blocking=True)
+
+    @dg.multi_asset(specs=[dg.AssetSpec(MADE)], check_specs=[check], can_subset=True)
+    def make(context):
+        context.log_event(dg.AssetMaterialization(MADE))
+        context.log_event(
+            dg.AssetCheckEvaluation(
+                asset_key=MADE, check_name="check", passed=True, blocking=True, metadata={}
+            )
+        )
+        yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
+        if not context.run.tags.get("without"):
+            (name,) = context.assets_def.node_check_specs_by_output_name
+            yield dg.Output(None, output_name=name)
+
+    @dg.asset(key=BELOW, deps=[MADE])
+    def below() -> None: ...
+
+    def warnings_of(**tags: str) -> list[str]:
+        caplog.clear()
+        result = dg.materialize([make, below], instance=instance, tags=tags)
+        assert result.success
+        kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        assert len(instance.all_logs(result.run_id, of_type=kind)) == 1, (
+            "an output of a check adds an evaluation to the one that was logged by hand"
+        )
+        told = caplog.text + "".join(e.message for e in instance.all_logs(result.run_id))
+        texts = ("did not yield or return expected outputs", "emitted no result")
+        return [text for text in texts if text in told]
+
+    assert warnings_of() == [], "an output of a check is not taken for its result any more"
+    assert len(warnings_of(without="1")) == 2, (
+        "Dagster does not miss the results of checks any more: CheckLog.outputs is not needed"
+    )
+
+
+def test_yielded_event_is_in_the_result_and_is_not_stored_again(instance):
+    @dg.multi_asset(specs=[dg.AssetSpec(MADE)], can_subset=True)
+    def make(context):
+        step = context.op_execution_context.get_step_execution_context()
+        materialization = dg.AssetMaterialization(MADE)
+        yield dg.DagsterEvent(
+            event_type_value=dg.DagsterEventType.ASSET_MATERIALIZATION.value,
+            job_name=step.job_name,
+            step_handle=step.step.handle,
+            node_handle=step.step.node_handle,
+            event_specific_data=StepMaterializationData(materialization),
+        )
+        yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
+
+    result = dg.materialize([make], instance=instance)
+    assert len(result.get_asset_materialization_events()) == 1
+    assert versions(instance, MADE) == [], (
+        "Dagster stores an event that a step yields: those of EventWriter are there twice"
+    )
+
+
+def test_storage_with_groups_commits_events_together_or_none(instance):
+    storage = instance.event_log_storage
+    grouped: Any = with_groups(storage)
+    assert grouped is not storage, "the storage has another base class, so that groups do not work"
+
+    def event(partition: str) -> dg.EventLogEntry:
+        data = StepMaterializationData(dg.AssetMaterialization(MADE, partition=partition))
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+        made = dg.DagsterEvent(kind, "job", event_specific_data=data, step_key="step")
+        return dg.EventLogEntry(None, 10, "", "run", 1.0, "step", "job", made)
+
+    def stored() -> tuple[int, int]:
+        """Events in the asset's index, and in the run's own log."""
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        return len(versions(instance, MADE)), len(instance.all_logs("run", of_type=kind))
+
+    with grouped.group():
+        grouped.store_event_batch([event("a"), event("b")])
+        assert stored() == (0, 0), "a group's events are committed one by one"
+        ids = grouped.get_latest_storage_id_by_partition(
+            MADE, dg.DagsterEventType.ASSET_MATERIALIZATION, {"a", "b"}
+        )
+        assert set(ids) == {"a", "b"}, "a group does not see its own events"
+    assert stored() == (2, 2)
+    with pytest.raises(KeyError), grouped.group():
+        grouped.store_event(event("c")) or {}["an error"]
+    assert stored() == (2, 2), "a group that failed has left events"
+    grouped.store_event(event("c"))
+    assert stored() == (3, 3)

@@ -10,12 +10,13 @@ import textwrap
 from typing import Any
 
 import dagster as dg
+import duckdb
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
 from vane_dagster.declare.schema import parse_schema, sql_name, sql_type
-from vane_dagster.declare.sql import referenced_columns
+from vane_dagster.declare.sql import bind, referenced_columns
 
 DAILY = dg.DailyPartitionsDefinition("2026-01-01")
 SCHEMA = {"x": "BIGINT"}
@@ -135,6 +136,21 @@ REFUSED = {
         lambda: projected({"x": "row_number() OVER ()"}),
         ["column 'x'", "a window function", "one row at a time", "upstream of the pipeline"],
     ),
+    "time of the run": (
+        lambda: projected({"x": "coalesce(t, now())"}),
+        ["column 'x'", "now(), which is not a function of the row", "as a constant"],
+    ),
+    "random": (lambda: projected({"x": "list_transform(a, lambda y: y + random())"}), ["random()"]),
+    "uuid": (lambda: projected({"x": "gen_random_uuid()"}), ["gen_random_uuid()"]),
+    "random in where": (
+        lambda: projected({"x": "n"}, where="random() < 0.1"),
+        ["where: 'random() < 0.1'", "random(), which is not a function of the row"],
+    ),
+    "age until now": (lambda: projected({"x": "age(t)"}), ["age(), which is not"]),
+    "a setting": (lambda: projected({"x": "current_setting('TimeZone')"}), ["current_setting()"]),
+    "a macro of now": (lambda: projected({"x": "ago(INTERVAL 1 DAY)"}), ["ago(), which is not"]),
+    "a macro of a sum": (lambda: projected({"x": "wavg(n, m)"}), ["wavg(), which is not"]),
+    "a file": (lambda: projected({"x": "read_text('a')"}), ["the table function read_text()"]),
     "subquery": (lambda: projected({"x": "(SELECT max(y) FROM t)"}), ["holds a subquery"]),
     "aggregate": (lambda: projected({"x": "n / sum(n)"}), ["holds the aggregate sum()"]),
     "count": (lambda: projected({"x": "count(*)"}), ["holds the aggregate count_star()"]),
@@ -307,6 +323,8 @@ BAD_SCHEMAS = {
     "empty": ({}, ["no columns"]),
     "a list": (["x"], ["schema is a list", "a mapping of column name to SQL type"]),
     "interval": ({"x": "INTERVAL"}, ["column 'x'", "Parquet cannot hold", "::VARCHAR"]),
+    "time with a zone": ({"x": "TIMETZ"}, ["column 'x'", "TIMETZ", "cannot hold all"]),
+    "bits": ({"x": "STRUCT(a BIT[])"}, ["column 'x'", "cannot hold all"]),
     "union": ({"x": "UNION(a INT, b VARCHAR)"}, ["column 'x'", "Parquet cannot hold"]),
     "case": ({"x": "INT", "X": "INT"}, ["'x' and 'X'", "rename one"]),
     "twice": (pa.schema([("x", pa.int8()), ("x", pa.int8())]), ["'x' and 'x'"]),
@@ -331,6 +349,67 @@ def test_columns_that_an_expression_names():
     assert named("source.text") == {"source", "text"}
     assert {"words", "bad"} <= named("list_filter(words, w -> w <> bad)")
     assert named("1") == set()
+
+
+def test_no_function_that_duckdb_declares_as_unstable_is_accepted():
+    query = (
+        "SELECT DISTINCT function_name, len(parameters) FROM duckdb_functions() "
+        "WHERE stability <> 'CONSISTENT' AND function_type = 'scalar' AND function_name <> 'error'"
+    )
+    found = duckdb.sql(query).fetchall()
+    assert {"now", "today", "random", "uuid", "nextval", "setseed", "getvariable"} < dict(
+        found
+    ).keys()
+    for name, parameters in found:
+        text = f"1 + {name}({', '.join(['n'] * parameters)})"
+        with pytest.raises(vd.DefinitionError, match="not a function of the row"):
+            referenced_columns(text, "here")
+
+
+def test_a_column_is_not_named_by_its_position():
+    for text in ("#1", "#2 + 1", "list_transform([n], x -> x + #1)"):
+        with pytest.raises(vd.DefinitionError, match=r"by its position, #.*Name the column"):
+            referenced_columns(text, "here")
+    with pytest.raises(vd.DefinitionError, match=r"'docs/q'.*by its position, #1"):
+        pipeline().project("q", {"x": "#1"})
+    assert referenced_columns("'#1' || \"#2\"", "here") == {"#2"}
+
+
+def test_literals_that_do_not_fit_their_type():
+    for text in (
+        "'today'::DATE", "'now'::TIMESTAMP", "timestamptz 'now'", "TIME 'now'", "d > date 'today'",
+        "date_diff('day', d, 'yesterday'::VARCHAR::DATE)", "'x'::INT", "300::TINYINT",
+    ):  # fmt: skip
+        with pytest.raises(vd.DefinitionError, match="a literal that does not fit its type"):
+            referenced_columns(text, "here")
+    for text in (
+        "DATE '2026-01-31'", "'2026-01-31 12:00'::TIMESTAMPTZ", "'infinity'::DATE", "NULL::DATE",
+        "TRY_CAST('x' AS INT)", "s::DATE", "interval '1 day'", "'1.5'::DECIMAL(10,2)",
+        "'[1, 2]'::INT[]", "x'00'::BLOB",
+    ):  # fmt: skip
+        referenced_columns(text, "here")
+
+
+def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one():
+    given = pa.schema([("id", pa.int64()), ("Current_Date", pa.int32())])
+    for columns, where in (
+        ((("x", "current_timestamp"),), None),
+        ((("x", "localtime"),), None),
+        ((("x", "rowid"),), None),
+        ((("x", "[user]"),), None),
+        ((("id", "id"),), "id > epoch(current_timestamp)"),
+    ):
+        with pytest.raises(vd.DefinitionError, match="which is not a function of the row"):
+            bind(columns, where, given, "here")
+    own = (("x", "current_date"), ("y", "current_date + 1"), ("z", "list_sum([id, 1])"))
+    assert bind(own, None, given, "here").field("x").type == pa.int32()
+
+
+def test_an_expression_whose_values_no_column_can_hold():
+    given = pa.schema([("id", pa.int64())])
+    for text in ("id::UHUGEINT", "['12:00:00+02'::TIMETZ]", "{'a': id::BIT}"):
+        with pytest.raises(vd.SchemaError, match=r"cannot hold all of its values.*::VARCHAR"):
+            bind((("x", text),), None, given, "here")
 
 
 def test_the_id_is_carried_along_and_can_be_named():

@@ -120,6 +120,23 @@ def test_runs_are_in_the_dagster_instance_that_the_ui_opens(first, data):
 
 
 @needs_model
+def test_all_checks_of_a_first_run_pass(first, data):
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    with dg.DagsterInstance.from_config(str(data / "dagster")) as instance:
+        found = [
+            record.event_log_entry.dagster_event.event_specific_data
+            for run in instance.get_runs()
+            for record in instance.get_records_for_run(run.run_id, of_type=kind).records
+        ]
+    assert {(each.asset_key.path[-1], each.partition) for each in found} == {
+        (stage, partition)
+        for stage in ("clean", "embedding", "enriched", "published")
+        for partition in PARTITIONS
+    }
+    assert [each.description for each in found if not each.passed] == []
+
+
+@needs_model
 def test_second_run_computes_nothing(first, command, data):
     published = {file: file.stat().st_mtime_ns for file in data.glob("published/*/*.parquet")}
     again = command("demo", "--partitions", ",".join(PARTITIONS), data=data)

@@ -176,7 +176,7 @@ with startup.Startup().watched(0.5):
     search()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode < 0
     assert "in search" in done.stderr
 
 

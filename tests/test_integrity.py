@@ -184,7 +184,6 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
         seen[parent] = seen.get(parent, 0) + 1
 
 
-@settings(deadline=None)
 @given(
     some=st.lists(st.integers(0, 9), max_size=9),
     others=st.lists(st.integers(0, 9), unique=True, max_size=9),

@@ -9,8 +9,8 @@ import vane_dagster
 
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
-    "failpoints", "masking", "errors", "providers", "declare", "commit", "plan", "tracing",
-    "execute", "report", "orchestrate",
+    "failpoints", "masking", "errors", "private_folder", "providers", "declare", "commit", "plan",
+    "tracing", "execute", "report", "orchestrate",
 ]  # fmt: skip
 # Where a definition becomes Dagster assets: a call, not an import of the module.
 ALLOWED = {("declare/pipeline.py", "orchestrate")}

@@ -84,7 +84,7 @@ def test_every_pattern_finds_something(root):
         assert any(not isinstance(files, SourceError) and files for files in found), pattern
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.sets(st.text("ab/.-_", min_size=1, max_size=6), min_size=1, max_size=8),
     st.sets(st.text("ab.-_", min_size=1, max_size=3), min_size=1, max_size=6),

@@ -7,6 +7,7 @@ import pytest
 from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from vane_dagster.plan.definition import stage_definition
 
 TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
 
@@ -167,6 +168,86 @@ def test_return_to_the_parent_with_a_list(how, tmp_path, compute, materialize):
     assert table["loud"].to_pylist() == [
         [{"word_id": a, "upper": c.upper()} for a, b, c in expected() if b == i] for i in kept
     ]
+
+
+def fails_for(column: str, *values: str, then):
+    """A function that raises for some rows."""
+
+    def fn(batch: pa.Table) -> pa.Table:
+        if set(values) & set(batch[column].to_pylist()):
+            raise ValueError("cannot be computed")
+        return then(batch)
+
+    return fn
+
+
+ASIDE = {"on_error": "quarantine", "max_error_rate": 1.0}
+
+
+def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, compute, materialize):
+    docs = pipeline(tmp_path)
+    clean = docs.project("clean", ["text"])
+    made = words(clean, fn=fails_for("text", "d", then=split), **ASIDE)
+    failing = fails_for("word", "e", "k", then=upper)
+    loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **ASIDE)
+    docs.join("joined", clean, loud, how="left", children="list", columns={"loud": ["upper"]})
+    docs.join("whole", clean, loud, children="list")
+    materialize(docs, compute)
+    store = tmp_path / "store"
+    expected_lists = {
+        0: ["A", "B", "C"],
+        1: None,  # the row itself was quarantined
+        2: ["F"],
+        3: [],
+        4: ["G", "H", "I", "J"],
+        5: None,  # its only child was
+    }
+
+    def lists():
+        table = read_stage(store, "docs", "joined")
+        found = zip(table["id"].to_pylist(), table["loud"].to_pylist())
+        return {i: c if c is None else [row["upper"] for row in c] for i, c in found}
+
+    assert lists() == expected_lists
+    assert read_stage(store, "docs", "whole")["id"].to_pylist() == [0, 2, 4]
+    aside = vd.quarantine("docs/loud", store=str(store))
+    assert aside["id"].to_pylist() == ["2/0", "5/0"]
+    assert aside["parents"].to_pylist() == [{"id": 2}, {"id": 5}]
+
+    materialize(docs, compute, select=["joined"], config={"force": True})
+    assert lists() == expected_lists
+
+
+def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, local, materialize):
+    """Quarantined rows that the base was made from too, in a branch beside it."""
+    docs = pipeline(tmp_path)
+    clean = docs.project("clean", ["text"])
+    made = words(clean)
+    scored = fails_for("text", "g h i j", then=lambda b: pa.table({"score": b["id"]}))
+    score = clean.map_batches("score", scored, schema={"score": "BIGINT"}, **ASIDE)
+    both = docs.join("both", made, score, children="rows")
+    spelled = both.map_batches(
+        "letters", letters, schema={"letter": "VARCHAR"}, cardinality="one_to_many",
+        id="letter_id",
+    )  # fmt: skip
+    docs.join("joined", made, spelled, how="left", children="list")
+    materialize(docs, local)
+    table = read_stage(tmp_path / "store", "docs", "joined")
+    missing = [word for word, found in rows(table, "word", "letters") if found is None]
+    assert missing == ["g", "h", "i", "j"]
+    assert table.num_rows == len(expected())
+
+
+def test_keys_of_a_left_join_change_only_where_its_lists_do(tmp_path):
+    def definitions(how, **failures):
+        docs = pipeline(tmp_path)
+        clean = docs.project("clean", ["text"])
+        return stage_definition(
+            docs, docs.join("j", clean, words(clean, **failures), how=how, children="list").spec
+        )
+
+    assert definitions("left") != definitions("left", **ASIDE)
+    assert definitions("inner") == definitions("inner", **ASIDE)
 
 
 def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):

@@ -24,14 +24,17 @@ from pools_process import CLUSTER, Process
 from pools_run import ShortLease
 
 import vane_dagster as vd
-from vane_dagster.cli_pools import pools as pools_command
+from vane_dagster.cli import main
 from vane_dagster.errors import ComputeError
+from vane_dagster.execute import local_backend
 from vane_dagster.execute.backend import Cancelled
 from vane_dagster.execute.cluster import LocalHead
 from vane_dagster.execute.cluster_processes import marked
+from vane_dagster.execute.events import Waiting
 from vane_dagster.execute.keeper_client import keepers
 from vane_dagster.execute.pools import Claim, LeaseRecord
 from vane_dagster.execute.ray_backend import RayBackend
+from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import PoolSpec
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
@@ -425,16 +428,17 @@ def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
 
 
 def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
-    told: list[str] = []
-    backend = RayBackend(told=told.append)
+    told: list[Any] = []
+    backend = RayBackend()
     pool = PoolSpec("mine", "Mine", (1, 1), {"accelerator": 1})
     other = PoolSpec("theirs", "Theirs", (1, 1), {"accelerator": 1})
     lease = backend.lease("run-1", [pool])
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
     with pytest.raises(Cancelled):
-        backend.lease("run-2", [other], stop)
-    assert told == ["waiting for Theirs: its resources are leased or awaited by run-1"]
+        backend.lease("run-2", [other], stop, waits=Waits(told.append))
+    text = "waiting for Theirs: its resources are leased or awaited by run run-1"
+    assert told == [Waiting("lease", text, ("run-1",))]
     lease.release()
     backend.lease("run-3", [other]).release()
     assert [pool["label"] for pool in listed()] == ["Theirs"]
@@ -560,12 +564,9 @@ class Parent:
         return {"id": batch["id"], "out": batch["id"], "pid": batch["id"]}
 
 
-def folders() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("vane-")}
-
-
-def test_subprocesses_leave_nothing(tmp_path, local, materialize):
-    before = folders()
+def test_subprocesses_leave_nothing(tmp_path, local, materialize, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setattr(local_backend, "_roomy_folder", lambda: str(tmp_path / "tables"))
     pipeline = docs(tmp_path)
     pipeline.map_batches(
         "out", Parent, schema=SCHEMA, concurrency=2, fn_constructor_kwargs={"log": str(tmp_path)}
@@ -575,18 +576,19 @@ def test_subprocesses_leave_nothing(tmp_path, local, materialize):
     assert len(pids) == 4
     until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)
     assert not [p for p in psutil.Process().children(True) if "local_worker" in str(p.cmdline())]
-    assert folders() <= before
+    assert not list((tmp_path / "tables").iterdir())
 
 
 def test_subprocesses_end_with_a_killed_driver(tmp_path):
-    before = folders()
     partitions(tmp_path, "a", 400)
     killed = Process(tmp_path, {"out": {"fn_constructor_kwargs": {"sleep": 0.3}}}, "a", local=True)
     until(lambda: noted(tmp_path / "calls"), "the run is under way")
     (pid,) = noted(tmp_path / "loads")
+    (tables,) = {Path(a) for a in psutil.Process(int(pid)).cmdline() if Path(a).name[:5] == "vane-"}
+    assert tables.is_dir()
     killed.kill()
     until(lambda: not alive(pid), "the worker ends", 5)
-    until(lambda: folders() <= before, "its tables go", 5)
+    until(lambda: not tables.exists(), "its tables go", 5)
 
 
 # vane-dagster pools
@@ -601,7 +603,7 @@ def test_pools_are_listed_and_evicted(tmp_path, ray_compute, materialize):
     lease = backend.lease("a-run-of-mine", [PoolSpec("leased", "Leased", (1, 1))])
 
     def call(*args: str) -> Any:
-        return CliRunner().invoke(pools_command, ["--name", "tests", *args])
+        return CliRunner().invoke(main, ["pools", "--name", "tests", *args])
 
     pools = {pool["label"]: pool for pool in json.loads(call("--json").output)}
     assert {w["pid"] for w in pools["Model"]["workers"]} == set(pids)
@@ -635,6 +637,6 @@ def test_pools_are_listed_and_evicted(tmp_path, ray_compute, materialize):
 
 
 def test_pools_without_a_cluster():
-    done = CliRunner().invoke(pools_command, ["--name", "not-there"])
+    done = CliRunner().invoke(main, ["pools", "--name", "not-there"])
     assert done.exit_code == 1
     assert "The local cluster 'not-there' is not running" in done.output

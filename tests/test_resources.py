@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
+import ray
 
 import vane_dagster as vd
+from vane_dagster.orchestrate import resources
 
 
 def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
@@ -14,9 +18,18 @@ def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
         vd.RayCompute(address="127.0.0.1:1").backend(print)
 
 
-def test_an_explicit_address_of_the_connected_cluster_is_that_cluster(cluster):
-    import ray
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_that_accepts_connections_but_never_responds_is_an_error(scheme, monkeypatch):
+    ray.shutdown()
+    monkeypatch.setattr(resources, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = f"{scheme}127.0.0.1:{hung.getsockname()[1]}"
+        expected = f"at '{address}' cannot be reached: no response within 0.2 s"
+        with pytest.raises(vd.ComputeError, match=expected):
+            vd.RayCompute(address=address).backend(print)
 
+
+def test_an_explicit_address_of_the_connected_cluster_is_that_cluster(cluster):
     cluster.connect()
     address = ray.get_runtime_context().gcs_address
 

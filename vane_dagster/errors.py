@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,6 +56,10 @@ class ComputeError(VaneError):
     """The cluster or a worker cannot do what a stage asks."""
 
 
+class ClusterLostError(ComputeError):
+    """The cluster itself is gone, so that a run can neither go on nor wait."""
+
+
 class PreflightError(ComputeError):
     """A run cannot be done, for all of the reasons that it names; nothing was computed.
 
@@ -89,13 +94,21 @@ class RowErrors(Exception):
     Args:
         errors: The error of each row that failed, by its place in the batch.
         rows: What came out for the others, in the batch's order, in any form that a call may
-            return.
+            return. A pandas data frame keeps the batch's index or has the id.
     """
 
     def __init__(self, errors: Mapping[int, BaseException], rows: Any = None) -> None:
         super().__init__(f"{len(errors)} rows failed")
-        self.errors = dict(errors)
+        self.errors = {_as_int(place): error for place, error in errors.items()}
         self.rows = rows
+
+
+def _as_int(place: Any) -> Any:
+    """An integer of any kind, as numpy's, as an int; what is none as it is."""
+    try:
+        return place if isinstance(place, bool) else operator.index(place)
+    except TypeError:
+        return place
 
 
 class StageError(Exception):

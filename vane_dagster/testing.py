@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ from typing import Any, Literal, Union
 from vane_dagster.declare.arguments import one_of, positive
 from vane_dagster.errors import DefinitionError
 from vane_dagster.failpoints import FIRED, PLAN, VARIABLE
+from vane_dagster.private_folder import new_temporary_folder
 
 __all__ = ["CallFault", "Fault", "Injected", "LoadFault", "StorageFault", "faults"]
 
@@ -191,11 +192,18 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
     before = os.environ.get(VARIABLE)
     if before is not None and os.path.exists(before):
         raise DefinitionError("faults: there is a block of faults already; give all in one block")
-    place = Path(tempfile.mkdtemp(prefix="vane-faults-", dir=folder))
-    place.chmod(0o777 if folder else 0o700)
+    if folder is None:
+        place = new_temporary_folder("vane-faults-")
+    else:
+        place = Path(folder, f"vane-faults-{secrets.token_hex(8)}")
+        place.mkdir(mode=0o700)
     injected = Injected(planned, place)
     try:
-        (place / PLAN).write_text(json.dumps([_record(fault) for fault in planned]))
+        with open(place / PLAN, "x") as plan:
+            json.dump([_record(fault) for fault in planned], plan)
+        if folder is not None:  # workers may run as another user, who can add files but not
+            (place / PLAN).chmod(0o644)  # replace the plan: it exists before they may
+            place.chmod(0o1777)
         os.environ[VARIABLE] = str(place)
         yield injected
     finally:

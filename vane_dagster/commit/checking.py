@@ -24,6 +24,7 @@ from vane_dagster.masking import masked
 __all__ = ["Subject", "evaluate", "verdicts"]
 
 _SHOWN = 50
+_DESCRIBED = 5
 
 
 def evaluate(checks: Iterable[Check], subject: Subject) -> tuple[CheckResult, ...]:
@@ -94,10 +95,14 @@ def _ids_complete(check: IdsComplete, subject: Subject) -> Finding:
     metadata = {**counts, "lost": lost, "invented": invented}
     if unknown := subject.manifest.rows - sum(p.rows for p in parts):
         metadata["rows_of_unknown_origin"] = unknown
+    rows_in = f"{counts['rows_in']:,} input rows"
     if lost or invented:
-        described = f"{lost} rows are lost and {invented} too many, of {counts['rows_in']}"
+        described = (
+            f"{lost:,} of {rows_in} are missing from the output; {invented:,} output rows have no "
+            "input row"
+        )
     else:
-        described = f"All of {counts['rows_in']} rows are accounted for"
+        described = f"All {rows_in} are in the output, filtered or quarantined"
     return Finding(not lost and not invented, described, metadata)
 
 
@@ -105,10 +110,10 @@ def _error_rate(check: ErrorRate, subject: Subject) -> Finding:
     counts = _counts(subject.manifest)
     failed = counts["quarantined"] + counts["nulled"]
     rate = _share(failed, counts["rows_in"])
+    shown, limit = _percents(rate, check.max_rate)
     return Finding(
         rate <= check.max_rate,
-        f"{failed} of {counts['rows_in']} rows could not be computed, {_percent(rate)}; "
-        f"at most {_percent(check.max_rate)} is in order",
+        f"{failed:,} of {counts['rows_in']:,} rows failed ({shown}); the limit is {limit}",
         {**counts, "error_rate": rate, "max_rate": check.max_rate},
     )
 
@@ -117,7 +122,8 @@ def _null_rate(check: NullRate, subject: Subject) -> Finding:
     columns = _columns(subject, check.columns)
     measures, rows = _measured(subject, columns), subject.manifest.rows
     rates = {name: _share(measures.get(name, {}).get("nulls", 0), rows) for name in columns}
-    return _by_column(rates, {name: check.rate_of(name) for name in columns}, "null_rate", rows)
+    limits = {name: check.rate_of(name) for name in columns}
+    return _by_column(rates, limits, "null_rate", "nulls", rows)
 
 
 def _text(check: Text, subject: Subject) -> Finding:
@@ -127,7 +133,8 @@ def _text(check: Text, subject: Subject) -> Finding:
     for name in columns:
         found = measures.get(name, {})
         rates[name] = _share(found.get("empty", 0), rows - found.get("nulls", 0))
-    return _by_column(rates, dict.fromkeys(columns, check.max_empty_rate), "empty_rate", rows)
+    limits = dict.fromkeys(columns, check.max_empty_rate)
+    return _by_column(rates, limits, "empty_rate", "empty texts", rows)
 
 
 def _vectors(check: Vectors, subject: Subject) -> Finding:
@@ -138,14 +145,21 @@ def _vectors(check: Vectors, subject: Subject) -> Finding:
     columns = columns if check.columns else fixed or columns
     measures, rows = _measured(subject, columns), subject.manifest.rows
     metadata: dict[str, Any] = {"rows": rows, "max_rate": check.max_rate}
-    wrong = []
+    told, wrong = [], []
     for name in columns:
         found = measures.get(name, {})
         bad, zero = int(found.get("not_finite", 0)), int(found.get("zero", 0))
-        rate = _share(bad + zero, rows - found.get("nulls", 0))
+        vectors = rows - int(found.get("nulls", 0))
+        rate = _share(bad + zero, vectors)
         metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
+        shown, limit = _percents(rate, check.max_rate)
+        text = (
+            f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite ({shown}; "
+            f"{zero:,} zero, {bad:,} not finite); the limit is {limit}"
+        )
+        told.append(text)
         if rate > check.max_rate:
-            wrong.append(f"{name}: {bad} not finite and {zero} zero, {_percent(rate)}")
+            wrong.append(text)
         if "dim_min" not in found:
             continue
         low, high = int(found["dim_min"]), int(found["dim_max"])
@@ -158,10 +172,10 @@ def _vectors(check: Vectors, subject: Subject) -> Finding:
             }
         )
         if not low == high == (check.dimension or high):
-            expected = check.dimension or "the same in every row"
-            wrong.append(f"{name}: dimension {low} to {high}, expected {expected}")
-    described = "; ".join(wrong) or f"Vectors of {names(columns)} are in order"
-    return Finding(not wrong, described, metadata)
+            found_here = f"is {low}" if low == high else f"varies from {low} to {high}"
+            expected = check.dimension or "one dimension for all rows"
+            wrong.append(f"{name}: the dimension {found_here}; expected {expected}")
+    return Finding(not wrong, _first(wrong or told), metadata)
 
 
 _FINDERS: Mapping[type[Check], Callable[[Any, Subject], Finding]] = {
@@ -176,24 +190,25 @@ _FINDERS: Mapping[type[Check], Callable[[Any, Subject], Finding]] = {
 
 
 def _by_column(
-    rates: Mapping[str, float], limits: Mapping[str, float], measure: str, rows: int
+    rates: Mapping[str, float], limits: Mapping[str, float], measure: str, what: str, rows: int
 ) -> Finding:
-    """A finding of rates with a largest one for each column."""
+    """A finding of rates of `what`, such as nulls, with a limit for each column."""
     above = [name for name, rate in rates.items() if rate > limits[name]]
     shown = sorted(rates, key=lambda name: limits[name] - rates[name])[:_SHOWN]
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
-    worst = max(rates, key=lambda name: rates[name], default=None)
-    label = measure.replace("_", " ")
+    if not rates:
+        return Finding(True, f"The stage has no column to check for {what}", metadata)
+    told = {}
+    for name, rate in rates.items():
+        share, limit = _percents(rate, limits[name])
+        told[name] = f"{name}: {share} {what}; the limit is {limit}"
     if above:
-        listed = ", ".join(
-            f"{name} {_percent(rates[name])} (at most {_percent(limits[name])})"
-            for name in above[:5]
-        )
-        more = f" and {len(above) - 5} more columns" if len(above) > 5 else ""
-        return Finding(False, f"The {label} is too high: {listed}{more}", metadata)
-    if worst is None:
-        return Finding(True, f"There is no column whose {label} is checked", metadata)
-    return Finding(True, f"The {label} is {_percent(rates[worst])} at most, {worst}", metadata)
+        return Finding(False, _first([told[name] for name in above]), metadata)
+    worst = max(rates, key=lambda name: rates[name])
+    if not rates[worst]:
+        return Finding(True, f"There are no {what} in {names(list(rates))}", metadata)
+    most = "" if len(rates) == 1 else f" (the highest share of {len(rates)} columns)"
+    return Finding(True, told[worst] + most, metadata)
 
 
 def _columns(
@@ -249,5 +264,17 @@ def _share(count: float, rows: float) -> float:
     return count / rows if rows else 0.0
 
 
-def _percent(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 0.001 else f"{rate:.2%}"
+def _first(told: Sequence[str]) -> str:
+    """What is said of the first columns; of the others only how many there are."""
+    more = f"; and {len(told) - _DESCRIBED} more" if len(told) > _DESCRIBED else ""
+    return "; ".join(told[:_DESCRIBED]) + more
+
+
+def _percents(rate: float, limit: float) -> tuple[str, str]:
+    """A rate and its limit, with as many digits as it takes to tell them apart."""
+    for digits in range(2, 9):
+        shown = f"{rate:.{digits}%}", f"{limit:.{digits}%}"
+        hidden = any(value and not float(text[:-1]) for value, text in zip((rate, limit), shown))
+        if not hidden and (rate == limit or shown[0] != shown[1]):
+            break
+    return shown

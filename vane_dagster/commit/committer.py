@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ from vane_dagster.declare.checks import IdsComplete
 from vane_dagster.declare.database import connect
 from vane_dagster.declare.sql import quote
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
+from vane_dagster.private_folder import temporary_folder
 
 _MOST_MEMORY = "1GB"
 
@@ -40,6 +41,7 @@ class Commit:
         above: Manifests of upstream stages that this run does not commit; None to open them.
         judge: Evaluates the checks of a manifest's stage.
         done: Called with what came of it.
+        former: The manifest that was in force when the run was planned.
     """
 
     manifest: Manifest
@@ -51,6 +53,7 @@ class Commit:
     above: Mapping[str, Manifest | None]
     judge: Callable[[Manifest], tuple[CheckResult, ...]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
+    former: ManifestName | None = None
 
 
 class WithheldError(StoreError):
@@ -64,10 +67,11 @@ class WithheldError(StoreError):
 class BlockedError(VaneError):
     """A partition whose upstream broke a blocking check."""
 
-    def __init__(self, upstream: str, check: CheckResult) -> None:
+    def __init__(self, upstream: str, check: CheckResult, former: ManifestName | None) -> None:
+        kept = "; its former version stays in force" if former else ", and has no former version"
         super().__init__(
-            f"the blocking check {check.name!r} of its upstream {upstream!r} failed: "
-            f"{check.description}. It was not committed, and what was there before stays in force"
+            f"the blocking check {check.name!r} of its upstream stage {upstream!r} failed: "
+            f"{check.description}. The partition was not committed{kept}"
         )
 
 
@@ -77,9 +81,16 @@ class Committer:
     Args:
         store: Where manifests go.
         hash_file: Gives the content hash of a local source file, None if it has changed.
+        publishing: Keeps other runs from publishing a manifest's partition at the same time.
     """
 
-    def __init__(self, store: Store, hash_file: Callable[[FileRecord], str | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hash_file: Callable[[FileRecord], str | None],
+        publishing: Callable[[Manifest], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        self._publishing = publishing
         self._store = store
         self._hash_file = hash_file
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
@@ -111,9 +122,8 @@ class Committer:
         while (commit := self._queue.get()) is not None:
             manifest = commit.manifest
             try:
-                manifest = self._checked(commit, self._completed(commit))
                 outcome: ManifestName | VaneError
-                manifest, outcome = self._put_in_force(commit, manifest)
+                manifest, outcome = self._put_in_force(commit, self._completed(commit))
             except VaneError as error:
                 outcome = error
             except Exception as error:
@@ -160,8 +170,8 @@ class Committer:
             return ()
         return tuple(read_part_info(commit.folder, names[0]).sample)
 
-    def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
-        """The manifest with what its checks found, unless a check above withholds it."""
+    def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
+        """Raises BlockedError if a blocking check of an upstream stage has failed."""
         partition = manifest.partition
         for stage, above in commit.above.items():
             if (partition, stage) not in self._found:
@@ -171,7 +181,11 @@ class Committer:
         for stage in (*commit.waits_for, *commit.above):
             for found in self._found[partition, stage]:
                 if found.blocking and not found.passed:
-                    raise BlockedError(stage, found)
+                    raise BlockedError(stage, found, commit.former)
+
+    def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
+        """The manifest with what its checks found."""
+        partition = manifest.partition
         found_here = commit.judge(manifest)
         for found in found_here:
             if found.name == IdsComplete.name and not found.passed:
@@ -187,11 +201,26 @@ class Committer:
         return file if future is None else replace(file, content=future.result())
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
+        """Commits, unless another run has committed the same parts since this one was planned."""
+        self._require_unblocked(commit, manifest)
+        if not commit.publish:
+            manifest = self._checked(commit, manifest)
+            self._check_unique(commit, manifest)
+            return self._store.commit_once(manifest, commit.former)
+        with self._publishing(manifest):
+            # Before the checks, which would read parts that the other run has published.
+            if other := self._store.committed_since(manifest, commit.former):
+                in_force = other[0]
+                if commit.publish.holds(in_force.published_files):
+                    self._found[manifest.partition, manifest.stage] = commit.judge(in_force)
+                    return other
+            manifest = self._checked(commit, manifest)
+            self._check_unique(commit, manifest)
+            return publish(self._store, commit.publish, manifest)
+
+    def _check_unique(self, commit: Commit, manifest: Manifest) -> None:
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
-        if commit.publish:
-            return publish(self._store, commit.publish, manifest)
-        return manifest, self._store.commit(manifest)
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
@@ -236,9 +265,9 @@ def _label(partition: str | None) -> str:
 def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
     """Some ids that stand twice, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
-    with tempfile.TemporaryDirectory() as spill, contextlib.closing(connect()) as connection:
+    with temporary_folder() as spill, contextlib.closing(connect()) as connection:
         connection.execute(f"SET memory_limit='{_MOST_MEMORY}'")
-        connection.execute("SET temp_directory=?", [spill])
+        connection.execute("SET temp_directory=?", [str(spill)])
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
         rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"

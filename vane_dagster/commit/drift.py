@@ -132,8 +132,8 @@ def _by_index(check: Drift, counts: Array, before: Array, label: str) -> Finding
     index = population_stability_index(counts, before)
     return Finding(
         index <= check.max_psi,
-        f"The population stability index of {check.column} against partition {label} is "
-        f"{index:.4g}; at most {check.max_psi:g} is in order",
+        f"The population stability index of {check.column} against partition {label!r} is "
+        f"{index:.4g}; the limit is {check.max_psi:g}",
         {**_sampled(rows, label), "psi": index, "max_psi": check.max_psi, "bins": len(counts)},
     )
 
@@ -146,8 +146,8 @@ def _of_vectors(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -
     if len(centroid) != len(other):
         return Finding(
             False,
-            f"Vectors of {check.column} have the dimension {len(centroid)}, and had {len(other)} "
-            f"in partition {label}",
+            f"The vectors in {check.column} have dimension {len(centroid)}; in partition "
+            f"{label!r} they have dimension {len(other)}",
             {
                 **_sampled(rows, label),
                 "dimension": len(centroid),
@@ -157,8 +157,8 @@ def _of_vectors(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -
     distance = cosine_distance(centroid, other)
     return Finding(
         distance <= check.max_distance,
-        f"The cosine distance of the centroids of {check.column} and of partition {label} is "
-        f"{distance:.4g}; at most {check.max_distance:g} is in order",
+        f"The cosine distance between the centroids of {check.column} in this partition and in "
+        f"partition {label!r} is {distance:.4g}; the limit is {check.max_distance:g}",
         {**_sampled(rows, label), "distance": distance, "max_distance": check.max_distance},
     )
 
@@ -205,8 +205,8 @@ def cosine_distance(a: Array, b: Array) -> float:
 def _too_few(check: Drift, rows: tuple[int, int], label: str) -> Finding:
     return Finding(
         True,
-        f"Too few rows to compare {check.column}: {rows[0]}, and {rows[1]} in partition {label}; "
-        f"expected {check.min_rows} in both",
+        f"Not compared: {check.column} has {rows[0]:,} rows here and {rows[1]:,} in partition "
+        f"{label!r}; at least {check.min_rows:,} are needed in each",
         _sampled(rows, label),
     )
 

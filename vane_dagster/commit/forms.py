@@ -16,9 +16,11 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from vane_dagster.commit.damage import is_damage, verified
 from vane_dagster.commit.location import duckdb_path
 from vane_dagster.commit.reading import StoredRows
+from vane_dagster.declare.database import spill_below
 from vane_dagster.declare.schema import plain_type, sql_name
 from vane_dagster.declare.sql import quote
 from vane_dagster.errors import StoreError
+from vane_dagster.private_folder import user_folder
 
 _BATCH = 65_536
 
@@ -185,6 +187,7 @@ def _relation(rows: StoredRows) -> Any:
     duckdb: Any = importlib.import_module("duckdb")
     connection = duckdb.connect()  # the relation keeps it open
     connection.execute("SET TimeZone='UTC'")
+    spill_below(connection, user_folder("spill"))
     if not rows.paths:
         return connection.from_arrow(rows.schema.empty_table())
     fs = rows.base.fs

@@ -90,7 +90,8 @@ def _survey(store: Store, pipeline: str, terms: Terms) -> list[tuple[_Stage, _Ne
         StoreError: If they change again and again while they are looked at.
     """
     for _ in range(_LOOKS):
-        stages = [_Stage(store, pipeline, stage) for stage in store.root.child(pipeline).folders()]
+        folders = store.root.child(pipeline).folders()
+        stages = [s for s in (_Stage(store, pipeline, name) for name in folders) if s.holds_any()]
         try:
             needed = _needed(stages, terms)
         except _ChangedError:
@@ -142,6 +143,10 @@ class _Stage:
         self.manifests = self._folder.child("manifests").entries()
         self._condemned = store.condemned(pipeline, name)
         self._target = store.target(pipeline, name)
+
+    def holds_any(self) -> bool:
+        """Whether it is a stage's folder: that of a wrong root or of another program is not."""
+        return bool(self._parts or self.manifests or self._condemned or self._target)
 
     def open(self, path: str) -> Manifest:
         """Reads a manifest."""

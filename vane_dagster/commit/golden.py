@@ -56,33 +56,38 @@ def _described(
 ) -> str:
     if count:
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
-        return f"{count} of {found} rows are not as expected: ids {metadata['differing_ids']}{more}"
+        differing = f"ids {metadata['differing_ids']}{more}"
+        return f"{count:,} of {found:,} rows differ from the expected values: {differing}"
+    present = f"{found:,} of {expected:,} expected ids are in the output"
     if found < check.min_found:
-        return f"{found} of {expected} expected ids are here; at least {check.min_found} have to be"
+        return f"{present}; at least {check.min_found:,} are required"
     if not found:
-        return f"None of the {expected} expected ids is here"
-    return f"{found} rows are as expected"
+        return f"{present}, so nothing was compared"
+    return f"{present}, and their rows match the expected values"
 
 
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
     """The columns that are compared."""
     expected = check.rows.column_names
     if id not in expected:
-        raise SchemaError(f"the expected rows have no id {id!r}, but {names(expected)}")
+        raise SchemaError(f"the expected rows have no id {id!r}; they have {names(expected)}")
     columns = [name for name in check.columns or expected if name != id]
     if missing := [name for name in columns if name not in expected]:
         raise SchemaError(f"the expected rows have no column {missing[0]!r}")
     if missing := [name for name in columns if name not in schema.names]:
-        raise SchemaError(f"column {missing[0]!r} is expected; the stage has {names(schema.names)}")
+        raise SchemaError(
+            f"the stage has no column {missing[0]!r}, which is expected; it has "
+            f"{names(schema.names)}"
+        )
     if not columns:
-        raise SchemaError(f"no column is expected beside the id {id!r}")
+        raise SchemaError(f"the expected rows have no column besides the id {id!r}")
     return columns
 
 
 def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
     ids = _cast(expected.column(id), schema.field(id).type, id).combine_chunks()
     if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
-        raise SchemaError(f"the expected ids, {id!r}, are null or repeated; each may stand once")
+        raise SchemaError(f"the expected ids in {id!r} are null or repeated; give each id once")
     return ids
 
 
@@ -108,7 +113,7 @@ def _compared(
         pairs = zip(actual, _cast(expected, actual.type, name))
         return np.array([not a.equals(b) for a, b in pairs], dtype=bool), None
     if not all(map(is_number, kinds)) and not all(map(is_numbers, kinds)):
-        raise SchemaError(f"column {name!r} is {kinds[0]}; what is expected of it is {kinds[1]}")
+        raise SchemaError(f"column {name!r} is {kinds[0]}; the expected values are {kinds[1]}")
     apart, largest = [], 0.0
     for a, b in zip(actual.to_pylist(), expected.to_pylist()):
         difference, is_close = _difference(check, a, b)
@@ -139,5 +144,5 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.ChunkedAr
         return column.cast(kind)
     except pa.ArrowException as error:
         raise SchemaError(
-            f"column {name!r} is {kind}; what is expected of it is {column.type}: {error}"
+            f"column {name!r} is {kind}; the expected values are {column.type}: {error}"
         ) from None

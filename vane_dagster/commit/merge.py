@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from vane_dagster import failpoints
 from vane_dagster.commit.location import TEMPORARY, Location
 from vane_dagster.commit.manifest import PartInfo
 from vane_dagster.commit.writer import id_range
+from vane_dagster.private_folder import temporary_folder
 
 _WRITERS = 4
 _GROUP_BYTES = 32 << 20
@@ -201,7 +201,7 @@ def _write(
 def _file(target: Location, name: str) -> Iterator[str]:
     """A local path to write to, whose file is in its place afterwards."""
     if not target.is_local:
-        with tempfile.TemporaryDirectory(prefix="vane-") as folder:
+        with temporary_folder() as folder:
             path = os.path.join(folder, "file.parquet")
             yield path
             target.put(name, path)

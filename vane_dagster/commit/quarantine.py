@@ -14,14 +14,19 @@ from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.store import Store
 
 SUFFIX = ".faults.parquet"
+PARENTS = "parents"
 _METADATA = b"vane_faults"
 
 
-def fault_schema(id_type: pa.DataType) -> pa.Schema:
-    """The columns of quarantined rows; the id has the type that it has in the stage's input."""
+def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.Schema:
+    """The columns of quarantined rows; the id has the type that it has in the stage's input.
+
+    `parents` are the ids of the rows that a row was made from, if it was made from any.
+    """
     return pa.schema(
         [
             ("id", id_type),
+            *([(PARENTS, pa.struct(list(parents)))] if parents else []),
             ("stage", pa.string()),
             ("fragment", pa.string()),
             ("error", pa.string()),
@@ -50,7 +55,12 @@ def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
     """The faults that tables carry, one below the other; None if there are none."""
     held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
     found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
-    return pa.concat_tables(found) if found else None
+    return concat_faults(found) if found else None
+
+
+def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
+    """Records of quarantined rows, one below the other; former versions wrote no parents."""
+    return pa.concat_tables(found, promote_options="default")
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
@@ -83,4 +93,4 @@ def read_faults(store: Store, manifest: Manifest) -> pa.Table:
     for part in manifest.parts:
         if part.faults:
             found.append(pq.read_table(pa.BufferReader(folder.read(part.faults))))
-    return pa.concat_tables(found)
+    return concat_faults(found)

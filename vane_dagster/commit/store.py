@@ -100,11 +100,43 @@ class Store:
         Returns:
             Its name, one sequence number after the one in force before.
         """
-        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        taken = [n.sequence for n in map(ManifestName.parse, location.names()) if n is not None]
+        return self._commit(manifest, self._manifest_names(manifest))
+
+    def commit_once(
+        self, manifest: Manifest, former: ManifestName | None
+    ) -> tuple[Manifest, ManifestName]:
+        """Puts a manifest in force, unless another run has committed the same content meanwhile.
+
+        Args:
+            manifest: The manifest.
+            former: The manifest that was in force when the run was planned.
+
+        Returns:
+            The manifest in force and its name.
+        """
+        names = self._manifest_names(manifest)
+        if (other := _same(manifest, former, names)) is not None:
+            place = (manifest.pipeline, manifest.stage, manifest.partition)
+            return self.read(*place, other), other
+        return manifest, self._commit(manifest, names)
+
+    def committed_since(
+        self, manifest: Manifest, former: ManifestName | None
+    ) -> tuple[Manifest, ManifestName] | None:
+        """The manifest in force where it has the same content and `former` is another."""
+        if (other := _same(manifest, former, self._manifest_names(manifest))) is None:
+            return None
+        return self.read(manifest.pipeline, manifest.stage, manifest.partition, other), other
+
+    def _manifest_names(self, manifest: Manifest) -> list[str]:
+        return list(self.manifests(manifest.pipeline, manifest.stage, manifest.partition).names())
+
+    def _commit(self, manifest: Manifest, names: Sequence[str]) -> ManifestName:
+        taken = [n.sequence for n in map(ManifestName.parse, names) if n is not None]
         name = ManifestName(
             max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
         )
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
         location.write(str(name), manifest.dumps())
         return name
 
@@ -191,6 +223,15 @@ class Store:
                 f"{folder.file_url(name)}.json is not JSON: {error}. Mend it, or delete it to have "
                 "it decided again"
             ) from error
+
+
+def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:
+    """The manifest in force, if it is of the same plan and content, complete, and not `former`."""
+    name = _in_force(names)
+    if name is None or name == former or name.unfinished:
+        return None
+    same = (manifest.generation, manifest.plan, manifest.content)
+    return name if (name.generation, name.plan, name.content) == same else None
 
 
 def _in_force(names: list[str]) -> ManifestName | None:

@@ -153,6 +153,11 @@ def listed(columns: Sequence[str] | None) -> str:
     return names(columns) if columns else "each column"
 
 
+def percent(share: float) -> str:
+    """A share as a percentage, as ``1%`` or ``0.05%``."""
+    return f"{100 * share:g}%"
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

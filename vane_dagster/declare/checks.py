@@ -15,6 +15,7 @@ from vane_dagster.declare.check import (
     Severity,
     checked_columns,
     listed,
+    percent,
     share,
 )
 from vane_dagster.declare.kinds import is_floats, is_text
@@ -46,7 +47,7 @@ class IdsComplete(Check):
 
     @property
     def description(self) -> str:
-        return "Every row that went in came out, was filtered or was quarantined"
+        return "Every input row is in the output, filtered or quarantined, and no row is new"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ErrorRate(Check):
 
     @property
     def description(self) -> str:
-        return f"At most {self.max_rate:g} of the rows could not be computed"
+        return f"At most {percent(self.max_rate)} of the rows fail"
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,10 @@ class NullRate(Check):
     @property
     def description(self) -> str:
         if isinstance(self.max_rate, Mapping):
-            each = ", ".join(f"{name} {self.rate_of(name):g}" for name in self.columns or ())
+            columns = self.columns or ()
+            each = ", ".join(f"{name} {percent(self.rate_of(name))}" for name in columns)
             return f"The share of nulls is at most: {each}"
-        return f"The share of nulls is at most {self.max_rate:g} in {listed(self.columns)}"
+        return f"At most {percent(self.max_rate)} of the values are null in {listed(self.columns)}"
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns or ())
@@ -143,8 +145,8 @@ class Vectors(Check):
     def description(self) -> str:
         dimension = f"dimension {self.dimension}" if self.dimension else "one dimension"
         return (
-            f"Vectors in {listed(self.columns)} have {dimension}, and at most {self.max_rate:g} of "
-            "them are zero or hold a null, NaN or infinity"
+            f"Vectors in {listed(self.columns)} have {dimension}, and at most "
+            f"{percent(self.max_rate)} of them are zero or hold a null, NaN or infinity"
         )
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
@@ -174,7 +176,8 @@ class Text(Check):
 
     @property
     def description(self) -> str:
-        return f"At most {self.max_empty_rate:g} of the texts are empty in {listed(self.columns)}"
+        most = percent(self.max_empty_rate)
+        return f"At most {most} of the texts are empty in {listed(self.columns)}"
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns, is_text, "texts")

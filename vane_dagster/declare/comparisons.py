@@ -78,9 +78,9 @@ class Drift(Check):
     @property
     def description(self) -> str:
         return (
-            f"{self.column} is distributed as in the previous partition: population stability "
-            f"index at most {self.max_psi:g}, for vectors cosine distance of centroids at most "
-            f"{self.max_distance:g}"
+            f"The distribution of {self.column} is close to the previous partition's: a population "
+            f"stability index of at most {self.max_psi:g} or, for vectors, a cosine distance "
+            f"between the centroids of at most {self.max_distance:g}"
         )
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
@@ -168,7 +168,7 @@ class Golden(Check):
 
     @property
     def description(self) -> str:
-        return f"Rows of known ids come out as expected, within {self.tolerance:g}"
+        return f"Rows with known ids match the expected values within {self.tolerance:g}"
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns)

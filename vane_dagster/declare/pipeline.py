@@ -175,7 +175,8 @@ class Pipeline(Rows):
             children: Where a stage has many rows for one of another: "rows", one row for each of
                 them, with the other's columns repeated; "list", one row for each of the other,
                 with a list of structs named after the stage. A parent without children is dropped
-                by an inner join and has an empty list in a left one.
+                by an inner join and has an empty list in a left one. The list is null where there
+                are none because rows were quarantined: the parent itself, or all of its children.
             **asset: What `dg.AssetSpec` takes; see `project`.
 
         Raises:

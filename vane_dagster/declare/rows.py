@@ -72,12 +72,14 @@ class Rows(LabelRows, EmbedRows):
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             columns: Column names, or output column to SQL expression over one row. The id is
                 carried along where it is left out, and so are the ids of rows it was made from.
+                A column that an expression only names keeps its Arrow type.
             where: SQL condition; rows for which it is not true are filtered out.
             **asset: What `dg.AssetSpec` takes: description, group_name, owners, tags, kinds,
                 metadata, deps, automation_condition, freshness_policy.
 
         Raises:
-            DefinitionError: If an expression does not parse or looks beyond its row.
+            DefinitionError: If an expression does not parse, looks beyond its row, or is not a
+                function of the row, such as ``now()``.
         """
         culprit = self.pipeline._culprit(name)
         pairs = as_columns(columns, culprit)
@@ -141,7 +143,8 @@ class Rows(LabelRows, EmbedRows):
             schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
-            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas".
+            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". Rows of
+                a pandas frame that is returned without the id are matched by its index.
             batch_size: Rows a call; the last batch of a fragment may be smaller. "auto": workers
                 double it for as long as throughput rises. Default: as many as a worker is given
                 at once, which follows its speed and so differs between runs.

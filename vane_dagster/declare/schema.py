@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Union
+from typing import Any, Union
 
 import duckdb
 import pyarrow as pa
@@ -78,6 +78,8 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
         )
     try:
         return sql_type(kind)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: column {column!r} is {error}") from None
     except duckdb.Error as error:
         raise SchemaError(
             f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use "
@@ -92,12 +94,26 @@ def sql_type(kind: str) -> pa.DataType:
 
     Raises:
         duckdb.Error: If the string is not one type.
+        SchemaError: If Arrow has no type for its values.
     """
     with connect() as connection:
-        table = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x").to_arrow_table()
-    if table.column_names != ["x"]:
-        raise duckdb.ParserException(f"{kind!r} is not a single type")
-    return plain_type(table.schema.field(0).type)
+        relation = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x")
+        if relation.columns != ["x"]:
+            raise duckdb.ParserException(f"{kind!r} is not a single type")
+        if is_lost_in_arrow(relation.types[0]):
+            raise SchemaError(f"{kind}: {NO_ARROW_TYPE}, as 'VARCHAR'")
+        return plain_type(relation.to_arrow_table().schema.field(0).type)
+
+
+_LOST_IN_ARROW = frozenset({"time with time zone", "uhugeint", "bit", "bignum", "variant"})
+NO_ARROW_TYPE = "a column cannot hold all of its values as they are; make it another type"
+
+
+def is_lost_in_arrow(kind: Any) -> bool:
+    """Whether DuckDB gives values of a type of its own to Arrow in part, or as mere bytes."""
+    if kind.id not in ("list", "array", "struct", "map", "union"):
+        return kind.id in _LOST_IN_ARROW
+    return any(is_lost_in_arrow(child) for name, child in kind.children if name != "size")
 
 
 _SQL_NAMES = {
@@ -118,6 +134,7 @@ _SQL_NAMES = {
     pa.large_binary(): "BLOB",
     pa.date32(): "DATE",
     pa.time64("us"): "TIME",
+    pa.time64("ns"): "TIME_NS",
     pa.timestamp("s"): "TIMESTAMP_S",
     pa.timestamp("ms"): "TIMESTAMP_MS",
     pa.timestamp("us"): "TIMESTAMP",
@@ -148,6 +165,44 @@ def sql_name(kind: pa.DataType) -> str | None:
         size = kind.list_size if pa.types.is_fixed_size_list(kind) else ""
         return f"{child}[{size}]" if child else None
     return None
+
+
+def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type as which SQL computes with a column, able to hold each of its values.
+
+    Where it differs from `kind`, a column that only passes through is kept out of SQL.
+
+    Returns:
+        None if SQL has no such type: durations, decimals of more than 38 digits, views of lists.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
+    if kind in _SQL_NAMES or pa.types.is_null(kind):
+        return kind
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else None
+    for is_kind, seen in _SEEN:
+        if is_kind(kind):
+            return seen
+    if pa.types.is_struct(kind):
+        fields = [(field.name, seen_by_sql(field.type)) for field in kind]
+        return pa.struct(fields) if all(seen is not None for _, seen in fields) else None
+    if pa.types.is_map(kind):
+        key, item = seen_by_sql(kind.key_type), seen_by_sql(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        child = seen_by_sql(kind.value_type)
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+        return None if child is None else pa.list_(child, size)
+    return None
+
+
+_SEEN = (
+    (pa.types.is_float16, pa.float32()),
+    (pa.types.is_time, pa.time64("us")),
+    (pa.types.is_date64, pa.date32()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

@@ -11,7 +11,9 @@ from typing import Any, Protocol, Union
 from vane_dagster import failpoints
 from vane_dagster.execute.startup import Starting
 from vane_dagster.execute.versions import Versions
+from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report, Work
+from vane_dagster.execute.work_claims import Claims
 from vane_dagster.masking import keep_variables
 
 IO_POOL = "io"
@@ -65,6 +67,19 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Sharer:
+    """Another run that has a worker under lease.
+
+    Attributes:
+        run_id: The run.
+        priority: Its priority.
+    """
+
+    run_id: str
+    priority: int
+
+
+@dataclass(frozen=True)
 class Done:
     """A call that ended.
 
@@ -74,6 +89,7 @@ class Done:
         table: Reference to the rows, where the work kept them.
         lost: What was lost, where there is no report.
         worker_lost: Whether the worker itself has to be replaced.
+        timed_out: Whether a deadline ended the worker; None where that is not known.
     """
 
     ticket: int
@@ -81,6 +97,7 @@ class Done:
     table: Any = None
     lost: str = ""
     worker_lost: bool = False
+    timed_out: bool | None = None
 
 
 class Cancelled(Exception):
@@ -109,6 +126,9 @@ class Lease(Protocol):
 
     def load(self, worker: Worker) -> int:
         """Has a worker construct its model, if it has not; answered by a `LoadReport`."""
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """The other runs that have workers of this lease too, by the worker's name."""
 
     def starting(self, worker: Worker) -> int:
         """Asks what a worker is at that constructs its model; answered by a `Starting`."""
@@ -150,10 +170,25 @@ class Backend(Protocol):
             ComputeError: If the cluster does not answer.
         """
 
+    def claims(self, run_id: str) -> Claims:
+        """The run's claims on fragments, which others that share the workers respect."""
+
     def lease(
-        self, run_id: str, pools: Sequence[PoolSpec], cancelled: threading.Event | None = None
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
     ) -> Lease:
         """Claims all pools in one call, waiting until they fit.
+
+        Args:
+            run_id: The run.
+            pools: The pools.
+            cancelled: Ends the wait.
+            priority: The run's; the highest goes first.
+            waits: Is told which runs are ahead.
 
         Raises:
             Cancelled: If the event was set meanwhile.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,21 +18,27 @@ from vane_dagster import failpoints
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.execute.attempts import Answer, Outcome, Partial, Step, Wait, attempt
-from vane_dagster.execute.batches import from_result, to_format, with_ids
+from vane_dagster.execute.batches import (
+    Result,
+    from_result,
+    given_batch,
+    put_together,
+    with_ids,
+)
 from vane_dagster.execute.faults import fault_table, null_row, told
-from vane_dagster.execute.health import Health, deadline, worst
+from vane_dagster.execute.health import Health, check_alive, worst
+from vane_dagster.execute.isolation import begin_user_code, one_process, protect_tasks
 from vane_dagster.execute.operations import CallUdf
+from vane_dagster.execute.raised import contained, is_shutdown
 from vane_dagster.execute.sizing import BatchSize
+from vane_dagster.execute.watchdog import deadline
 from vane_dagster.execute.work import ModelSpec, Tally, Work
 from vane_dagster.masking import keep_arguments
 
 _FAULTS_TOLD = 3
 _REVOKED_SECONDS = 0.5
-
-
-async def _all(answers: AsyncIterator[Any], stage: str, ids: pa.ChunkedArray) -> list[Any]:
-    await failpoints.at_call_later(stage, ids)
-    return [answer async for answer in answers]
+_GRACE_SECONDS = 1.0
+"""How long past its deadline a coroutine may take to end before its process is ended instead."""
 
 
 class Caller:
@@ -46,7 +53,8 @@ class Caller:
         self._room: asyncio.Semaphore | None = None
         if model.style in ("async", "async_generator"):
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, daemon=True).start()
+            protect_tasks(self._loop)
+            threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         self.health = Health(target, self._loop)
 
     def call(
@@ -129,6 +137,13 @@ class Caller:
             yield await result
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs a loop for ever; asyncio ends it when a task of the user's raises SystemExit."""
+    while not loop.is_closed():
+        with contextlib.suppress(BaseException):
+            loop.run_forever()
+
+
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
     """The rows in the order of what they were made from."""
     places = pc.index_in(rows.column(origin), value_set=ids.combine_chunks())
@@ -187,20 +202,25 @@ class _Batches:
         given = self._given(batch)
         started = time.perf_counter()
         self.calls += 1
-        try:
-            with deadline(self.op.policy.timeout_s):
-                failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
-                results = list(self.caller.answers(given, self.args, self.kwargs))
-            seconds = time.perf_counter() - started
-            self.seconds += seconds
-            self.caller.sizes.learn(batch.num_rows, seconds)
-            return self._fitted(results, batch)
-        except RowErrors as error:
-            self.caller.health.judge(worst(error.errors))
-            return self._partial(error, batch)
-        except (Exception, SystemExit) as error:
-            self.caller.health.judge(error)
-            return error
+        answer: Answer
+        with deadline(self.op.policy.timeout_s):  # an exception may run user code too
+            try:
+                with one_process():
+                    failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
+                    answers = self.caller.answers(given, self.args, self.kwargs)
+                    results = [self._taken(answer) for answer in answers]
+                    seconds = time.perf_counter() - started
+                    answer = self._fitted(results, batch)
+            except BaseException as raised:
+                if is_shutdown(raised):
+                    raise
+                answer = self._failed(raised, batch)
+        if not isinstance(answer, pa.Table):
+            self.caller.health.judge()
+            return answer
+        self.seconds += seconds
+        self.caller.sizes.learn(batch.num_rows, seconds)
+        return answer
 
     async def together(self, batches: list[pa.Table]) -> list[Outcome]:
         """Up to `max_concurrency` batches in flight; the first error cancels the others."""
@@ -232,21 +252,46 @@ class _Batches:
         return None
 
     async def _called_later(self, batch: pa.Table) -> Answer:
-        given = self._given(batch)
         self.calls += 1
+        limit = self.op.policy.timeout_s
+        # A call that blocks the loop, or does not end when it is cancelled, ends the process.
+        with deadline(None if limit is None else limit + _GRACE_SECONDS):
+            call = asyncio.ensure_future(self._answered(batch))
+            try:
+                if not (await asyncio.wait([call], timeout=limit))[0]:
+                    call.cancel()
+                    await asyncio.wait([call])
+                    return TimeoutError(f"took longer than timeout_s={limit:g}")
+            finally:
+                call.cancel()
+        # Its code has cancelled its task and returned; if we had, we would not be here.
+        answer = contained(asyncio.CancelledError()) if call.cancelled() else call.result()
+        if not isinstance(answer, pa.Table):
+            await self.caller.health.judge_later()
+        return answer
+
+    async def _answered(self, batch: pa.Table) -> Answer:
+        """The rows that an async call gives, or what it raised, a cancellation of its own too."""
+        given = self._given(batch)
+        begin_user_code()
         try:
-            answers = self.caller.answers_later(given, self.args, self.kwargs)
-            called = _all(answers, self.work.stage, batch.column(self.op.ids[0]))
-            results = await asyncio.wait_for(called, self.op.policy.timeout_s)
-            return self._fitted(results, batch)
-        except RowErrors as error:
-            await self.caller.health.judge_later(worst(error.errors))
-            return self._partial(error, batch)
-        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop by it
-            return RuntimeError(f"{type(error).__name__}: {error}")
-        except Exception as error:
-            await self.caller.health.judge_later(error)
-            return error
+            with one_process():
+                await failpoints.at_call_later(self.work.stage, batch.column(self.op.ids[0]))
+                answers = self.caller.answers_later(given, self.args, self.kwargs)
+                results = [self._taken(answer) async for answer in answers]
+                return self._fitted(results, batch)
+        except BaseException as raised:
+            return self._failed(raised, batch)
+
+    def _failed(self, raised: BaseException, batch: pa.Table) -> Answer:
+        """The answer of a call that raised.
+
+        Raises:
+            SickError: If the model is dead.
+        """
+        error = contained(raised)
+        check_alive(worst(error))
+        return self._partial(error, batch) if isinstance(error, RowErrors) else error
 
     def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
         """What came out of a batch of which some rows failed, or why it is refused."""
@@ -261,10 +306,10 @@ class _Batches:
         others = [i for i in range(batch.num_rows) if i not in places]
         given = batch.take(pa.array(others, pa.int64()))
         try:
-            results = [] if error.rows is None else [error.rows]
-            return Partial(self._fitted(results, given), dict(sorted(places.items())))
-        except Exception as refused:
-            return refused
+            results = [] if error.rows is None else [self._taken(error.rows)]
+            return Partial(self._fitted(results, given, others), dict(sorted(places.items())))
+        except BaseException as refused:  # what was returned may run the user's code
+            return contained(refused)
 
     def rows(self, outcome: Outcome) -> list[pa.Table]:
         """The rows that came out, with nulls for those at fault where the stage keeps them."""
@@ -282,15 +327,22 @@ class _Batches:
         """The batch as the user sees it."""
         if self.op.columns is not None:
             batch = batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
-        return to_format(batch, self.op.batch_format)
+        return given_batch(batch, self.op.batch_format)
 
-    def _fitted(self, results: list[Any], batch: pa.Table) -> pa.Table:
+    def _taken(self, result: Any) -> Result:
+        """One result, copied before the user's code goes on and may write into it again."""
         work, op = self.work, self.op
         carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
         if op.policy.on_error == "null":
             carried.add(ERROR_COLUMN)
-        tables = [from_result(r, work.schema, carried, work.culprit) for r in results]
-        output = pa.concat_tables(tables) if tables else work.schema.empty_table()
+        return from_result(result, work.schema, carried, op.parent or op.ids[0], work.culprit)
+
+    def _fitted(
+        self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None
+    ) -> pa.Table:
+        work, op = self.work, self.op
+        places = range(batch.num_rows) if places is None else places
+        output = put_together(results, places, work.schema, work.culprit)
         if op.policy.on_error == "null" and ERROR_COLUMN not in output.column_names:
             output = output.append_column(ERROR_COLUMN, pa.nulls(output.num_rows, pa.string()))
         return with_ids(output, batch, work, op)

@@ -1,7 +1,8 @@
 """The local Ray head: started on first use, outlives the run, found again by the next.
 
 One head for each Python environment. It listens on the loopback address only and asks every
-driver for a token that lies in a file which only its user can read.
+driver for a token that lies in a file which only its user can read. It stops once it has been
+idle for long enough (`cluster_idle`).
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
-from vane_dagster.commit.home import state_home
+from vane_dagster.commit.home import HOME, state_home
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY, connect, connect_environment
 from vane_dagster.execute.cluster_processes import MARK, birth, end, marked
+from vane_dagster.private_folder import is_private_folder, private_folder
 
-__all__ = ["Head", "LocalHead", "connect", "connect_environment"]
+__all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
+
+# A socket's path has at most 103 bytes on macOS, 107 on Linux. Ray's are below the head's folder.
+_LONGEST_TEMP_DIR = 103 - len("/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
+_LONGEST_HOME = _LONGEST_TEMP_DIR - len("/0123456789abcdef/t")
 
 # Ray warns on every driver's terminal of more workers than four times those that may start at
 # once, which it takes from the CPUs; warm pools hold more than that on a laptop.
@@ -40,6 +47,12 @@ _LAUNCH = (
     "from ray.scripts import scripts; "
     "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
     "scripts.main()"
+)
+
+# Forks first, so that the watcher is no child of the driver and leaves no zombie there.
+_WATCH = (
+    "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
+    "from vane_dagster.execute.cluster_idle import watch; watch(sys.argv[2])"
 )
 
 # What belongs to the process that starts the head and must not reach workers of later runs.
@@ -67,6 +80,7 @@ class Head:
     Attributes:
         pid: Of the GCS server; `birth` is its start time, so that a recycled pid is no match.
         settings: What was asked of Ray, as options of ``ray start``.
+        name: As of `LocalHead`; empty in records of former versions.
     """
 
     address: str
@@ -81,6 +95,7 @@ class Head:
     python_version: str
     prefix: str
     settings: tuple[str, ...]
+    name: str = ""
 
     def alive(self) -> bool:
         """Whether the processes that the record names still run."""
@@ -91,7 +106,242 @@ class Head:
         )
 
 
-class LocalHead:
+@dataclass(frozen=True)
+class Use:
+    """When a head was last used, and how long it may stay idle.
+
+    Attributes:
+        last_used: Unix time in seconds at which a driver was last seen.
+        idle_minutes: Minutes without a driver after which the head stops; None: it never does.
+    """
+
+    last_used: float
+    idle_minutes: float | None
+
+    def stops_at(self) -> float | None:
+        """Unix time in seconds at which an idle head stops; None: never."""
+        return None if self.idle_minutes is None else self.last_used + self.idle_minutes * 60
+
+
+class HeadFolder:
+    """The state folder of a head, of this Python environment or another: all but its start.
+
+    Three files are locked. A process that starts or ends the head holds ``lock``. A driver holds
+    ``connecting`` (shared) from before it looks for the head until it is connected, and a head is
+    stopped for idleness only by who holds both exclusively. The watcher holds ``watcher``.
+
+    Args:
+        folder: Where the record lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Ray opens its own folder to everyone, so it is created in a private one. Whoever stops
+        # the head must find the same one: it depends on nothing but the state folder.
+        self.temp_dir = folder / "t"
+        if len(os.fsencode(self.temp_dir)) > _LONGEST_TEMP_DIR:
+            self.temp_dir = Path(f"/tmp/vane-{os.getuid()}-{_digest(str(folder), 8)}")
+        self.watcher_log = folder / "watcher.log"
+
+    def find(self) -> Head | None:
+        """The running head, or None. The record and the processes of a dead one are cleaned up."""
+        head = self.read()
+        if head is None or head.alive():
+            return head
+        with self._lock(wait=False) as locked:
+            if locked and self.read() == head:
+                self._clean()
+        return None
+
+    def stop(self) -> bool:
+        """Ends every process of this head, and of no other; whether there was one.
+
+        The processes are known by their mark, so they end even if the folder is missing or not
+        private. No file in a folder that is not private is used or changed.
+
+        Raises:
+            ComputeError: The folder is not private and no process of the head was running.
+        """
+        try:
+            if not is_private_folder(self.folder, HOME):
+                return self._end()
+        except ComputeError:
+            if not marked(self.mark):
+                raise
+            return self._end()
+        with self._lock():
+            stopped = self._end()
+            self._discard_record()
+        return stopped
+
+    def stop_if(self, condition: Callable[[], bool]) -> bool:
+        """Ends the head where no driver is connecting and the condition holds under the locks.
+
+        Unlike `stop`, it keeps Ray's logs.
+
+        Returns:
+            Whether the head was ended.
+        """
+        with self._lock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
+            if not (locked and alone and condition()):
+                return False
+            self._clean()
+            self._discard_sessions()
+            return True
+
+    def use(self) -> Use | None:
+        """When the head was last used; None for one that no `LocalCluster` has started."""
+        try:
+            file = self.folder / "use.json"
+            return Use(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def touch(self, now: float) -> None:
+        """Records that the head is in use at a Unix time: this machine's, not a file server's."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.folder / "use.json", (now, now))
+
+    def is_watched(self) -> bool:
+        """Whether a watcher runs that stops the head once it has been idle."""
+        if not self.folder.is_dir():
+            return False
+        with self._lock(wait=False) as locked:
+            if not locked:  # somebody starts one, or ends the head
+                return True
+            with self._flock("watcher", wait=False) as free:
+                return free is None
+
+    def _set_idle_minutes(self, idle_minutes: float | None) -> None:
+        """Records a use and its setting, and starts a watcher if one is needed and none runs.
+
+        The caller holds the lock.
+        """
+        _write_private(self.folder / "use.json", json.dumps({"idle_minutes": idle_minutes}))
+        self.touch(time.time())
+        if idle_minutes is not None:
+            with self._flock("watcher", wait=False) as free:
+                if free:
+                    self._start_watcher(free)
+
+    def _start_watcher(self, lock: IO[str]) -> None:
+        """Starts the watcher, which inherits the locked file and so holds it until it ends."""
+        package = str(Path(__file__).resolve().parents[2])
+        with open(self.watcher_log, "wb") as log:
+            subprocess.run(
+                [sys.executable, "-c", _WATCH, package, str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={**os.environ, MARK: self.mark},
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+
+    def read(self) -> Head | None:
+        """The record of the head, dead or alive."""
+        # A record that another user wrote would connect drivers to that user's head.
+        if not self._verify_folder():
+            return None
+        try:
+            record = json.loads((self.folder / "head.json").read_text())
+            return Head(**{**record, "settings": tuple(record["settings"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            # Written by another version of this module, or not at all: `_clean` sees to the rest.
+            return None
+
+    def _verify_folder(self, create: bool = False) -> bool:
+        """Whether the state folder exists; if it does, it is private.
+
+        Args:
+            create: Whether to create a missing folder.
+
+        Raises:
+            ComputeError: It is not private or cannot be created.
+        """
+        try:
+            if create:
+                private_folder(self.folder, HOME)
+                return True
+            return is_private_folder(self.folder, HOME)
+        except OSError as error:
+            raise ComputeError(
+                f"The state folder {self.folder} of the local Ray head cannot be used: {error}. "
+                f"Set {HOME} to a folder that you can write to."
+            ) from error
+        except ComputeError as error:
+            if not (running := marked(self.mark)):
+                raise
+            raise ComputeError(
+                f"{len(running)} processes of the local Ray head with this state folder still "
+                f"run: first stop them with {self.stop_command}. {error}"
+            ) from error
+
+    def _clean(self) -> None:
+        """Ends what runs under this head's mark and drops its record; the caller holds the lock."""
+        end(self.mark)
+        self._discard_record()
+
+    def _end(self) -> bool:
+        """Ends the head's processes and deletes their temporary files; whether there was one."""
+        ended = end(self.mark)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        return ended
+
+    def _discard_record(self) -> None:
+        for name in ("head.json", "token", "use.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _discard_sessions(self) -> None:
+        """Deletes what dead heads left, spilled objects too, but the last one's logs."""
+        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
+        for session in sessions[:-1]:
+            shutil.rmtree(session, ignore_errors=True)
+        for entry in (entry for session in sessions[-1:] for entry in session.iterdir()):
+            if entry.is_dir() and entry.name != "logs":
+                shutil.rmtree(entry, ignore_errors=True)
+
+    @property
+    def mark(self) -> str:
+        """What the environment of each of the head's processes holds. See `MARK`."""
+        return str(self.temp_dir)
+
+    @property
+    def stop_command(self) -> str:
+        """How a user stops this head even if its folder is not private."""
+        return "`vane-dagster cluster stop --all`"
+
+    @contextlib.contextmanager
+    def _lock(self, wait: bool = True) -> Iterator[bool]:
+        """Holds the head's lock file. Yields False where it is taken and `wait` is not set."""
+        with self._flock("lock", wait=wait) as locked:
+            yield locked is not None
+
+    @contextlib.contextmanager
+    def _flock(
+        self, name: str, shared: bool = False, wait: bool = True
+    ) -> Iterator[IO[str] | None]:
+        """Holds one of the lock files, and yields it; None where it is taken and `wait` not set."""
+        import fcntl
+
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        path, locked = self.folder / name, True
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context(open(path, "w"))
+                fcntl.flock(file, how | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                locked = False
+            except OSError as error:
+                raise ComputeError(
+                    f"{path} cannot be locked: {error.strerror}. Set {HOME} to a folder of your "
+                    "own on a file system that supports file locks, such as a local disk."
+                ) from error
+            yield file if locked else None
+
+
+class LocalHead(HeadFolder):
     """Finds, starts and stops the Ray head of this Python environment.
 
     Args:
@@ -101,6 +351,8 @@ class LocalHead:
         home: Where state lies. Default: ``$VANE_DAGSTER_HOME``, else
             ``$XDG_STATE_HOME/vane_dagster``, else ``~/.local/state/vane_dagster``.
         name: Tells heads of one environment apart.
+        idle_minutes: Minutes without a driver after which the head stops; None: it never does. It
+            is no part of the head's settings: that of the last driver to connect is in force.
     """
 
     def __init__(
@@ -111,6 +363,7 @@ class LocalHead:
         object_store_memory: int | None = None,
         home: str | Path | None = None,
         name: str = "default",
+        idle_minutes: float | None = None,
     ) -> None:
         asked = {
             "num-cpus": num_cpus,
@@ -122,23 +375,17 @@ class LocalHead:
             f"--{key}={value}" for key, value in asked.items() if value is not None
         )
         self.name = name
+        self.idle_minutes = idle_minutes
         self.ray_version = _ray_version()
         # The host too: homes are shared over a network, and containers share them with their host.
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
-        self.folder = _home(home) / _digest([*identity, self.ray_version, name], 16)
-        # Ray's socket paths may not pass 107 bytes, and it opens its own folder to everyone.
-        self.temp_dir = Path(f"/tmp/vane-{os.getuid()}-{_digest(str(self.folder), 8)}")
+        super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
         self.log_path = self.folder / "ray-start.log"
 
-    def find(self) -> Head | None:
-        """The running head, or None. The record and the processes of a dead one are cleaned up."""
-        head = self._read()
-        if head is None or head.alive():
-            return head
-        with self._lock(wait=False) as locked:
-            if locked and self._read() == head:
-                self._clean()
-        return None
+    @property
+    def stop_command(self) -> str:
+        """See `HeadFolder.stop_command`."""
+        return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
 
     def ensure(self) -> Head:
         """The running head, started where there is none.
@@ -146,38 +393,56 @@ class LocalHead:
         Raises:
             ComputeError: It can't be started, or one runs with other settings than asked for.
         """
-        head = self._read()
+        head = self.read()
         if head is None or not head.alive():
-            _private_folder(self.folder)
+            self._verify_folder(create=True)
             with self._lock():
-                head = self._read()
+                head = self.read()
                 if head is None or not head.alive():
                     head = self._start()
         self._check_settings(head)
         return head
 
-    def stop(self) -> bool:
-        """Ends every process of this head, and of no other; whether there was one."""
-        if not self.folder.is_dir():
-            return False
-        with self._lock():
-            stopped = self._clean()
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
-        return stopped
+    def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
+        """Connects this process to the head, which is not stopped for idleness meanwhile.
+
+        Args:
+            namespace: The Ray namespace of this driver.
+            start: Whether to start the head if there is none, and to put `idle_minutes` in force.
+
+        Returns:
+            The head; None where there is none and `start` is not set.
+
+        Raises:
+            ComputeError: It can't be started or reached, or this process uses another cluster.
+        """
+        if not self._verify_folder(create=start):
+            return None
+        with self._flock("connecting", shared=True):
+            head = self.ensure() if start else self.find()
+            if head is not None:
+                connect(head, namespace)
+            if start:
+                with self._lock():
+                    self._set_idle_minutes(self.idle_minutes)
+        return head
 
     def _start(self) -> Head:
         """Starts a head; the caller holds the lock."""
         self._clean()
-        _private_folder(self.temp_dir)
+        private_folder(self.temp_dir, f"{HOME}, in at most {_LONGEST_HOME} bytes,")
+        for name in ("code", "spill"):  # of workers that have ended
+            shutil.rmtree(self.temp_dir / name, ignore_errors=True)
         self._discard_sessions()
         _write_private(self.folder / "token", secrets.token_hex(32))
         try:
             self._launch()
             head = self._describe()
         except BaseException:
-            end(self._mark)
+            end(self.mark)
             raise
         _write_private(self.folder / "head.json", json.dumps(asdict(head), indent=1))
+        self._set_idle_minutes(self.idle_minutes)
         return head
 
     def _launch(self) -> None:
@@ -211,7 +476,7 @@ class LocalHead:
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
-        return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self._mark}
+        return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self.mark}
 
     def _describe(self) -> Head:
         """What `_launch` brought up, read from Ray's own files and the process table."""
@@ -223,7 +488,7 @@ class LocalHead:
                 f"once. Ray {self.ray_version} does not keep to the loopback address; use a "
                 "version that vane_dagster was tested with."
             )
-        pids = {name: pid for pid, name in marked(self._mark).items()}
+        pids = {name: pid for pid, name in marked(self.mark).items()}
         gcs, raylet = pids.get("gcs_server", 0), pids.get("raylet", 0)
         births = birth(gcs), birth(raylet)
         if births[0] is None or births[1] is None:
@@ -244,6 +509,7 @@ class LocalHead:
             python_version=platform.python_version(),
             prefix=sys.prefix,
             settings=self.settings,
+            name=self.name,
         )
 
     def _check_settings(self, head: Head) -> None:
@@ -252,54 +518,13 @@ class LocalHead:
             raise ComputeError(
                 f"The local Ray head {self.name!r} runs already, started with "
                 f"{' '.join(head.settings) or 'defaults'}, but this asks for {' '.join(missing)}. "
-                "Stop it with `vane-dagster cluster stop` (what is loaded there is lost), or "
+                f"Stop it with {self.stop_command} (what is loaded there is lost), or "
                 "give the other one a name of its own."
             )
 
-    def _read(self) -> Head | None:
-        try:
-            record = json.loads((self.folder / "head.json").read_text())
-            return Head(**{**record, "settings": tuple(record["settings"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            # Written by another version of this module, or not at all: `_clean` sees to the rest.
-            return None
-
-    def _clean(self) -> bool:
-        """Ends what runs under this head's mark and drops its record; the caller holds the lock."""
-        ended = end(self._mark)
-        for name in ("head.json", "token"):
-            (self.folder / name).unlink(missing_ok=True)
-        return ended
-
-    def _discard_sessions(self) -> None:
-        """Deletes what dead heads left, spilled objects too, but the last one's logs."""
-        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
-        for session in sessions[:-1]:
-            shutil.rmtree(session, ignore_errors=True)
-        for entry in (entry for session in sessions[-1:] for entry in session.iterdir()):
-            if entry.is_dir() and entry.name != "logs":
-                shutil.rmtree(entry, ignore_errors=True)
-
-    @property
-    def _mark(self) -> str:
-        return str(self.temp_dir)
-
-    @contextlib.contextmanager
-    def _lock(self, wait: bool = True) -> Iterator[bool]:
-        """Holds the head's lock file. Yields False where it is taken and `wait` is not set."""
-        import fcntl
-
-        with open(self.folder / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-
 
 def _home(home: str | Path | None) -> Path:
-    return state_home() if home is None else Path(home).expanduser().resolve()
+    return state_home() if home is None else Path(os.path.abspath(Path(home).expanduser()))
 
 
 def _ray_version() -> str:
@@ -314,20 +539,6 @@ def _ray_version() -> str:
 
 def _digest(parts: object, length: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:length]
-
-
-def _private_folder(path: Path) -> None:
-    """Makes a folder that only this user can enter; one that is somebody else's is refused."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ComputeError(
-            f"{path} is not a folder of user {os.getuid()} (mode {stat.filemode(found.st_mode)}, "
-            f"owner {found.st_uid}): a Ray head there would not be private. Remove it."
-        )
-    path.chmod(0o700)
 
 
 def _write_private(path: Path, text: str) -> None:

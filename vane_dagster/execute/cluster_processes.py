@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from vane_dagster.errors import ComputeError, names
@@ -41,15 +43,16 @@ def birth(pid: int) -> str | None:
 def marked(mark: str) -> dict[int, str]:
     """The living processes of a head, pid to name.
 
-    Those that carry its mark; those in the same terminal sessions, since some of Ray's overwrite
-    their environment with their title; and all of their descendants.
+    Those of this user that carry its mark; those in the same terminal sessions, since some of
+    Ray's overwrite their environment with their title; and all of their descendants.
     """
     psutil = _psutil()
-    attributes = ["pid", "ppid", "name", "status", "environ"]
+    attributes = ["pid", "ppid", "name", "status", "environ", "uids"]
     table = {
         info["pid"]: info
         for info in (process.info for process in psutil.process_iter(attributes))
         if info["status"] != psutil.STATUS_ZOMBIE and info["pid"] != os.getpid()
+        if info["uids"] is not None and info["uids"].real == os.getuid()
     }
     found = {pid for pid, info in table.items() if (info["environ"] or {}).get(MARK) == mark}
     sessions = {_session(pid) for pid in found} - {None, _session(os.getpid())}
@@ -57,6 +60,63 @@ def marked(mark: str) -> dict[int, str]:
     while more := {pid for pid, info in table.items() if info["ppid"] in found} - found:
         found |= more
     return {pid: table[pid]["name"] for pid in found}
+
+
+def drivers(mark: str, address: str) -> dict[int, str]:
+    """The processes that are connected to a head and are not its own, pid to name.
+
+    The kernel's table of connections to the head's GCS says so, hence drivers that use plain Ray
+    count as well, and one that was killed does not. The pid is 0 where the owner is not visible.
+    """
+    psutil = _psutil()
+    _, _, port = address.rpartition(":")
+    pids = {
+        connection.pid or 0
+        for connection in _connections(psutil)
+        if connection.status == psutil.CONN_ESTABLISHED
+        and connection.raddr.port == int(port)
+        and connection.raddr.ip.endswith("127.0.0.1")
+    }
+    found = {}
+    for pid in pids - set(marked(mark)) - {os.getpid()}:
+        found[pid] = "unknown"
+        with contextlib.suppress(psutil.Error):
+            found[pid] = psutil.Process(pid).name() if pid else "unknown"
+    return found
+
+
+def _connections(psutil: Any) -> list[Any]:
+    """The machine's TCP connections that have a remote end."""
+    try:
+        found = psutil.net_connections("tcp")
+    except psutil.AccessDenied:  # macOS shows a user only the connections of its own processes
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                own = process.net_connections("tcp")
+                found += [SimpleNamespace(**c._asdict(), pid=process.pid) for c in own]
+    return [connection for connection in found if connection.raddr]
+
+
+def memory_of(pids: Iterable[int]) -> int:
+    """Bytes that processes hold: shared memory is divided among them where the kernel says how."""
+    psutil = _psutil()
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(pid).memory_full_info()
+            total += getattr(memory, "pss", memory.uss)
+    return total
+
+
+def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a process; empty if it has ended."""
+    psutil = _psutil()
+    try:
+        process = psutil.Process(pid)
+        return process.cmdline(), process.environ()
+    except psutil.Error:
+        return [], {}
 
 
 def end(mark: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.execute.attempts import TIMED_OUT
 from vane_dagster.execute.backend import Worker
 from vane_dagster.execute.fragment_run import FragmentRun, Node
 from vane_dagster.execute.lanes import Lane
@@ -106,6 +107,10 @@ class Dispatch:
         else:
             ended = run.losses[node.spec.name, start]
             told = f"ended {ended} workers, each of which had no other row at work"
+            if again.error == TIMED_OUT:
+                assert isinstance(node.spec, MapBatchesSpec)
+                limit = node.spec.failures.timeout_s
+                told = f"took longer than timeout_s={limit:g}, and so {told}"
             told += f"; the last one: {again.why}" if again.why else ""
             work, tables = self._requests.reject(run, node, worker, start, again.error, told)
         return work, tables, start, rows

@@ -14,11 +14,10 @@ from vane_dagster.plan.plan import RunPlan
 
 @dataclass
 class StageStats:
-    """Counts of one stage in one partition of a run.
+    """What a run did for one stage of one partition.
 
     Attributes:
         computed: Fragments computed.
-        reused: Fragments whose part the store held.
         rows_in: Rows read by what was computed.
         rows_out: Rows of what was computed.
         batches: Calls of the user's code.
@@ -27,12 +26,15 @@ class StageStats:
         fits: The batch size that workers have found, or that fitted into memory where one did not.
         call_seconds: Seconds in the user's code, all workers together.
         work_seconds: Seconds of all work on the stage, all workers together.
-        first: When the first work began, by `time.perf_counter`.
-        last: When the last ended.
+        seconds: Seconds in which calls for the stage were in flight. While several partitions have
+            calls in flight, they share the time, so that partitions add up to the run's time.
+        loads: Workers that constructed the model; each is counted for one partition of one stage,
+            the first of the pool's that was committed with work of this run.
+        load_seconds: Seconds that they took to construct it, all workers together.
+        warm: Workers that had the model already, counted in the same way.
     """
 
     computed: int = 0
-    reused: int = 0
     rows_in: int = 0
     rows_out: int = 0
     batches: int = 0
@@ -41,13 +43,10 @@ class StageStats:
     fits: int | None = None
     call_seconds: float = 0.0
     work_seconds: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Time from the first work to the last."""
-        return max(0.0, self.last - self.first)
+    seconds: float = 0.0
+    loads: int = 0
+    load_seconds: float = 0.0
+    warm: int = 0
 
     @property
     def rows_per_second(self) -> float:
@@ -98,12 +97,54 @@ class Noticed:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The run waits for other runs, or no longer does.
+
+    Attributes:
+        reason: What it waits for: "lease", "fragments", or "pool <model>". There is one wait for
+            each reason at a time.
+        text: A sentence for people.
+        runs: Ids of the runs ahead of it, where they are known.
+        over: Whether the wait has ended.
+    """
+
+    reason: str
+    text: str
+    runs: tuple[str, ...] = ()
+    over: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the run does nothing until the wait ends; where it shares a pool, it works on."""
+        return not self.reason.startswith("pool ")
+
+
+@dataclass(frozen=True)
 class Progress:
-    """How far each stage is: source rows behind it, and all, by stage."""
+    """How far each stage of a wave is.
+
+    Attributes:
+        done: Input rows computed, by stage.
+        total: Input rows in all, by stage; estimated until every fragment's input is known.
+        seconds: Since the wave began.
+    """
 
     done: dict[str, int]
     total: dict[str, int]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Everything is computed, and some results are not yet in Dagster's event log.
+
+    Attributes:
+        written: Results written; a result is one stage of one partition.
+        total: Results of the run.
+    """
+
+    written: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +178,17 @@ class Failed:
 
 
 Event = Union[
-    Planned, WaveStarted, WorkerReady, Printed, Noticed, Progress, Committed, Unchanged, Failed
+    Planned,
+    WaveStarted,
+    WorkerReady,
+    Printed,
+    Noticed,
+    Waiting,
+    Progress,
+    Committed,
+    Unchanged,
+    Failed,
+    Writing,
 ]
 
 

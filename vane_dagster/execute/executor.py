@@ -10,7 +10,15 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend
-from vane_dagster.execute.events import Committed, Event, Unchanged, WaveStarted, about_plan
+from vane_dagster.execute.events import (
+    Committed,
+    Event,
+    Noticed,
+    Unchanged,
+    WaveStarted,
+    about_plan,
+)
+from vane_dagster.execute.fragment_queue import FoundParts
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.mending import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.execute.pacing import DEFAULT_BATCH
@@ -18,10 +26,13 @@ from vane_dagster.execute.preflight import Checked, check_all, refuse
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream
+from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
+from vane_dagster.execute.work_claims import Claims, NoClaims
 from vane_dagster.plan.definition import pool_identity
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.shipping import CodeBundle
+from vane_dagster.plan.stored_parts import stored_parts
 
 _BUDGET_SHARE = 0.4
 
@@ -36,6 +47,7 @@ def execute(
     info: Mapping[str, Any],
     judge: Judge,
     plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
+    priority: int = 0,
 ) -> None:
     """Computes and commits what a plan has left.
 
@@ -50,6 +62,7 @@ def execute(
         judge: Evaluates the stages' checks.
         plan_again: Plans some partitions anew, whose parts were damaged and are removed. Default:
             they fail.
+        priority: Where runs compete for workers, the one with the highest priority goes first.
 
     Raises:
         Cancelled: If it was stopped.
@@ -57,26 +70,34 @@ def execute(
         ComputeError: If the cluster cannot do it.
     """
     told = _Told(emit, store, plan.pipeline.name)
-    for count in range(1, MOST_PASSES + 1):
-        checked = None
-        if needed := plan.needed():
-            assert backend is not None, "there is something to compute, and nothing to do it"
-            checked = check_all(plan.pipeline, needed, _written_first(plan, needed), store, backend)
-            refuse(checked.findings)
-        state = RunState(plan, store, run_id, told, info, judge)
-        mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
-        try:
-            state.begin()
-            if checked is not None and backend is not None:
-                _compute(plan, backend, store, state, needed, checked, cancelled, mending)
-            again = to_plan_again(state)
-        finally:
-            state.close()
-        if not again or plan_again is None:
-            return
-        plan, told.anew = plan_again(again), True
-        for event in about_plan(plan):
-            told(event)
+    state: RunState | None = None
+    claims: Claims = NoClaims()
+    if backend is not None and plan.needed():
+        claims = backend.claims(run_id)
+    try:
+        for count in range(1, MOST_PASSES + 1):
+            checked = None
+            if needed := plan.needed():
+                assert backend is not None, "there is something to compute, and nothing to do it"
+                first = _written_first(plan, needed)
+                checked = check_all(plan.pipeline, needed, first, store, backend)
+                refuse(checked.findings)
+            state = RunState(plan, store, run_id, told, info, judge, claims, former=state)
+            mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
+            try:
+                state.begin()
+                if checked is not None and backend is not None:
+                    _compute(backend, state, needed, checked, cancelled, mending, priority)
+                again = to_plan_again(state)
+            finally:
+                state.close()
+            if not again or plan_again is None:
+                return
+            plan, told.anew = plan_again(again), True
+            for event in about_plan(plan):
+                told(event)
+    finally:
+        claims.close()
 
 
 class _Told:
@@ -103,16 +124,16 @@ class _Told:
 
 
 def _compute(
-    plan: RunPlan,
     backend: Backend,
-    store: Store,
     state: RunState,
     needed: tuple[str, ...],
     checked: Checked,
     cancelled: threading.Event,
     mending: Mending,
+    priority: int,
 ) -> None:
-    capacity = checked.capacity
+    plan, store, capacity = state.plan, state.store, checked.capacity
+    look_up, waits = look_up_parts(state), Waits(state.emit)
     pools = stage_pools(plan, checked)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
@@ -123,16 +144,37 @@ def _compute(
         claimed = _merged(own, min(capacity.cpus, state.fragments_left(stages)))
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
-        lease = backend.lease(state.run_id, list(claimed.values()), cancelled)
+        lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
             requests = Requests(
                 plan, store, state.parts, lease.id, state.run_id, state.faults_allowed
             )
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
-            stream = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
-            Stream(*stream).run()
+            given = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
+            Stream(*given, look_up, priority).run()
         finally:
             lease.release()
+
+
+def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]:
+    """Lists the parts of a partition that the run does not know yet, from any thread."""
+    store, pipeline = state.store, state.pipeline
+
+    def look_up(index: int, stages: Sequence[str]) -> FoundParts:
+        partition = state.plan.partitions[index]
+        found = {}
+        for stage in stages:
+            if partition.stages[stage].done:
+                continue
+            in_force = store.latest(pipeline.name, stage, [partition.key]).get(partition.key)
+            condemned = store.condemned(pipeline.name, stage)
+            found[stage], _ = stored_parts(
+                store, pipeline, stage, partition.key, partition.stages[stage].keys, in_force,
+                condemned, lambda text: state.emit(Noticed(text)), set(state.parts[index, stage]),
+            )  # fmt: skip
+        return found
+
+    return look_up
 
 
 def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:

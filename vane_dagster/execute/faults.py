@@ -6,14 +6,16 @@ import os
 import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.commit.quarantine import fault_schema
+from vane_dagster.commit.quarantine import PARENTS, fault_schema
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.execute.attempts import RowFault
 from vane_dagster.execute.operations import CallUdf, Reject
+from vane_dagster.execute.raised import clean
 from vane_dagster.execute.work import Tally, Work
 from vane_dagster.masking import masked
 
@@ -24,9 +26,11 @@ _TOLD_CHARACTERS = 200
 def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
     """Rows at fault as records; see `fault_schema`."""
     now = datetime.now(timezone.utc)
+    parents = [faults[0].batch.schema.field(name) for name in op.ids[1:]]
     records = [
         {
             "id": fault.batch.column(op.ids[0])[0].as_py(),
+            PARENTS: {field.name: fault.batch.column(field.name)[0].as_py() for field in parents},
             "stage": work.stage,
             "fragment": work.fragment,
             "error": fault.name,
@@ -41,7 +45,7 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
         for fault in faults
     ]
     id_type = faults[0].batch.schema.field(op.ids[0]).type
-    return pa.Table.from_pylist(records, schema=fault_schema(id_type))
+    return pa.Table.from_pylist(records, schema=fault_schema(id_type, parents))
 
 
 def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
@@ -79,9 +83,23 @@ def told(fault: RowFault, id: str) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """The traceback from the user's first frame on."""
-    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        frames = _theirs(traceback.extract_tb(error.__traceback__))
+    except BaseException:  # a loader or a file name of the user's code
+        frames = _theirs([_frame(*place) for place in traceback.walk_tb(error.__traceback__)])
+    try:
+        last = traceback.format_exception_only(error)
+    except BaseException:  # it looks at the exception's attributes and context
+        last = [f"{type(error).__name__}: {error}\n"]
+    return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
+
+
+def _theirs(frames: list[traceback.FrameSummary]) -> list[str]:
     own = os.path.dirname(os.path.dirname(__file__))
     theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
-    shown = frames[theirs[0] :] if theirs else frames
-    lines = traceback.format_list(shown) + traceback.format_exception_only(error)
-    return masked("Traceback (most recent call last):\n" + "".join(lines))
+    return traceback.format_list(frames[theirs[0] :] if theirs else frames)
+
+
+def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:
+    """A frame without its line of source."""
+    return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, line="")

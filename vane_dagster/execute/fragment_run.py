@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,7 @@ class FragmentRun:
         suspects: Stages that it goes through in slices, because a worker died at it.
         losses: Workers that a row has ended, by stage and row.
         mends: Former parts of which the failed rows alone are computed, by stage.
+        claimed: The claims that the run holds on its stages, by stage.
     """
 
     order: int
@@ -126,6 +127,7 @@ class FragmentRun:
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
     mends: dict[str, Part] = field(default_factory=dict)
+    claimed: dict[str, bytes] = field(default_factory=dict)
 
     def order_of(self, spec: StageSpec) -> RowOrder | None:
         """In which order workers are given a map's rows; None for the rows' own."""
@@ -211,32 +213,38 @@ def make_nodes(specs: Sequence[StageSpec]) -> dict[str, Node]:
     }
 
 
-def to_compute(state: RunState, stages: Sequence[str]) -> Iterator[FragmentRun]:
-    """The fragments of which some of a wave's stages are missing and not given up."""
-    order = 0
-    for index, partition in enumerate(state.plan.partitions):
-        for i, fragment in enumerate(partition.fragments):
-            specs = [
-                state.pipeline[stage].spec
-                for stage in stages
-                if not partition.stages[stage].done
-                and i not in state.parts[index, stage]
-                and (index, i) not in state.aside
-                and (index, stage) not in state.failed
-            ]
-            if not specs:
-                continue
-            order += 1
-            names = {spec.name for spec in specs}
-            # Where what a stage reads is computed too, all of its rows are.
-            mends = {
-                spec.name: partition.stages[spec.name].mends[i]
-                for spec in specs
-                if i in partition.stages[spec.name].mends and not names & set(spec.upstream)
-            }
-            run = FragmentRun(order, index, i, fragment, make_nodes(specs), mends=mends)
-            run.bytes_read = bytes_read(state.parts, index, i, specs)
-            yield run
+def to_compute(
+    state: RunState, stages: Sequence[str], partition: int, index: int
+) -> list[StageSpec]:
+    """Of a wave's stages those that are missing of a fragment and not given up, upstream first."""
+    if (partition, index) in state.aside:
+        return []
+    planned = state.plan.partitions[partition]
+    return [
+        state.pipeline[stage].spec
+        for stage in stages
+        if not planned.stages[stage].done
+        and index not in state.parts[partition, stage]
+        and (partition, stage) not in state.failed
+    ]
+
+
+def fragment_run(
+    state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
+) -> FragmentRun:
+    """A fragment on its way through stages, of which it has no parts."""
+    planned = state.plan.partitions[partition]
+    names = {spec.name for spec in specs}
+    # Where what a stage reads is computed too, all of its rows are.
+    mends = {
+        spec.name: planned.stages[spec.name].mends[index]
+        for spec in specs
+        if index in planned.stages[spec.name].mends and not names & set(spec.upstream)
+    }
+    nodes = make_nodes(specs)
+    run = FragmentRun(order, partition, index, planned.fragments[index], nodes, mends=mends)
+    run.bytes_read = bytes_read(state.parts, partition, index, specs)
+    return run
 
 
 def bytes_read(

@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from vane_dagster.commit.transient import class_names
+from vane_dagster.errors import RowErrors
 from vane_dagster.execute.attempts import is_out_of_memory
+from vane_dagster.execute.isolation import begin_user_code, one_process
+from vane_dagster.execute.raised import contained, is_shutdown
+from vane_dagster.execute.watchdog import deadline
 
 PROBE = "check_health"
 """The method by which a model says, by raising, that it is dead; named as in Ray Serve."""
 _EVERY_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
-TIMED_OUT_STATUS = 87
-"""The exit code of a worker whose call took too long."""
 
 _DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
 _DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
-
-
-@contextmanager
-def deadline(seconds: float | None) -> Iterator[None]:
-    """Ends this process if what is done within takes longer: nothing else stops a call that hangs.
-
-    The run finds its worker dead then, and halves the rows that it was at.
-    """
-    if seconds is None:
-        yield
-        return
-    timer = threading.Timer(seconds, os._exit, (TIMED_OUT_STATUS,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class SickError(Exception):
@@ -71,10 +52,18 @@ def is_dead(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEAD_TEXTS)
 
 
-def worst(errors: Mapping[int, BaseException]) -> BaseException:
-    """Of the errors of some rows, one by which a model is dead, else any."""
-    found = [*errors.values()] or [ValueError("no row failed")]
-    return next((error for error in found if is_dead(error)), found[0])
+def worst(error: BaseException) -> BaseException:
+    """The error of a call; of errors of some rows, one by which a model is dead, else any."""
+    if not isinstance(error, RowErrors) or not error.errors:
+        return error
+    found = [*error.errors.values()]
+    return next((inner for inner in found if is_dead(inner)), found[0])
+
+
+def check_alive(error: BaseException) -> None:
+    """Raises SickError for an error of a call by which the model is dead."""
+    if is_dead(error):
+        raise SickError(error, rows=True)
 
 
 class Health:
@@ -105,7 +94,7 @@ class Health:
         ):
             return
         try:
-            with deadline(_ANSWER_SECONDS):
+            with deadline(_ANSWER_SECONDS), one_process():
                 answer = self._probe()
                 if inspect.isawaitable(answer):
                     waiting = _awaited(answer)
@@ -113,34 +102,49 @@ class Health:
                         asyncio.run(waiting)
                     else:
                         asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
-        except Exception as error:
-            raise SickError(error, rows=False) from error
+        except BaseException as error:
+            if is_shutdown(error):
+                raise
+            raise SickError(contained(error), rows=False) from None
         self._asked = time.monotonic()
 
-    def judge(self, error: BaseException) -> None:
-        """Tells an error of the rows from that of a dead model.
+    def judge(self) -> None:
+        """Asks it after a call has raised.
 
         Raises:
-            SickError: If the model is dead.
+            SickError: If it is dead.
         """
-        if is_dead(error):
-            raise SickError(error, rows=True)
         try:
             self.check()
         except SickError as sick:
-            raise SickError(sick.cause, rows=True) from error
+            raise SickError(sick.cause, rows=True) from None
 
-    async def judge_later(self, error: BaseException) -> None:
+    async def judge_later(self) -> None:
         """As `judge`, in the model's own loop."""
-        if is_dead(error):
-            raise SickError(error, rows=True)
+        if self._probe is None:
+            return
+        asked = asyncio.ensure_future(self._probed(self._probe))
         try:
-            answer = self._probe() if self._probe is not None else None
-            if inspect.isawaitable(answer):
-                await asyncio.wait_for(answer, _ANSWER_SECONDS)
-        except Exception as cause:
-            raise SickError(cause, rows=True) from error
+            await asyncio.wait([asked])
+        finally:
+            asked.cancel()
+        cause = contained(asyncio.CancelledError()) if asked.cancelled() else asked.result()
+        if cause is not None:
+            raise SickError(cause, rows=True)
+
+    async def _probed(self, probe: Callable[[], Any]) -> BaseException | None:
+        """What a model raises when it is asked in its own loop."""
+        begin_user_code()
+        try:
+            with deadline(_ANSWER_SECONDS), one_process():
+                answer = probe()
+                if inspect.isawaitable(answer):
+                    await answer
+        except BaseException as error:
+            return contained(error)
+        return None
 
 
 async def _awaited(answer: Any) -> Any:
+    begin_user_code()
     return await answer

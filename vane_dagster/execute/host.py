@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,10 +27,12 @@ from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError
 from vane_dagster.execute import arranging, relational
 from vane_dagster.execute.attempts import BatchError
 from vane_dagster.execute.calls import Caller
+from vane_dagster.execute.cluster_processes import MARK
 from vane_dagster.execute.database import connection
 from vane_dagster.execute.faults import rejected, user_traceback
 from vane_dagster.execute.health import SickError
 from vane_dagster.execute.ids import repeated_or_null
+from vane_dagster.execute.isolation import check_descriptors, one_process
 from vane_dagster.execute.memory import spent
 from vane_dagster.execute.operations import (
     Arrange,
@@ -45,9 +46,11 @@ from vane_dagster.execute.operations import (
     Restore,
 )
 from vane_dagster.execute.output import OutputTap
+from vane_dagster.execute.raised import contained, is_shutdown
 from vane_dagster.execute.startup import Startup
 from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
 from vane_dagster.masking import keep_arguments, keep_variables, masked
+from vane_dagster.private_folder import private_folder, user_folder
 
 
 class Host:
@@ -93,7 +96,9 @@ class Host:
                         connection()
                 _check_size(model, upkeep)
             except BaseException as error:  # a user's constructor may raise anything
-                fault = load_fault(model, error)
+                if is_shutdown(error):
+                    raise
+                fault = load_fault(model, contained(error))
             self._load = LoadReport(
                 warm=False,
                 seconds=time.perf_counter() - started,
@@ -141,10 +146,14 @@ class Host:
         except SickError as error:
             fault = work_fault(work, error.cause) if error.rows else None
             return None, Report(sick=masked(str(error)), fault=fault, output=self._printed.drain())
-        except (Exception, SystemExit) as error:  # of the user's code, or of what it was given
-            return None, Report(fault=work_fault(work, error), output=self._printed.drain())
+        except BaseException as error:  # of the user's code, or of what it was given
+            if is_shutdown(error):
+                raise
+            fault = work_fault(work, contained(error))
+            return None, Report(fault=fault, output=self._printed.drain())
         finally:
             self.busy -= 1
+            check_descriptors()
         self.served += facts.get("batches", 1)
         if isinstance(work.op, CallUdf) and (rows := facts["tally"].rows_in):
             self._row_seconds = (time.perf_counter() - started) / rows
@@ -219,7 +228,8 @@ def _construct(model: ModelSpec, archive: bytes) -> Any:
     target, args, kwargs = shipping.load(model.payload)
     keep_arguments(args, kwargs)
     failpoints.at_load(model.label)
-    return target(*args, **kwargs) if model.stateful else target
+    with one_process():
+        return target(*args, **kwargs) if model.stateful else target
 
 
 def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
@@ -232,12 +242,16 @@ def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
 
 
 def code_root() -> Path:
-    """The folder for users' modules, of this user alone."""
-    root = Path(tempfile.gettempdir()) / f"vane-code-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise ModelLoadError(f"{root} belongs to another user; set TMPDIR to a folder of your own")
-    return root
+    """The private folder for users' modules.
+
+    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
+    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
+    folder for temporary files. Ray's own session folder is no place for it: all users can write
+    there.
+    """
+    if head := os.environ.get(MARK):
+        return private_folder(Path(head, "code"))
+    return user_folder("code")
 
 
 def set_threads(threads: int) -> None:

@@ -66,12 +66,12 @@ class RowCounts:
         told, culprit = "; ".join(report.faults), self._requests.culprit(run, stage)
         faults = self._state.stats[run.partition, stage].faults
         if faults <= self._state.most_faults(run.partition, stage):
-            self._state.emit(Noticed(f"{culprit}: rows could not be computed: {told}"))
+            self._state.emit(Noticed(f"{culprit}: some rows failed: {told}"))
             return None
         rows = self._state.plan.partitions[run.partition].source_rows
         return UdfError(
-            f"{culprit}: {faults} of at most {rows} rows of the partition could not be computed, "
-            f"more than max_error_rate allows. The last: {told}"
+            f"{culprit}: {faults} of at most {rows} rows of the partition failed, more than "
+            f"max_error_rate allows. The last: {told}"
         )
 
     def _base(self, spec: StageSpec) -> str:

@@ -13,11 +13,19 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vane_dagster.execute.admission import Bundle
-from vane_dagster.execute.backend import NodeType
+from vane_dagster.execute.backend import NodeType, Sharer
 from vane_dagster.execute.growth import Growth
 from vane_dagster.execute.keeper_client import NAMESPACE, actor_names, is_keeper, protocol
-from vane_dagster.execute.pools import LEASE_SECONDS, Books, Claim, LeaseRecord, Pool, Start
+from vane_dagster.execute.pools import (
+    LEASE_SECONDS,
+    Books,
+    Claim,
+    LeaseRecord,
+    Pool,
+    Start,
+)
 from vane_dagster.execute.ray_worker import HostActor
+from vane_dagster.execute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
@@ -32,6 +40,7 @@ class Keeper:
         self._name = name
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         self._books = Books(self._tag)
+        self._claims = ClaimTable()
         self._growth: Growth
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
@@ -49,7 +58,8 @@ class Keeper:
 
         Returns:
             ``{"workers": {identity: names} or None, "ahead": runs in the way, "asked": nodes that
-            are awaited, "hopeless": whether no nodes can be added for it}``.
+            are awaited, "hopeless": whether no nodes can be added for it, "sharers": other runs
+            that have these workers too}``.
         """
         await self._started()
         self._books.lose_idle(set(actor_names()))
@@ -61,7 +71,8 @@ class Keeper:
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        return {"workers": {i: list(names) for i, names in grant.workers.items()}, "ahead": []}
+        workers = {i: list(names) for i, names in grant.workers.items()}
+        return {"workers": workers, "ahead": [], "sharers": self._books.sharers(request.id)}
 
     async def growth(self) -> tuple[NodeType, ...] | None:
         """See `Capacity.growth`."""
@@ -73,10 +84,25 @@ class Keeper:
         await self._started()
         return await self._growth.beyond(bundles, _nodes)
 
-    async def heartbeat(self, beat: LeaseRecord) -> bool:
-        """Keeps a lease alive; False if it has ended."""
+    async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
+        """Keeps a lease alive.
+
+        Returns:
+            See `Books.sharers`; None if the lease has ended.
+        """
         await self._started()
-        return self._books.heartbeat(beat, time.monotonic())
+        in_force = self._books.heartbeat(beat, time.monotonic())
+        return self._books.sharers(beat.id) if in_force else None
+
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """See `ClaimTable.ask`."""
+        await self._started()
+        return self._claims.ask(request, time.monotonic())
+
+    async def end_claims(self, holder: str) -> None:
+        """See `ClaimTable.end`."""
+        await self._started()
+        self._claims.end(holder, time.monotonic())
 
     async def release(self, id: str) -> None:
         """Ends a lease; what is still queued under it is not done."""
@@ -172,6 +198,7 @@ class Keeper:
             try:
                 for id in self._books.expired(time.monotonic()):
                     self._end_lease(id)
+                self._claims.expire(time.monotonic())
                 for identity in self._books.idle_too_long(time.monotonic()):
                     self._drop(identity)
             except Exception:  # the keeper outlives a fault of one sweep

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import ComputeError
+from vane_dagster.execute.head_watch import HeadWatch
 
 NAMESPACE = "vane_dagster"
 _ANSWER_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
 _PREFIX = "keeper-"
 _IN_WORKERS = ("commit", "declare", "execute", "plan", "providers")
 
@@ -74,6 +76,7 @@ class KeeperClient:
     """
 
     def __init__(self) -> None:
+        self.watch: HeadWatch | None = None
         self.actor = self._found()
 
     @classmethod
@@ -97,15 +100,24 @@ class KeeperClient:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
             try:
-                left = max(1.0, deadline - time.monotonic())
-                return ray.get(getattr(self.actor, method).remote(*args), timeout=left)
+                return self._answer(getattr(self.actor, method).remote(*args), deadline)
             except ray.exceptions.RayActorError as error:
                 if time.monotonic() > deadline:
                     raise _no_answer(method, error) from error
                 time.sleep(0.2)
-                self.actor = self._found()
+                self.actor = self.watch.call(self._found) if self.watch else self._found()
             except ray.exceptions.RayError as error:
                 raise _no_answer(method, error) from error
+
+    def _answer(self, call: Any, deadline: float) -> Any:
+        import ray
+
+        while True:
+            if self.watch is not None:
+                self.watch.check()
+            left = max(1.0, deadline - time.monotonic())
+            if ray.wait([call], timeout=min(left, _LOOK_SECONDS))[0] or left == 1.0:
+                return ray.get(call, timeout=left)
 
     def tell(self, method: str, *args: Any) -> None:
         """Calls a method and does not wait."""

@@ -21,6 +21,7 @@ class Lane:
         loading: Workers that still construct their model.
         alone: Workers whose one call tolerates no other beside it.
         leaving: Workers that are replaced when they have answered their calls.
+        yields: Workers that a run of higher priority uses too: they get one call at a time.
     """
 
     slots: int
@@ -28,6 +29,7 @@ class Lane:
     loading: set[Worker] = field(default_factory=set)
     alone: set[Worker] = field(default_factory=set)
     leaving: dict[Worker, list[int]] = field(default_factory=dict)
+    yields: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -61,9 +63,10 @@ class Lane:
         Args:
             alone: Whether it must have no call at all.
         """
-        most = 1 if alone else self.slots
         able = ((w, calls) for w, calls in self.busy.items() if w not in self.alone)
-        free = [worker for worker, calls in able if len(calls) < most]
+        free = [
+            w for w, calls in able if len(calls) < (1 if alone or w in self.yields else self.slots)
+        ]
         return min(free, key=lambda w: (sum(self.busy[w]), len(self.busy[w])), default=None)
 
     def begin(self, worker: Worker, rows: int, alone: bool = False) -> None:

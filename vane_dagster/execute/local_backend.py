@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -21,14 +20,24 @@ from typing import Any
 
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.execute.admission import check_can_fit, fits
-from vane_dagster.execute.backend import Capacity, Done, Worker, forwarded
-from vane_dagster.execute.local_worker import serve
+from vane_dagster.execute.backend import Capacity, Done, Sharer, Worker, forwarded
+from vane_dagster.execute.isolation import NO_DESCRIPTORS_STATUS
+from vane_dagster.execute.local_guard import Guard
+from vane_dagster.execute.local_worker import CLOSED_STATUS, serve
 from vane_dagster.execute.pools import Books, Claim, LeaseRecord, Start
 from vane_dagster.execute.versions import Versions
+from vane_dagster.execute.waits import Waits
+from vane_dagster.execute.watchdog import ended_by_deadline
 from vane_dagster.execute.work import PoolSpec, Work
+from vane_dagster.execute.work_claims import NoClaims
+from vane_dagster.private_folder import is_safe_to_import_from, new_temporary_folder
 
 _SHARED_MEMORY = "/dev/shm"
+_LAUNCH = (
+    f"import sys; sys.path[:] = filter(None, sys.path); from {serve.__module__} import main; main()"
+)
 _LEAST_BYTES = 2**30
+_END_SECONDS = 5.0
 
 
 class LocalTable:
@@ -47,30 +56,70 @@ def _unlink(path: str) -> None:
 class _Process:
     """A worker process and the driver's end of its socket."""
 
-    def __init__(self, folder: str, claim: Claim, threads: int, gpus: Sequence[str]) -> None:
+    def __init__(
+        self, folder: str, claim: Claim, threads: int, gpus: Sequence[str], guard: Guard
+    ) -> None:
         ours, theirs = socket.socketpair()
         share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
-        command = [sys.executable, "-m", serve.__module__, str(theirs.fileno()), folder]
+        command = [*_worker_command(), str(theirs.fileno()), folder, str(claim.slots)]
         self.process = subprocess.Popen(
-            [*command, str(claim.slots)],
+            command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
             start_new_session=True,
         )
         theirs.close()
-        self.connection = Connection(ours.detach())
+        guard.add(self.process.pid)
+        self._guard = guard
+        self.connection = Connection(ours.dup().detach())
+        threading.Thread(target=_shut_down_at_end, args=(self.process, ours), daemon=True).start()
         self.claim = claim
         self.threads = threads
         self.gpus = tuple(gpus)
         self.tickets: set[int] = set()
 
+    def ending(self) -> tuple[str, bool | None]:
+        """How a process ended whose connection did, and whether a deadline ended it, if known."""
+        pid = self.process.pid
+        try:
+            code = self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return f"worker process {pid} closed its connection, and was killed", False
+        if ended_by_deadline(code):
+            return f"worker process {pid} was ended by a deadline", True
+        if code == CLOSED_STATUS:
+            return f"the code in worker process {pid} closed file descriptors of the worker", False
+        named = {number.value: number.name for number in signal.Signals}  # not all have a name
+        how = f"signal {named.get(-code, -code)}" if code < 0 else f"exit code {code}"
+        if code == NO_DESCRIPTORS_STATUS:
+            return f"the code in worker process {pid} used up the file descriptors", False
+        # SIGKILL may be a deadline's too, of a process that was stopped.
+        return f"worker process {pid} ended with {how}", None if code == -signal.SIGKILL else False
+
     def end(self) -> None:
         """Kills it, with what the user's code has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self._guard.remove(self.process.pid)
         self.process.wait()
         self.connection.close()  # a living worker would take it for the end of the run
+
+
+def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    """Shuts the driver's end of a connection down once the worker process has ended.
+
+    Its end alone does not close the connection while a process that user code has forked holds it.
+    """
+    with connection:
+        if hasattr(os, "waitid"):  # which leaves its id and exit code for `_Process`
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            process.wait()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class LocalBackend:
@@ -96,8 +145,9 @@ class LocalBackend:
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
         self._books = Books()
         self.processes: dict[str, _Process] = {}
-        self.folder = tempfile.mkdtemp(prefix="vane-", dir=_roomy_folder())
-        self._end = weakref.finalize(self, _close, self.processes, self.folder)
+        self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
+        self._guard = Guard(self.folder)
+        self._end = weakref.finalize(self, _close, self.processes, self.folder, self._guard)
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
@@ -111,11 +161,17 @@ class LocalBackend:
         """See `Backend.versions`: workers run this process's own Python."""
         return {}
 
+    def claims(self, run_id: str) -> NoClaims:
+        """See `Backend.claims`: no other process shares these workers."""
+        return NoClaims()
+
     def lease(
         self,
         run_id: str,
         pools: Sequence[PoolSpec],
         cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
     ) -> LocalLease:
         """See `Backend.lease`. Nobody else has leases, so that there is nothing to wait for."""
         for pool in pools:
@@ -143,7 +199,7 @@ class LocalBackend:
         cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
         threads = claim.threads or max(1, cpus)
         gpus = self._assigned(claim.bundle.get("GPU", 0.0))
-        self.processes[start.worker] = _Process(self.folder, claim, threads, gpus)
+        self.processes[start.worker] = _Process(self.folder, claim, threads, gpus, self._guard)
 
     def _assigned(self, amount: float) -> list[str]:
         """The GPUs for a worker; the fullest that have room, as Ray does it."""
@@ -183,11 +239,22 @@ class LocalBackend:
         self._end()
 
 
-def _close(processes: dict[str, _Process], folder: str) -> None:
+def _worker_command() -> list[str]:
+    """Starts a worker, which imports from the current folder only if nobody else can write there.
+
+    ``python -m`` alone would import another user's modules in a folder such as ``/tmp``.
+    """
+    if is_safe_to_import_from("."):
+        return [sys.executable, "-m", serve.__module__]
+    return [sys.executable, "-c", _LAUNCH]
+
+
+def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
     for process in list(processes.values()):  # a run that is interrupted may still change them
         process.end()
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
+    guard.close()
 
 
 def _roomy_folder() -> str | None:
@@ -221,6 +288,10 @@ class LocalLease:
         threads = self._backend.processes[worker.name].threads
         given = (pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
         return self._send(worker, "load", given, ())
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """See `Lease.sharers`: nobody."""
+        return {}
 
     def starting(self, worker: Worker) -> int:
         """See `Lease.starting`."""
@@ -260,10 +331,10 @@ class LocalLease:
                 self._held.pop(ticket, None)
                 done.append(Done(ticket, report, LocalTable(path) if path else None))
         except (EOFError, OSError):
-            lost = f"worker process {process.process.pid} ended with {_ending(process.process)}"
+            lost, hung = process.ending()
             for ticket in sorted(process.tickets):
                 self._held.pop(ticket, None)
-                done.append(Done(ticket, None, lost=lost, worker_lost=True))
+                done.append(Done(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
             process.tickets.clear()
         return done
 
@@ -284,11 +355,6 @@ class LocalLease:
     def release(self) -> None:
         """See `Lease.release`."""
         self._backend.released(self.id)
-
-
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def visible_gpus() -> list[str]:

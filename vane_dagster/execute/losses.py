@@ -26,12 +26,27 @@ class Loss:
         worker: Whether the worker itself has to be replaced.
         fault: What it said, where its model is dead and it could.
         innocent: Whether the rows cannot be the reason.
+        timed_out: Whether a deadline ended the worker; None where that is not known.
     """
 
     reason: str
     worker: bool
     fault: Fault | None = None
     innocent: bool = False
+    timed_out: bool | None = None
+
+    def exceeded(self, spec: StageSpec, seconds: float) -> float | None:
+        """The `timeout_s` that a call took longer than; None if it did not.
+
+        Args:
+            spec: Its stage.
+            seconds: Since when it was under way, which decides where nothing else is known.
+        """
+        limit = spec.failures.timeout_s if isinstance(spec, MapBatchesSpec) else None
+        if limit is None or self.fault is not None:
+            return None
+        hung = seconds >= limit if self.timed_out is None else self.timed_out
+        return limit if hung else None
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,7 @@ class Losses:
         start: int,
         rows: int,
         guilty: bool,
-        seconds: float,
+        hung: bool,
         why: str = "",
     ) -> list[Again]:
         """What is to be done with the rows of a lost call.
@@ -99,7 +114,7 @@ class Losses:
             start: The first of them.
             rows: How many there are.
             guilty: Whether the worker was at them.
-            seconds: Since when they were under way.
+            hung: Whether it took longer than `timeout_s`.
             why: What the worker said, if it could.
         """
         if not guilty:
@@ -112,9 +127,6 @@ class Losses:
         run.losses[key] = run.losses.get(key, 0) + 1
         if run.losses[key] < _MOST_LOSSES_OF_A_ROW:
             return [Again(start, 1)]
-        assert isinstance(spec, MapBatchesSpec)
-        limit = spec.failures.timeout_s
-        hung = limit and seconds >= limit and not why
         return [Again(start, 1, TIMED_OUT if hung else WORKER_DIED, why)]
 
 

@@ -101,12 +101,14 @@ class Join:
         shape: How the nodes fit together.
         nodes: The nodes, in the order of the inputs.
         columns: Output and input columns of the nodes from which not all are taken.
+        quarantined: For each list, the rows that were quarantined on the way to its children.
     """
 
     how: JoinHow
     shape: JoinShape
     nodes: tuple[str, ...]
     columns: Mapping[str, tuple[tuple[str, str], ...]]
+    quarantined: Mapping[str, tuple[Quarantined, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,21 @@ class Faults:
 
     folder: Location
     name: str
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """Quarantined rows, and how they lead to the rows of a join's base.
+
+    Attributes:
+        faults: Their records.
+        parent: Which of the records' parents is compared; None for their own id.
+        column: The base's column that it is compared with.
+    """
+
+    faults: Faults
+    parent: str | None
+    column: str
 
 
 @dataclass(frozen=True)

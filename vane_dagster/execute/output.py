@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import threading
 from typing import Any, TextIO
+
+from vane_dagster.execute.raised import clean
 
 _MOST_CHARACTERS = 64_000
 
@@ -32,11 +35,14 @@ class OutputTap(io.TextIOBase):
         """Passes text on, and keeps it."""
         with self._lock:
             self._kept = (self._kept + text)[-_MOST_CHARACTERS:]
-        return self._through.write(text)
+        with contextlib.suppress(OSError, ValueError):  # user code may have closed it
+            self._through.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flushes what it passes on to."""
-        self._through.flush()
+        with contextlib.suppress(OSError, ValueError):
+            self._through.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._through, name)
@@ -45,4 +51,4 @@ class OutputTap(io.TextIOBase):
         """What was written since it was last drained."""
         with self._lock:
             kept, self._kept = self._kept, ""
-        return kept
+        return clean(kept)

@@ -12,11 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vane_dagster.execute.admission import Bundle, Room, bundle_size
+from vane_dagster.execute.backend import Sharer
 
 LEASE_SECONDS = 30.0
 IDLE_SECONDS = 600.0
 POLL_SECONDS = 15.0
 _REMEMBER_SECONDS = 3600.0
+_RISE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class LeaseRecord:
         seen: When its holder was last heard of.
         lasts: Seconds without a sign of life after which it ends.
         workers: The workers that it was given.
+        priority: The run's; the highest goes first.
+        asked_at: When it was first asked for.
     """
 
     id: str
@@ -64,6 +68,8 @@ class LeaseRecord:
     seen: float
     lasts: float = LEASE_SECONDS
     workers: tuple[str, ...] = ()
+    priority: int = 0
+    asked_at: float = 0.0
 
     def kinds(self) -> set[str]:
         """The resources that it asks for."""
@@ -108,9 +114,11 @@ class Books:
     # Leases
 
     def ask(self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float) -> Grant | None:
-        """Grants a lease on all its pools at once, or queues it, first come first served.
+        """Grants a lease on all its pools at once, or queues it.
 
-        A request passes an earlier one only where the two want no resource in common.
+        The queue is ordered by priority, then by the time of asking. A request's priority rises by
+        one for every ten minutes in the queue, so that none waits for ever. A request passes one
+        before it only where the two want no resource in common.
 
         Returns:
             What to do for it; None while it has to wait.
@@ -121,8 +129,10 @@ class Books:
         self.queue = [r for r in self.queue if now - r.seen < POLL_SECONDS or r.id == request.id]
         known = next((r for r in self.queue if r.id == request.id), None)
         if known is None:
+            request.asked_at = now
             self.queue.append(known := request)
         known.seen = now
+        self.queue.sort(key=lambda r: (-_risen(r, now), r.asked_at))
         if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
             return None
         found = self._found(known.claims, nodes, now)
@@ -135,7 +145,9 @@ class Books:
             pool.workers[new.worker] = new.node
         for claim in known.claims:
             self.pools[claim.identity].claim = claim
-        known.workers = tuple(worker for claim in known.claims for worker in self._share(claim))
+        known.workers = tuple(
+            worker for claim in known.claims for worker in self._share(claim, known.priority)
+        )
         self.queue.remove(known)
         self.leases[known.id] = known
         return Grant(tuple(kill), tuple(start), self._by_pool(known))
@@ -147,6 +159,18 @@ class Books:
             return []
         others = [*self.leases.values(), *self._before(request)]
         return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
+
+    def sharers(self, id: str) -> dict[str, tuple[Sharer, ...]]:
+        """The other runs that a lease shares workers with, by worker."""
+        lease = self.leases.get(id)
+        if lease is None:
+            return {}
+        others = [o for o in self.leases.values() if o.run_id != lease.run_id]
+        found = {
+            worker: tuple(Sharer(o.run_id, o.priority) for o in others if worker in o.workers)
+            for worker in lease.workers
+        }
+        return {worker: sharers for worker, sharers in found.items() if sharers}
 
     def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
         """Keeps a lease alive; one that a restarted keeper does not know is learnt again.
@@ -184,10 +208,16 @@ class Books:
     def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
         return self.queue[: self.queue.index(request)]
 
-    def _share(self, claim: Claim) -> list[str]:
-        """The workers of a pool that a new lease gets: those that the fewest others have."""
-        used = Counter(worker for lease in self.leases.values() for worker in lease.workers)
-        workers = sorted(self.pools[claim.identity].workers, key=used.__getitem__)
+    def _share(self, claim: Claim, priority: int) -> list[str]:
+        """The workers of a pool that a new lease gets: those that the fewest others have.
+
+        Those of leases with a higher priority come last.
+        """
+        used, higher = Counter[str](), Counter[str]()
+        for lease in self.leases.values():
+            used.update(lease.workers)
+            higher.update(lease.workers if lease.priority > priority else ())
+        workers = sorted(self.pools[claim.identity].workers, key=lambda w: (higher[w], used[w]))
         return workers[: claim.workers[1]]
 
     def _by_pool(self, lease: LeaseRecord) -> dict[str, tuple[str, ...]]:
@@ -330,3 +360,8 @@ class Books:
 
     def _workers(self, identity: str) -> list[str]:
         return list(self.pools[identity].workers) if identity in self.pools else []
+
+
+def _risen(request: LeaseRecord, now: float) -> float:
+    """A waiting request's priority, raised by the time that it has waited."""
+    return request.priority + (now - request.asked_at) // _RISE_SECONDS

@@ -9,18 +9,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.errors import ComputeError, names
+from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.execute.admission import check_can_fit
-from vane_dagster.execute.backend import Cancelled, Capacity, Done, Worker, forwarded, load_failed
+from vane_dagster.execute.backend import (
+    Cancelled,
+    Capacity,
+    Done,
+    Sharer,
+    Worker,
+    forwarded,
+    load_failed,
+)
 from vane_dagster.execute.demand import listed
+from vane_dagster.execute.events import Event, Waiting
+from vane_dagster.execute.head_watch import HeadWatch
 from vane_dagster.execute.keeper_client import NAMESPACE, KeeperClient, brief
 from vane_dagster.execute.pools import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
+from vane_dagster.execute.ray_claims import RayClaims
 from vane_dagster.execute.versions import Versions, of_cluster
+from vane_dagster.execute.waits import Waits, short
 from vane_dagster.execute.work import Fault, PoolSpec, Report, Work
 
 _BEATS = 6
 _MOST_POLL = 1.0
-_TELL_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +40,6 @@ class RayBackend:
 
     Args:
         idle_seconds: How long a pool stays warm without a lease.
-        told: Called with a line of text while the run has to wait.
         lease_seconds: How long a lease outlives a run that was killed.
         keeper: The cluster's keeper, where it was found before.
     """
@@ -37,20 +47,21 @@ class RayBackend:
     def __init__(
         self,
         idle_seconds: float = IDLE_SECONDS,
-        told: Callable[[str], None] | None = None,
         lease_seconds: float = LEASE_SECONDS,
         keeper: KeeperClient | None = None,
     ) -> None:
+        self._watch = HeadWatch.started()
         self._keeper = keeper or KeeperClient()
+        self._keeper.watch = self._watch
         self._idle_seconds = idle_seconds
         self._lease_seconds = lease_seconds
-        self._told = told or _log.info
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         import ray
 
-        nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+        found = self._watch.call(ray.nodes)
+        nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
         return Capacity(nodes, memory, self._keeper.ask("growth"))
 
@@ -61,13 +72,15 @@ class RayBackend:
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`."""
-        return of_cluster(self._keeper)
+        return self._watch.call(lambda: of_cluster(self._keeper))
 
     def lease(
         self,
         run_id: str,
         pools: Sequence[PoolSpec],
         cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
     ) -> RayLease:
         """See `Backend.lease`."""
         capacity = self.capacity()
@@ -79,22 +92,34 @@ class RayBackend:
             for p in pools
         )
         id = f"{run_id}-{secrets.token_hex(4)}"
-        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds)
-        workers = self._acquired(request, cancelled or threading.Event())
-        return RayLease(self._keeper, request, pools, workers)
+        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
+        waits = waits or Waits(_log_wait)
+        answer = self._acquired(request, cancelled or threading.Event(), waits)
+        granted = answer["workers"], answer["sharers"]
+        return RayLease(self._keeper, self._watch, request, pools, *granted)
 
-    def _acquired(self, request: LeaseRecord, cancelled: threading.Event) -> dict[str, list[str]]:
-        pause, said = 0.02, 0.0
+    def close(self) -> None:
+        """Ends what watches the cluster. Warm pools stay."""
+        self._keeper.watch = None
+        self._watch.close()
+
+    def claims(self, run_id: str) -> RayClaims:
+        """See `Backend.claims`."""
+        return RayClaims(self._keeper, run_id, self._lease_seconds)
+
+    def _acquired(
+        self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
+    ) -> dict[str, Any]:
+        pause = 0.02
         try:
             while True:
                 answer: dict[str, Any] = self._keeper.ask("acquire", request)
                 if answer["workers"] is not None:
-                    return dict(answer["workers"])
+                    waits.end("lease", f"{_wanted(request)}: leased after a wait")
+                    return answer
                 if answer["hopeless"]:
                     raise ComputeError(_in_vain(request, self.capacity()))
-                if time.monotonic() - said > _TELL_SECONDS:
-                    said = time.monotonic()
-                    self._told(_waiting(request, answer))
+                waits.begin("lease", _waiting(request, answer), answer["ahead"])
                 if cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MOST_POLL, 2 * pause)
@@ -114,13 +139,21 @@ def _in_vain(request: LeaseRecord, capacity: Capacity) -> str:
     )
 
 
+def _log_wait(event: Event) -> None:
+    assert isinstance(event, Waiting)
+    _log.info(event.text)
+
+
+def _wanted(request: LeaseRecord) -> str:
+    return ", ".join(claim.label for claim in request.claims if claim.bundle)
+
+
 def _waiting(request: LeaseRecord, answer: Mapping[str, Any]) -> str:
-    labels = ", ".join(claim.label for claim in request.claims if claim.bundle)
-    ahead = answer["ahead"]
+    labels, ahead = _wanted(request), answer["ahead"]
     if asked := answer["asked"]:
         return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
-        return f"waiting for {labels}: its resources are leased or awaited by {', '.join(ahead)}"
+        return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
     return f"waiting for {labels}: the keeper was restarted, or the cluster has lost nodes"
 
 
@@ -130,14 +163,17 @@ class RayLease:
     def __init__(
         self,
         keeper: KeeperClient,
+        watch: HeadWatch,
         record: LeaseRecord,
         pools: Sequence[PoolSpec],
-        workers: dict[str, list[str]],
+        workers: Mapping[str, Sequence[str]],
+        sharers: Mapping[str, Sequence[Sharer]],
     ) -> None:
         import ray
 
         self.id = record.id
-        self._keeper = keeper
+        self._sharers = sharers
+        self._keeper, self._watch = keeper, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
@@ -157,15 +193,21 @@ class RayLease:
 
         while not self._over.wait(record.lasts / _BEATS) and ray.is_initialized():
             try:
-                if self._keeper.ask("heartbeat", record) is False:
+                sharers = self._keeper.ask("heartbeat", record)
+                if sharers is None:
                     self._expired = True
                     return
+                self._sharers = sharers
             except Exception as error:  # the keeper is gone; the run goes on without it
                 _log.debug("heartbeat: %s", error)
 
     def workers(self) -> Sequence[Worker]:
         """See `Lease.workers`."""
         return list(self._workers)
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """See `Lease.sharers`; some seconds old."""
+        return self._sharers
 
     def load(self, worker: Worker) -> int:
         """See `Lease.load`."""
@@ -197,7 +239,9 @@ class RayLease:
         self._tickets += 1
         try:
             if worker.name not in self._actors:
-                self._actors[worker.name] = ray.get_actor(worker.name, namespace=NAMESPACE)
+                self._actors[worker.name] = self._watch.call(
+                    lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
+                )
             report, table = call(self._actors[worker.name])
             self._pending[report] = (self._tickets, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
@@ -206,9 +250,18 @@ class RayLease:
 
     def wait(self, timeout: float) -> list[Done]:
         """See `Lease.wait`."""
+        self._check_in_force()
+        try:
+            return self._ended(timeout)
+        except ConnectionError as error:  # of Ray Client
+            raise ClusterLostError(
+                f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run "
+                "again when the cluster answers"
+            ) from error
+
+    def _ended(self, timeout: float) -> list[Done]:
         import ray
 
-        self._check_in_force()
         done, self._failed = self._failed, []
         if not self._pending:
             if not done and timeout:
@@ -249,6 +302,7 @@ class RayLease:
         return fresh
 
     def _check_in_force(self) -> None:
+        self._watch.check()
         if self._expired:
             raise ComputeError(
                 f"lease {self.id} ended under way: the keeper had no heartbeat of this run for too "
@@ -266,7 +320,7 @@ class RayLease:
         import ray
 
         self._over.set()
-        if not ray.is_initialized():
+        if not ray.is_initialized() or self._watch.lost:
             return
         self._pending.clear()
         try:

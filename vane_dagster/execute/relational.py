@@ -6,14 +6,19 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster.commit.quarantine import PARENTS
 from vane_dagster.commit.writer import read_part
 from vane_dagster.declare.keys import Side
-from vane_dagster.declare.sql import select
+from vane_dagster.declare.schema import seen_by_sql
+from vane_dagster.declare.sql import computed_from, passed_through, quote, select, unused
 from vane_dagster.execute.database import connection
+from vane_dagster.execute.expressions import expression_error
 from vane_dagster.execute.operations import (
     Faults,
     FileRows,
@@ -22,6 +27,7 @@ from vane_dagster.execute.operations import (
     Mend,
     Pick,
     Project,
+    Quarantined,
     Rows,
 )
 from vane_dagster.execute.scan import scan, scan_projected
@@ -49,10 +55,36 @@ def project(
     if isinstance(rows, FileRows):
         return scan_projected(op, rows, work), rows.stop - rows.start
     table = resolve(rows, tables, work)
-    connection().register("source", table)
+    passed = passed_through(op.columns, table.schema)
+    computed = [(name, text) for name, text in op.columns if name not in passed]
+    kept, results = table, {}
+    if computed or op.where:
+        found = _computed(computed, op.where, table, work)
+        places = found.column(found.num_columns - 1)
+        kept = table if len(places) == table.num_rows else table.take(places)
+        results = dict(zip(found.column_names, found.columns))
+    columns = {n: kept.column(passed[n]) if n in passed else results[n] for n, _ in op.columns}
+    return pa.table(columns), table.num_rows
+
+
+def _computed(
+    columns: Sequence[tuple[str, str]], where: str | None, table: pa.Table, work: Work
+) -> pa.Table:
+    """Expressions over the rows that a filter leaves, and the places of these rows."""
+    wanted = computed_from(columns, where, table.schema)
+    seen = pa.schema([(f.name, seen_by_sql(f.type) or f.type) for f in map(table.field, wanted)])
+    place = unused("row", [*table.column_names, *(name for name, _ in columns)])
+    given = dict(zip(wanted, table.select(wanted).cast(seen).columns))
+    given[place] = pa.array(np.arange(table.num_rows))  # rows that need no column are rows, too
+    connection().register("source", pa.table(given))
+
+    def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
+        return connection().sql(select(columns, where, "source")).to_arrow_table()
+
     try:
-        query = select(op.columns, op.where, "source")
-        return connection().sql(query).to_arrow_table(), table.num_rows
+        return run([*columns, (place, quote(place))], where)
+    except duckdb.Error as error:
+        raise expression_error(columns, where, run, error, work) from error
     finally:
         connection().unregister("source")
 
@@ -112,7 +144,10 @@ def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
 
 
 def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListType) -> pa.Array:
-    """For each of the base's rows the rows of `other` that were made from it, in their order."""
+    """For each of the base's rows the rows of `other` that were made from it, in their order.
+
+    Null for a row that has none, if it or a row that was made from it was quarantined on the way.
+    """
     positions = pc.index_in(
         other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
     ).combine_chunks()
@@ -125,7 +160,24 @@ def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListT
     fields = list(kind.value_type)
     values = [ordered.column(inputs.get(f.name, f.name)).combine_chunks() for f in fields]
     structs = pa.StructArray.from_arrays(values, fields=fields)
-    return pa.ListArray.from_arrays(pa.array(offsets), structs).cast(kind)
+    unknown = np.zeros(base.num_rows, bool)
+    for rows in op.quarantined.get(side.node, ()):
+        unknown |= _are_quarantined(rows, base)
+    mask = pa.array(unknown & (counts == 0))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask).cast(kind)
+
+
+def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]:
+    records = read_part(rows.faults.folder, rows.faults.name)
+    if rows.parent is None:
+        ids = records.column("id")
+    elif PARENTS in records.column_names:
+        ids = pc.struct_field(records.column(PARENTS), rows.parent)
+    else:  # a former version wrote none
+        return np.zeros(base.num_rows, bool)
+    given = base.column(rows.column)
+    found = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
+    return np.asarray(found.combine_chunks().to_numpy(zero_copy_only=False), bool)
 
 
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:

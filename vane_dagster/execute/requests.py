@@ -43,11 +43,13 @@ from vane_dagster.execute.operations import (
     PartRows,
     Pick,
     Project,
+    Quarantined,
     Reject,
     Restore,
     Rows,
 )
 from vane_dagster.execute.work import Work
+from vane_dagster.plan.inputs import quarantining
 from vane_dagster.plan.plan import Part, RunPlan
 
 _Inputs = tuple[Rows, ...]
@@ -151,7 +153,28 @@ class Requests:
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, most_faults=self._allowed(run.partition, spec.name))
+        if isinstance(op, Join):
+            return replace(op, quarantined=self._quarantined(run, spec, op))
         return op
+
+    def _quarantined(
+        self, run: FragmentRun, spec: StageSpec, op: Join
+    ) -> dict[str, tuple[Quarantined, ...]]:
+        """For each list of a left join, what was quarantined on the way to its children."""
+        found: dict[str, tuple[Quarantined, ...]] = {}
+        base = self._pipeline.keys(op.shape.base)
+        for node, stages in quarantining(self._pipeline, spec).items():
+            for stage in stages:
+                part = self._parts[run.partition, stage][run.index]
+                if not part.info.faults:
+                    continue
+                keys = self._pipeline.keys(self._pipeline[stage].spec.upstream[0])
+                common = min(len(keys), len(base))
+                parent = None if len(keys) == common else keys[-common].column
+                faults = Faults(part.folder, part.info.faults)
+                rows = Quarantined(faults, parent, base[-common].column)
+                found[node] = (*found.get(node, ()), rows)
+        return found
 
     def culprit(self, run: FragmentRun, stage: str) -> str:
         """Stage, partition and fragment, for messages."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vane_dagster.commit.committer import Commit, Committer, WithheldError
+from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.manifest import Manifest, ManifestName, Published
 from vane_dagster.commit.publish import Publisher, publisher_of
 from vane_dagster.commit.store import Store
@@ -17,9 +21,13 @@ from vane_dagster.errors import VaneError
 from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.spending import Spending
+from vane_dagster.execute.work import LoadReport
+from vane_dagster.execute.work_claims import Claims, Group, NoClaims, claim_key, claim_root
 from vane_dagster.plan.definition import pool_identity
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.plan.source import content_hash
+
+_PUBLISH_POLL_SECONDS = 0.2
 
 
 class RunState:
@@ -33,42 +41,56 @@ class RunState:
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
         judge: Judge,
+        claims: Claims | None = None,
+        former: RunState | None = None,
     ) -> None:
+        """The state of a run that begins, or goes on after a `former` pass."""
         self.plan = plan
         self.pipeline = plan.pipeline
         self.run_id = run_id
         self.emit = emit
-        self._store = store
+        self.store = store
         self._info = info
         self._judge = judge
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
-        self._committer = Committer(store, lambda file: content_hash(file, source))
+        self.claims = claims or NoClaims()
+        self._claim_root = claim_root(store, plan.pipeline.name)
+        self._committer = Committer(
+            store, lambda file: content_hash(file, source), self._publishing
+        )
         self._queued: set[tuple[int, str]] = set()
         self.spending = Spending(plan.pipeline)
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.aside: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
+        counted = former.counted() if former else {}
+        self._loads: dict[str, StageStats] = former._loads if former else {}
+        self._loads_lock = threading.Lock()
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
                 self.parts[index, stage] = {}
                 for i, part in stage_plan.parts.items():
                     self._take(index, stage, i, part)
-                self.stats[index, stage] = StageStats(reused=len(stage_plan.parts))
+                self.stats[index, stage] = counted.get((partition.key, stage)) or StageStats()
             for stage, manifest in partition.inputs.items():
                 folder = store.parts(self.pipeline.name, stage, partition.key)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
 
-    def plan_rows(self, stage: str) -> int:
-        """Source rows behind the fragments that a stage has to compute."""
-        return sum(
-            partition.fragments[i].stop - partition.fragments[i].start
-            for partition in self.plan.partitions
-            for i in partition.stages[stage].missing
-        )
+    def counted(self) -> dict[tuple[str | None, str], StageStats]:
+        """What was done so far, by partition key and stage."""
+        return {(self.plan.partitions[i].key, s): stats for (i, s), stats in self.stats.items()}
+
+    def worker_ready(self, pool: str, report: LoadReport) -> None:
+        """Counts a worker for the next partition that is committed with work of its pool."""
+        with self._loads_lock:
+            use = self._loads.setdefault(pool, StageStats())
+            use.loads += not report.warm
+            use.load_seconds += 0.0 if report.warm else report.seconds
+            use.warm += report.warm
 
     def fragments_left(self, stages: Sequence[str]) -> int:
         """Fragments of which one of the stages has to be computed, and is not given up."""
@@ -90,7 +112,7 @@ class RunState:
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if isinstance(spec, WriteSpec):
-                self._store.keep_target(self.pipeline.name, stage, spec.url)
+                self.store.keep_target(self.pipeline.name, stage, spec.url)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)
@@ -218,7 +240,7 @@ class RunState:
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
         return Commit(
             manifest=manifest,
-            folder=self._store.parts(self.pipeline.name, stage, partition.key),
+            folder=self.store.parts(self.pipeline.name, stage, partition.key),
             publish=publisher,
             unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
@@ -229,7 +251,27 @@ class RunState:
             },
             judge=self._judge.results,
             done=lambda made, outcome: self._told(index, stage, made, outcome),
+            former=stage_plan.former,
         )
+
+    def claim_scope(self, partition: str | None) -> str:
+        """The scope of the claims on a partition."""
+        return f"{self._claim_root}|{partition_folder(partition)}"
+
+    @contextlib.contextmanager
+    def _publishing(self, manifest: Manifest) -> Iterator[None]:
+        """Waits until no other run publishes the partition, and keeps others from doing so.
+
+        Called on the committer's thread.
+        """
+        scope = self.claim_scope(manifest.partition)
+        group = Group(scope, (claim_key(scope, manifest.stage, "publish"),))
+        while self.claims.ask([group]).held_by[0]:
+            time.sleep(_PUBLISH_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self.claims.ask((), group.keys)
 
     def _unpublished(
         self,
@@ -242,7 +284,7 @@ class RunState:
         there = [(parts[i].folder, parts[i].info.name) for i in range(len(partition.fragments))]
         if (found := publisher.unpublished(there)) is not None:
             return found
-        in_force = self._store.in_force(self.pipeline.name, stage, partition.key)
+        in_force = self.store.in_force(self.pipeline.name, stage, partition.key)
         return in_force.published if in_force else None
 
     def _brings_ids(self, spec: StageSpec) -> bool:
@@ -263,4 +305,9 @@ class RunState:
             self.emit(Failed(stage, manifest.partition, outcome, because))
         else:
             stats = self.stats[index, stage]
+            if stats.computed and manifest.model:
+                with self._loads_lock:
+                    use = self._loads.pop(manifest.model["pool"], StageStats())
+                loads = (use.loads, use.load_seconds, use.warm)
+                stats.loads, stats.load_seconds, stats.warm = loads
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vane_dagster.execute.watchdog import deadline
 from vane_dagster.masking import masked
 
 _GRACE_SECONDS = 60.0
@@ -42,17 +42,14 @@ class Startup:
         """Takes note of a construction in this thread.
 
         The driver asks for it once it has taken `limit` seconds, and ends the worker. Where native
-        code never lets another thread answer, the process ends itself a minute later, and tells
-        where it was on its standard error.
+        code never lets another thread answer, the process is ended a minute later, and its stack
+        is printed to its standard error.
         """
         self._began, self._thread = time.monotonic(), threading.get_ident()
-        if sys.__stderr__ is not None:
-            ends = limit + _GRACE_SECONDS
-            faulthandler.dump_traceback_later(ends, exit=True, file=sys.__stderr__)
         try:
-            yield
+            with deadline(limit + _GRACE_SECONDS):
+                yield
         finally:
-            faulthandler.cancel_dump_traceback_later()
             self._thread = None
 
     def told(self) -> Starting:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vane_dagster.errors import ComputeError, VaneError
+from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.execute.backend import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.execute.budget import Budget
 from vane_dagster.execute.counting import Counts
 from vane_dagster.execute.crew import Crew
 from vane_dagster.execute.dispatch import Dispatch, Flight, Item
 from vane_dagster.execute.events import Printed
-from vane_dagster.execute.fragment_run import FragmentRun, Node, to_compute
+from vane_dagster.execute.fragment_queue import FoundParts, FragmentQueue
+from vane_dagster.execute.fragment_run import FragmentRun, Node
 from vane_dagster.execute.integrity import RowCounts
 from vane_dagster.execute.lanes import Lane
 from vane_dagster.execute.losses import (
@@ -29,11 +31,14 @@ from vane_dagster.execute.mending import Mending
 from vane_dagster.execute.pacing import Pacing
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
+from vane_dagster.execute.sharing import Sharing
+from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import Fault, LoadReport, PoolSpec, Report
 from vane_dagster.plan.plan import Part
 
 _MOST_RESTARTS = 3
 _TICK_SECONDS = 0.5
+_ASKING_SECONDS = 0.005
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
 
@@ -51,16 +56,21 @@ class Stream:
         budget_bytes: int,
         cancelled: threading.Event,
         mending: Mending,
+        look_up: Callable[[int, Sequence[str]], FoundParts],
+        priority: int = 0,
     ) -> None:
-        """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`."""
+        """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`.
+
+        `look_up` lists the parts of a partition's stages in the store.
+        """
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._requests, self._cancelled = pools, requests, cancelled
         self._flights: dict[int, Flight] = {}
         self._active: dict[int, FragmentRun] = {}
         self._losses = Losses()
         self._mending = mending
-        self._waiting = to_compute(state, stages)
-        self._next: FragmentRun | None = None
+        self._waits = Waits(state.emit)
+        self._sharing = Sharing(lease, pools, priority, self._waits)
         self._checker = RowCounts(state, requests)
         self._pacing = Pacing(pools)
         self._streaks = Streaks()
@@ -68,36 +78,60 @@ class Stream:
         self._dispatch = Dispatch(requests, self._pacing, self._workers)
         self._counts = Counts(state, stages)
         self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
-        self._left = state.fragments_left(stages)
+        self._fragments = FragmentQueue(
+            state, stages, state.claims, look_up, self._counts, self._waits
+        )
 
     def run(self) -> None:
         """Streams until every fragment is computed or given up.
 
         Raises:
             Cancelled: If the run was asked to stop.
+            ClusterLostError: If the cluster is gone.
             ComputeError: If the lease ended under way.
         """
-        self._next = next(self._waiting, None)
-        while self._active or self._next:
-            if self._cancelled.is_set():
-                raise Cancelled
-            self._admit()
-            self._hand_out()
-            for done in self._lease.wait(_TICK_SECONDS):
-                self._settle(done)
-            self._tell()
+        try:
+            while self._active or not self._fragments.is_empty:
+                if self._cancelled.is_set():
+                    raise Cancelled
+                self._admit()
+                self._hand_out()
+                tick = _ASKING_SECONDS if self._fragments.is_asking else _TICK_SECONDS
+                for done in self._lease.wait(tick):
+                    self._settle(done)
+                self._tell()
+        except ClusterLostError as error:
+            raise ClusterLostError(f"{self._running()}: {error}") from error
+        finally:
+            self._fragments.close()
+            self._sharing.close()
         self._counts.tell(last=True)
+
+    def _running(self) -> str:
+        """The stages that are being computed, each with a partition of it."""
+        items = [flight.item for flight in self._flights.values()]
+        stages = {item.stage: item.run.partition for item in items}
+        for run in self._active.values() if not stages else ():
+            stages |= dict.fromkeys(run.nodes, run.partition)
+        told = []
+        for stage, index in stages.items():
+            key = self._state.plan.partitions[index].key
+            where = "" if key is None else f", partition {key!r}"
+            told.append(f"stage '{self._state.pipeline.name}/{stage}'{where}")
+        return "; ".join(told) or f"pipeline {self._state.pipeline.name!r}"
 
     # Fragments
 
     def _admit(self) -> None:
-        while self._next and not self._is_learning() and self._budget.admits(self._next):
-            run = self._next
-            self._left -= 1
-            self._next = next(self._waiting, None)
+        self._fragments.take_answer()
+        while run := self._fragments.peek():
+            if self._is_learning() or not self._budget.admits(run):
+                break
+            self._fragments.pop()
             self._budget.charge(run)
             self._active[run.order] = run
             self._start_ready(run)
+        self._fragments.ask_ahead(idle=not self._active)
 
     def _start_ready(self, run: FragmentRun) -> None:
         for stage, node in run.nodes.items():
@@ -132,12 +166,13 @@ class Stream:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
         if stage in run.suspects or stage in run.mends:
             return False
-        return self._pacing.goes_whole(stage, rows, self._left, workers)
+        return self._pacing.goes_whole(stage, rows, self._fragments.left, workers)
 
     def _give(
         self, run: FragmentRun, stage: str, table: Any, rows: int, shares: Sequence[int] = ()
     ) -> None:
         run.nodes[stage].give(table, rows, shares)
+        self._counts.know(run, stage, rows)
         self._queue(run, stage, "slice" if rows else "gather")
 
     def _queue(self, run: FragmentRun, stage: str, kind: str, again: Again | None = None) -> None:
@@ -157,12 +192,13 @@ class Stream:
                     break
 
     def _hand(self, lane: Lane, item: Item, worker: Worker) -> None:
-        last = self._next is None
+        last = self._fragments.is_last
         work, tables, start, rows = self._dispatch.work(item, lane, worker, last)
         self._counts.begin(item.run, item.stage)
         lane.begin(worker, rows, item.alone)
+        began = time.monotonic()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
-        self._flights[ticket] = Flight(worker, item, start, rows, time.monotonic())
+        self._flights[ticket] = Flight(worker, item, start, rows, began)
 
     # What came back
 
@@ -172,8 +208,10 @@ class Stream:
         flight = self._flights.pop(done.ticket)
         report = done.report if isinstance(done.report, Report) else None
         self._crew.ended(flight.worker, flight.rows, report.spent if report else "")
+        self._counts.end(flight.item.run, flight.item.stage, report)
         if report is None:
-            self._lost(Loss(done.lost, done.worker_lost), done.ticket, flight)
+            loss = Loss(done.lost, done.worker_lost, timed_out=done.timed_out)
+            self._lost(loss, done.ticket, flight)
         elif report.sick:
             loss = Loss(report.sick, True, report.fault, innocent=report.fault is None)
             self._lost(loss, done.ticket, flight)
@@ -181,6 +219,8 @@ class Stream:
             self._answered(flight, report, done)
 
     def _worker_ready(self, stages: Sequence[str], report: LoadReport) -> None:
+        if stages:
+            self._state.worker_ready(self._pools[stages[0]].identity, report)
         for stage in stages:
             self._pacing.recall(stage, report.row_seconds)
         for run in list(self._active.values()):
@@ -239,11 +279,12 @@ class Stream:
         if error := self._checker.violation(run, node.spec, part):
             self._fail(run.partition, stage, error)
             return
+        self._counts.add_part(run, stage, report.rows_out)
         node.done, node.given, node.pieces = True, None, {}
         node.table = table if node.readers else None
         node.table_rows = report.rows_out
-        self._counts.add_part(run, stage, report.rows_out)
         self._state.add_part(run.partition, stage, run.index, part)
+        self._fragments.release(run, [stage])
         if error := self._state.spending.take(stage, part.info):
             self._begin_no_more(stage, error)
         for below in run.nodes.values():
@@ -258,6 +299,7 @@ class Stream:
         if run.finished and run.order in self._active:
             del self._active[run.order]
             self._budget.release(run)
+            self._fragments.end(run)
 
     # Failures
 
@@ -272,8 +314,8 @@ class Stream:
         given_up = self._state.fail(partition, stage, error)
         for run in [r for r in self._active.values() if r.partition == partition]:
             run.abandon(given_up)
+            self._fragments.release(run, given_up)
             self._end_if_finished(run)
-        self._skip_unwanted()
 
     def _begin_no_more(self, stage: str, error: VaneError) -> None:
         """Fails a stage where fragments of it have not begun; those under way are finished."""
@@ -281,16 +323,6 @@ class Stream:
         for index, missing in self._state.missing(stage):
             if any((index, i) not in begun for i in missing):
                 self._state.fail(index, stage, error)
-        self._skip_unwanted()
-
-    def _skip_unwanted(self) -> None:
-        while self._next and not self._still_wanted(self._next):
-            self._next = next(self._waiting, None)
-
-    def _still_wanted(self, run: FragmentRun) -> bool:
-        failed = self._state.failed
-        run.abandon({stage for stage in run.nodes if (run.partition, stage) in failed})
-        return bool(run.nodes)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
         """Fails stages whose pool cannot start in every partition that needs them."""
@@ -303,19 +335,27 @@ class Stream:
         """A worker or its data is gone: the worker is replaced, what it was at is done again."""
         at_work = not loss.worker or self._was_at_work(ticket, flight.worker)
         guilty = at_work and not loss.innocent
+        item = flight.item
+        spec = self._state.pipeline[item.stage].spec
+        calls = guilty and flight.worker.pool != IO_POOL
+        limit = loss.exceeded(spec, time.monotonic() - flight.began) if calls else None
+        if loss.worker and limit is not None:
+            took = "took" if loss.timed_out else "may have taken"
+            reason = f"a call {took} longer than timeout_s={limit:g}: {loss.reason}"
+            loss = replace(loss, reason=reason)
         if loss.worker:
             self._crew.lost(flight.worker, loss.reason, starting=False)
-        item = flight.item
         if not item.wanted:
             return
-        run, spec = item.run, item.run.nodes[item.stage].spec
+        run = item.run
         if loss.worker and isolates(spec) and not self._losses.is_sick(item.stage):
             if item.kind == "slice":
-                self._give_again(flight, guilty, loss)
+                self._give_again(flight, guilty, loss, limit is not None)
                 return
             guilty = guilty and item.stage in run.suspects
             run.suspects.add(item.stage)
         if run.restarts < _MOST_RESTARTS or not guilty:
+            self._counts.start_over(run)
             run.start_over(guilty)
             self._start_ready(run)
             return
@@ -328,12 +368,12 @@ class Stream:
         )
         self._fail(run.partition, item.stage, error)
 
-    def _give_again(self, flight: Flight, guilty: bool, loss: Loss) -> None:
+    def _give_again(self, flight: Flight, guilty: bool, loss: Loss, hung: bool) -> None:
         """Gives the rows of a lost slice to other workers, halved if they may be at fault."""
         item, node = flight.item, flight.item.run.nodes[flight.item.stage]
-        seconds, why = time.monotonic() - flight.began, loss.fault.message if loss.fault else ""
+        why = loss.fault.message if loss.fault else ""
         rows = (flight.start, flight.rows)
-        again = self._losses.again(item.run, node.spec, *rows, guilty, seconds, why)
+        again = self._losses.again(item.run, node.spec, *rows, guilty, hung, why)
         node.flying += len(again) - 1
         for part in again:
             self._queue(item.run, item.stage, "slice", part)
@@ -346,3 +386,5 @@ class Stream:
     def _tell(self) -> None:
         self._counts.tell()
         self._crew.look_after_starts()
+        self._fragments.tell_waits(idle=not self._active)
+        self._sharing.follow(self._crew.lanes)

@@ -14,7 +14,8 @@ from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, AssetOptions
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.masking import errors_masked, without_secrets
-from vane_dagster.orchestrate.check_events import check_specs, evaluate_alone, judge
+from vane_dagster.orchestrate.check_events import CheckLog, check_specs, evaluate_alone, judge
+from vane_dagster.orchestrate.event_writer import EventWriter
 from vane_dagster.orchestrate.observing import SourceLog, observe
 from vane_dagster.orchestrate.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestrate.resources import Compute, FragmentStore
@@ -70,34 +71,39 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     ) -> Iterator[Any]:
         opened = store.open()
         judging = judge(context, pipeline, opened)
+        writer = EventWriter(context)
+        checks = CheckLog(context, writer, pipeline)
         try:
-            evaluate_alone(context, pipeline, opened, judging)
+            evaluate_alone(context, checks, pipeline, opened, judging)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error
         selected = {key.path[-1] for key in context.selected_asset_keys}
         if not selected:
+            yield from writer.take()
+            yield from checks.outputs()
             return
         partitions = _partitions(context, pipeline)
-        report = RunReport(context, pipeline, opened, partitions, judging)
+        report = RunReport(context, writer, checks, pipeline, opened, partitions, judging)
         try:
-            run_pipeline(
-                pipeline,
-                selected,
-                partitions,
-                compute,
-                opened,
-                context.run.run_id,
-                listen=report.listen,
-                log=context.log.info,
-                check=lambda: _check_is_wanted(context),
-                judge=judging,
-                force=config.force,
-                retry_quarantined=config.retry_quarantined,
-            )
+            with report:
+                run_pipeline(
+                    pipeline,
+                    selected,
+                    partitions,
+                    compute,
+                    opened,
+                    context.run.run_id,
+                    listen=report.listen,
+                    flush=report.flush,
+                    log=context.log.info,
+                    check=lambda: _check_is_wanted(context),
+                    judge=judging,
+                    force=config.force,
+                    retry_quarantined=config.retry_quarantined,
+                    priority=_priority(context.run),
+                )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error
-        finally:
-            report.close()
         yield from report.results()
 
     return materialize
@@ -117,12 +123,14 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
             partitions = pipeline.partitions_def.get_partition_keys(
                 dynamic_partitions_store=context.instance
             )
-        log = SourceLog(context, pipeline, partitions)
+        writer = EventWriter(context)
+        log = SourceLog(context, writer, pipeline, partitions)
         try:
             changed = observe(pipeline, partitions, log)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from without_secrets(error)
         context.log.info(f"{changed} of {len(partitions)} partitions have changed")
+        yield from writer.take()
         yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
 
     with warnings.catch_warnings():
@@ -147,6 +155,14 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
             "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
     return list(context.partition_keys)
+
+
+def _priority(run: dg.DagsterRun) -> int:
+    """The run's `dagster/priority` tag, by which Dagster's own run queue goes; 0 without."""
+    try:
+        return int(run.tags.get("dagster/priority", 0))
+    except ValueError:
+        return 0
 
 
 def _check_is_wanted(context: dg.AssetExecutionContext) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData as Target,
-)
 
 from vane_dagster.commit.manifest import CheckResult
 from vane_dagster.commit.reading import find
@@ -17,6 +15,8 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.errors import StoreError, VaneError, names
 from vane_dagster.execute.judging import Earlier, Judge
+from vane_dagster.orchestrate.event_log import Target
+from vane_dagster.orchestrate.event_writer import EventWriter
 from vane_dagster.orchestrate.specs import stage_key
 
 
@@ -41,58 +41,144 @@ Blocked = tuple[str, str | None, CheckResult]
 """A stage, a partition, and the blocking check that failed there."""
 
 
-class CheckLog:
-    """Logs evaluations, each for its partition; those yielded by a step would have none."""
+@dataclass(frozen=True)
+class _Pending:
+    """A check's result that is to be written; `evaluated` is False if there was no version."""
 
-    def __init__(self, context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
-        self._context, self._pipeline = context, pipeline
+    partition: str | None
+    result: CheckResult
+    evaluated: bool
+
+
+class CheckLog:
+    """Collects evaluations, each of a partition; those yielded by a step would have none."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, writer: EventWriter, pipeline: Pipeline
+    ) -> None:
+        self._context, self._writer, self._pipeline = context, writer, pipeline
         self._selected = context.selected_asset_check_keys
+        self._evaluated = _evaluated_before(context)
+        self._pending: dict[str, list[_Pending]] = {}
         self.blocked: list[Blocked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
-        """Logs what the checks of a partition have found, once it is materialized."""
+        """Adds what the checks of a partition have found."""
         listed = list(results)
         for result in listed:
             if result.blocking and not result.passed:
                 self.blocked.append((stage, partition, result))
-        self._log(stage, partition, listed)
+        self._add(stage, partition, listed, evaluated=True)
 
     def not_made(self, stage: str, partition: str | None, error: VaneError) -> None:
-        """Logs the checks of a partition that failed: Dagster would have them planned for ever."""
-        told = f"not evaluated, as the partition was not made: {error}"
+        """Adds the checks of a partition that failed: Dagster would have them planned for ever.
+
+        No version was evaluated, so these evaluations refer to no materialization: the results of
+        the version in force stay what they are.
+        """
+        told = f"The partition failed, so the check was not evaluated: {error}"
         checks = self._pipeline.checks(stage)
         results = [CheckResult(c.name, False, c.blocking, c.severity, told, {}, "") for c in checks]
-        self._log(stage, partition, results)
+        self._add(stage, partition, results, evaluated=False)
 
-    def _log(self, stage: str, partition: str | None, results: Sequence[CheckResult]) -> None:
+    def replaced(self, stage: str, partitions: Collection[str | None]) -> None:
+        """Marks results of versions that another run has replaced: they refer to no version."""
+        if partitions and stage in self._pending:
+            self._pending[stage] = [
+                replace(each, evaluated=False) if each.partition in partitions else each
+                for each in self._pending[stage]
+            ]
+
+    def _add(
+        self,
+        stage: str,
+        partition: str | None,
+        results: Sequence[CheckResult],
+        *,
+        evaluated: bool,
+    ) -> None:
         key = stage_key(self._pipeline, stage)
-        wanted = [r for r in results if dg.AssetCheckKey(key, r.name) in self._selected]
-        target = self._target(key, partition) if wanted else None
-        for result in wanted:
-            self._context.log_event(
-                dg.AssetCheckEvaluation(
-                    asset_key=key,
-                    check_name=result.name,
-                    passed=result.passed,
-                    metadata=dict(result.metadata),
-                    target_materialization_data=target,
-                    severity=dg.AssetCheckSeverity[result.severity],
-                    description=result.description,
-                    blocking=result.blocking,
-                    partition=partition,
-                )
+        wanted = [
+            _Pending(partition, result, evaluated)
+            for result in results
+            if dg.AssetCheckKey(key, result.name) in self._selected
+        ]
+        if wanted:
+            self._pending.setdefault(stage, []).extend(wanted)
+
+    @property
+    def pending(self) -> list[str]:
+        """The stages that have evaluations to write."""
+        return list(self._pending)
+
+    def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
+        """Writes a stage's evaluations, within a group.
+
+        Args:
+            stage: The stage.
+            written: References to its materializations that were written just now. An evaluation
+                that names no materialization does not count for its partition.
+        """
+        key = stage_key(self._pipeline, stage)
+        pending = self._pending.pop(stage, [])
+        evaluated = dict.fromkeys(each.partition for each in pending if each.evaluated)
+        others = [partition for partition in evaluated if partition not in written]
+        targets = {**written, **(self._writer.log.targets(key, others) if others else {})}
+        evaluations = [
+            dg.AssetCheckEvaluation(
+                asset_key=key,
+                check_name=each.result.name,
+                passed=each.result.passed,
+                metadata=dict(each.result.metadata),
+                target_materialization_data=(
+                    targets.get(each.partition) if each.evaluated else None
+                ),
+                severity=dg.AssetCheckSeverity[each.result.severity],
+                description=each.result.description,
+                blocking=each.result.blocking,
+                partition=each.partition,
             )
+            for each in pending
+        ]
+        if new := [e for e in evaluations if _identity(e) not in self._evaluated]:
+            self._writer.write(new)
 
-    def _target(self, key: dg.AssetKey, partition: str | None) -> Target | None:
-        """The latest materialization: of a partition, an evaluation without it counts as none."""
-        partitions = None if partition is None else [partition]
-        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=partitions)
-        found = self._context.instance.fetch_materializations(wanted, limit=1).records
-        return _pointer(found[0]) if found else None
+    def flush(self) -> None:
+        """Writes all evaluations, of partitions that were materialized before."""
+        with self._writer.group():
+            for stage in self.pending:
+                self.write(stage, {})
+
+    def outputs(self) -> Iterator[dg.Output[None]]:
+        """Outputs of the selected checks, for the step to yield.
+
+        Dagster takes a check without an output for one that gave no result. An output alone adds
+        no evaluation to those that were written with their partitions.
+        """
+        for name, spec in self._context.assets_def.node_check_specs_by_output_name.items():
+            if spec.key in self._selected:
+                yield dg.Output(None, output_name=name)
 
 
-def _pointer(record: dg.EventLogRecord) -> Target:
-    return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+def _evaluated_before(context: dg.AssetExecutionContext) -> set[tuple[Any, ...]]:
+    """The evaluations that a former attempt of this step has written."""
+    if not context.retry_number:
+        return set()
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    entries = context.instance.all_logs(context.run.run_id, of_type=kind)
+    events = [entry.dagster_event for entry in entries]
+    return {_identity(event.asset_check_evaluation_data) for event in events if event}
+
+
+def _identity(evaluation: dg.AssetCheckEvaluation) -> tuple[Any, ...]:
+    target = evaluation.target_materialization_data
+    return (
+        evaluation.asset_check_key,
+        evaluation.partition,
+        evaluation.passed,
+        evaluation.description,
+        target.storage_id if target else None,
+    )
 
 
 def told_blocked(found: Sequence[Blocked]) -> str:
@@ -110,7 +196,11 @@ def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -
 
 
 def evaluate_alone(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store, judging: Judge
+    context: dg.AssetExecutionContext,
+    log: CheckLog,
+    pipeline: Pipeline,
+    store: Store,
+    judging: Judge,
 ) -> None:
     """Evaluates the selected checks of stages that are not to be materialized.
 
@@ -120,7 +210,6 @@ def evaluate_alone(
         StoreError: If one was never materialized.
         dg.Failure: If a blocking check failed, as Dagster does; it gates all that is selected.
     """
-    log = CheckLog(context, pipeline)
     checks = context.selected_asset_check_keys
     chosen = {key.asset_key for key in checks}
     named = context.has_partition_key or context.has_partition_key_range
@@ -139,6 +228,7 @@ def evaluate_alone(
             results = judging.results(manifest)
             wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
             log.found(stage.name, partition, wanted)
+        log.flush()
     if log.blocked:
         raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from vane_dagster.commit.forms import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.commit.home import default_root
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.quarantine import read_faults
+from vane_dagster.commit.quarantine import concat_faults, read_faults
 from vane_dagster.commit.reading import StoredRows, find, read
 from vane_dagster.commit.store import Store
 from vane_dagster.errors import StoreError, names
@@ -74,9 +74,10 @@ def quarantine(
         store: As for `load`.
 
     Returns:
-        A row for each, with the id that it has in what the stage reads, ``partition``, ``stage``,
-        ``fragment``, ``error`` (the exception's class), ``message``, ``traceback``, ``attempts``,
-        ``run_id``, ``model``, ``worker`` and ``at``.
+        A row for each, with the id that it has in what the stage reads, ``parents`` (the ids of
+        the rows that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error``
+        (the exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
+        ``worker`` and ``at``.
 
     Raises:
         StoreError: If the stage was never materialized.
@@ -91,7 +92,7 @@ def quarantine(
     for key, manifest in manifests.items():
         rows = read_faults(opened, manifest)
         found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
-    return pa.concat_tables(found)
+    return concat_faults(found)
 
 
 def connected(rows: StoredRows, form: str) -> StoredRows:

@@ -11,9 +11,12 @@ from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import SourceError
 from vane_dagster.orchestrate.event_log import DATA_VERSION, EventLog
+from vane_dagster.orchestrate.event_writer import EventWriter
 from vane_dagster.orchestrate.specs import stage_key
 from vane_dagster.plan.listing import list_source
 from vane_dagster.plan.source import source_version
+
+_GROUP = 500
 
 
 class SourceLog:
@@ -21,6 +24,7 @@ class SourceLog:
 
     Args:
         context: Of the step that observes. Make this object before the source is listed.
+        writer: Writes the observations.
         pipeline: Whose source it is.
         partitions: Keys; ``[None]`` for an unpartitioned pipeline.
     """
@@ -28,10 +32,12 @@ class SourceLog:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
+        writer: EventWriter,
         pipeline: Pipeline,
         partitions: Sequence[str | None],
     ) -> None:
-        self._context = context
+        self._instance = context.instance
+        self._writer = writer
         self._pipeline = pipeline
         self._partitions = partitions
         self.key = stage_key(pipeline, SOURCE)
@@ -39,7 +45,7 @@ class SourceLog:
 
     def _read(self) -> Mapping[str | None, str]:
         kind = dg.DagsterEventType.ASSET_OBSERVATION
-        return EventLog(self._context.instance).versions(self.key, kind, self._partitions)
+        return EventLog(self._instance).versions(self.key, kind, self._partitions)
 
     def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
         """Logs what partitions hold, where it is not what Dagster knows.
@@ -50,30 +56,36 @@ class SourceLog:
             The partitions logged.
         """
         known = self._read()
-        return [
+        changed = [
             partition
             for partition, files in found.items()
             if known.get(partition) == self._before.get(partition)
-            and self._tell(partition, files, known.get(partition))
+            and _is_new(source_version(files), known.get(partition), files)
         ]
+        for start in range(0, len(changed), _GROUP):
+            events = [self._observation(p, found[p]) for p in changed[start : start + _GROUP]]
+            with self._writer.group():
+                self._writer.write(events)
+        return changed
 
-    def _tell(self, partition: str | None, files: Sequence[FileRecord], known: str | None) -> bool:
-        version = source_version(files)
-        if version == known or (known is None and not files):
-            return False
-        self._context.log_event(
-            dg.AssetObservation(
-                asset_key=self.key,
-                partition=partition,
-                tags={DATA_VERSION: version},
-                metadata={
-                    "dagster/uri": self._pipeline.source.url_for(partition),
-                    "files": len(files),
-                    "bytes": sum(file.size for file in files),
-                },
-            )
+    def _observation(
+        self, partition: str | None, files: Sequence[FileRecord]
+    ) -> dg.AssetObservation:
+        return dg.AssetObservation(
+            asset_key=self.key,
+            partition=partition,
+            tags={DATA_VERSION: source_version(files)},
+            metadata={
+                "dagster/uri": self._pipeline.source.url_for(partition),
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            },
         )
-        return True
+
+
+def _is_new(version: str, known: str | None, files: Sequence[FileRecord]) -> bool:
+    """Whether a partition's files are not what Dagster knows; one without files is nothing new."""
+    return version != known and (known is not None or bool(files))
 
 
 def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog) -> int:

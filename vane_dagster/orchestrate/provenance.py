@@ -54,6 +54,17 @@ class Provenance:
         }
         outside = {dep for deps in self._deps.values() for dep in deps} - self._inside
         self._outside = {key: _Input(key, self._log, partitions) for key in outside}
+        self._written: dict[tuple[dg.AssetKey, str | None], int] = {}
+
+    def written(self, key: dg.AssetKey, pointers: Mapping[str | None, int]) -> None:
+        """Take in storage ids of materializations that the step has written."""
+        self._written |= {(key, partition): pointer for partition, pointer in pointers.items()}
+
+    def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None], log: EventLog) -> None:
+        """Read what `tags` needs for these partitions and the step has not written itself."""
+        for dep in self._inside.intersection(self._deps[key]):
+            if missing := [p for p in partitions if (dep, p) not in self._written]:
+                self.written(dep, log.materialized(dep, missing))
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Takes in that the step has logged observations of an input."""
@@ -70,15 +81,13 @@ class Provenance:
 
         Args:
             key: The asset. The events of what it reads inside the step are logged already.
-            partition: Its partition.
+            partition: Its partition, which `look_up` was called for.
             versions: Data versions of inputs, where they are known better than by their events.
         """
         found = {}
         for dep in self._deps[key]:
             if dep in self._inside:
-                kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-                latest = self._log.pointers(dep, kind, [partition])
-                pointer, version = str(latest.get(partition, _NO_EVENT)), _UNKNOWN
+                pointer, version = str(self._written.get((dep, partition), _NO_EVENT)), _UNKNOWN
             else:
                 pointer, version = self._outside[dep].at(partition)
             name = dep.to_user_string()

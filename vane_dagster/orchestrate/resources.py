@@ -19,13 +19,16 @@ from vane_dagster.orchestrate.fragment_store import FragmentStore as FragmentSto
 
 _log = logging.getLogger(__name__)
 
+ANSWER_SECONDS = 10.0
+
 
 # Dagster's resources are generic in what they give, which is themselves here.
 class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Ray head on this machine's loopback address, started on first use.
 
     It outlives the run, so that later runs of the same Python environment find their models warm.
-    ``vane-dagster cluster status`` shows it and ``vane-dagster cluster stop`` ends it.
+    It stops by itself after `idle_minutes` without a connected driver. ``vane-dagster cluster
+    list`` shows the heads of all environments and ``vane-dagster cluster stop`` ends one.
     """
 
     num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
@@ -37,6 +40,16 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="Bytes for tables between stages. Default: Ray's."
     )
     name: str = Field(default="default", description="Tells several clusters apart.")
+    idle_minutes: float | None = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "Minutes without a connected driver after which the head stops, with the models that "
+            "are still loaded: warm models and actors of yours do not keep it up. None or 0: "
+            "never. The value of the last run that used the head is in force."
+        ),
+    )
 
     def connect(self, start: bool = True) -> None:
         """Connects this process.
@@ -47,19 +60,26 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             ComputeError: If it cannot be started or reached.
         """
-        from vane_dagster.execute.cluster import LocalHead
-        from vane_dagster.execute.cluster_connect import connect
+        self._head().connect("vane_dagster", start)
 
-        local = LocalHead(
+    def conflicts(self) -> list[str]:
+        """A warning for each other local head that claims the same CPUs or GPUs."""
+        from vane_dagster.execute.cluster_heads import conflicts, running_heads
+
+        head = self._head().find()
+        return conflicts(head, running_heads()) if head else []
+
+    def _head(self) -> Any:
+        from vane_dagster.execute.cluster import LocalHead
+
+        return LocalHead(
             num_cpus=self.num_cpus,
             num_gpus=self.num_gpus,
             resources=self.resources,
             object_store_memory=self.object_store_memory,
             name=self.name,
+            idle_minutes=self.idle_minutes or None,
         )
-        head = local.ensure() if start else local.find()
-        if head is not None:
-            connect(head, namespace="vane_dagster")
 
 
 # As above.
@@ -70,7 +90,7 @@ class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Connects to where the pools live.
 
         Args:
-            told: Called with a line of text while a run has to wait.
+            told: Takes warnings about the cluster.
         """
         raise NotImplementedError
 
@@ -94,13 +114,20 @@ class RayCompute(Compute):
         description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",
     )
     idle_timeout: float = Field(
-        default=600.0, gt=0, description="Seconds that a pool stays warm without a lease."
+        default=600.0,
+        gt=0,
+        description=(
+            "Seconds that a pool stays warm without a lease; with a LocalCluster at most until its "
+            "idle_minutes are over."
+        ),
     )
     ray_init_options: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of ray.init for an address."
     )
 
     _keeper: Any = PrivateAttr(default=None)
+    _logger: Any = PrivateAttr(default=_log)
+    _has_warned: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Connects before the step begins, so that its time is that of its work.
@@ -112,7 +139,8 @@ class RayCompute(Compute):
         """
         if self.cluster is not None and self.address is not None:
             raise ComputeError("RayCompute: give either cluster or address, not both")
-        self._connect(context.log.warning if context.log else _log.warning, start=False)
+        self._logger = context.log or _log
+        self._connect(self._logger.warning, start=False)
         from vane_dagster.execute.keeper_client import KeeperClient
 
         self._keeper = KeeperClient.known()
@@ -126,7 +154,14 @@ class RayCompute(Compute):
         self._connect(told, start=True)
         from vane_dagster.execute.ray_backend import RayBackend
 
-        return RayBackend(self.idle_timeout, told, keeper=self._keeper)
+        return RayBackend(self.idle_timeout, keeper=self._keeper)
+
+    def close(self, backend: Backend) -> None:
+        """See `Compute.close`."""
+        from vane_dagster.execute.ray_backend import RayBackend
+
+        assert isinstance(backend, RayBackend)
+        backend.close()
 
     def is_up(self) -> bool:
         """See `Compute.is_up`."""
@@ -138,9 +173,23 @@ class RayCompute(Compute):
         if self.address is not None:
             connect_address(self.address, self.ray_init_options)
         elif self.cluster is None or isinstance(self.cluster, LocalCluster):
-            (self.cluster or LocalCluster()).connect(start)
+            cluster = self.cluster or LocalCluster()
+            cluster.connect(start)
+            if not self._has_warned and self.is_up():
+                self._has_warned = True
+                self._warn_about(cluster)
         else:
             _connect_resource(self.cluster, told)
+
+    def _warn_about(self, cluster: LocalCluster) -> None:
+        for conflict in cluster.conflicts():
+            self._logger.warning(conflict)
+        if cluster.idle_minutes and cluster.idle_minutes * 60 < self.idle_timeout:
+            self._logger.warning(
+                f"Pools stay warm for idle_timeout={self.idle_timeout:g} s, but the local cluster "
+                f"stops after idle_minutes={cluster.idle_minutes:g}, and the models with it: give "
+                "LocalCluster a larger idle_minutes, or None."
+            )
 
 
 def connect_address(address: str | None, options: dict[str, Any]) -> None:
@@ -151,20 +200,28 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
     """
     import ray
 
+    from vane_dagster.execute.cluster_connect import job_config, recorded_address
+    from vane_dagster.execute.head_watch import outliving_head
+
     if ray.is_initialized():
         _check_is_connected_to(address)
         return
+    # Ray Client's drivers have no folders that workers import from.
+    job = {} if "://" in (address or "") else {"job_config": job_config()}
+    address = recorded_address(address)
     try:
         _check_answers(address)
-        ray.init(
-            address=address,
-            **{
-                "namespace": "vane_dagster",
-                "logging_level": logging.WARNING,
-                "log_to_driver": False,
-                **options,
-            },
-        )
+        with outliving_head():
+            ray.init(
+                address=address,
+                **{
+                    "namespace": "vane_dagster",
+                    "logging_level": logging.WARNING,
+                    "log_to_driver": False,
+                    **job,
+                    **options,
+                },
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
             f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
@@ -188,10 +245,13 @@ def _check_is_connected_to(address: str | None) -> None:
 
 
 def _check_answers(address: str | None) -> None:
-    """Fails at once where Ray would try for minutes; "auto" and the like are left to Ray."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    """Checks a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
+    from vane_dagster.execute.cluster_connect import check_answers
+
+    plain = (address or "").removeprefix("ray://")
+    host, _, port = plain.rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+        check_answers(plain, ANSWER_SECONDS)
 
 
 def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,15 @@ from vane_dagster.execute.events import Event, Planned, about_plan
 from vane_dagster.execute.executor import execute
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.preflight import Finding, beyond, check_all, refuse
+from vane_dagster.orchestrate.event_queue import EventQueue
 from vane_dagster.orchestrate.resources import Compute
+from vane_dagster.orchestrate.signals import signals_deferred
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.planner import plan_run
 
-_STOP_SECONDS = 30.0
+_STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
+_TICK_SECONDS = 0.5
 _TOLD = 5
 
 
@@ -41,6 +44,8 @@ def run_pipeline(
     judge: Judge,
     force: bool = False,
     retry_quarantined: bool = False,
+    flush: Callable[[], None] = lambda: None,
+    priority: int = 0,
 ) -> RunPlan:
     """Brings stages of some partitions up to date.
 
@@ -57,6 +62,9 @@ def run_pipeline(
         judge: Evaluates the stages' checks.
         force: Computes everything again.
         retry_quarantined: Computes the rows again that could not be computed.
+        flush: Called on this thread when no event has come for a moment, and after the last one,
+            so that `listen` may hold events back until then.
+        priority: Where runs compete for workers, the one with the highest priority goes first.
 
     Returns:
         The plan that was carried out; what came of it went to `listen`.
@@ -83,10 +91,20 @@ def run_pipeline(
     try:
         _on_a_thread(
             lambda emit, cancelled: execute(
-                plan, backend, store, run_id, emit, cancelled, versions(), judge, plan_again
+                plan,
+                backend,
+                store,
+                run_id,
+                emit,
+                cancelled,
+                versions(),
+                judge,
+                plan_again,
+                priority,
             ),
             listen,
             check,
+            flush,
         )
     finally:
         if backend is not None:
@@ -154,12 +172,14 @@ def _on_a_thread(
     work: Callable[[Callable[[Event], None], threading.Event], None],
     listen: Callable[[Event], None],
     check: Callable[[], None],
+    flush: Callable[[], None],
 ) -> None:
     """Runs `work` on a thread and hands its events over; a slow listener stalls nothing.
 
-    An interruption of this thread, or what `check` raises, cancels the work and waits for it.
+    An interruption of this thread, or what `check` raises, cancels the work. What is committed
+    until it has stopped is handed over all the same, for at most `_STOP_SECONDS`.
     """
-    events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    events = EventQueue()
     cancelled = threading.Event()
     raised: list[BaseException] = []
 
@@ -173,32 +193,75 @@ def _on_a_thread(
 
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()
+    handover = _Handover(events, listen, check, flush)
     try:
-        for event in _events(events, check):
-            listen(event)
+        ended = False
+        while not ended:
+            with signals_deferred() as received:  # an event that was taken is not lost
+                ended = handover.run(received)
     except BaseException:
         cancelled.set()
-        thread.join(_STOP_SECONDS)
+        with signals_deferred():
+            handover.finish()
         raise
     thread.join()
     if raised:
         raise raised[0]
 
 
-def _events(events: queue.SimpleQueue[Event | None], check: Callable[[], None]) -> Iterator[Event]:
-    """The events up to the last one, with a check now and then."""
-    checked = time.monotonic()
-    while True:
-        if time.monotonic() - checked > _CHECK_SECONDS:
-            check()
-            checked = time.monotonic()
-        try:
-            event = events.get(timeout=0.5)  # so that a signal is seen while nothing happens
-        except queue.Empty:
-            continue
-        if event is None:
-            return
-        yield event
+class _Handover:
+    """Hands the events of a run's thread to a listener on another one.
+
+    Args:
+        events: The queue; None ends it.
+        listen: Called with each event.
+        check: Called every few seconds.
+        flush: Called when no event has come for a moment, and after the last.
+    """
+
+    def __init__(
+        self,
+        events: EventQueue,
+        listen: Callable[[Event], None],
+        check: Callable[[], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._events, self._listen, self._check, self._flush = events, listen, check, flush
+        self._checked = time.monotonic()
+
+    def run(self, received: Sequence[Any]) -> bool:
+        """Hands over events up to the last one, or until a signal is received.
+
+        Returns:
+            Whether it was the last one.
+        """
+        while not received:
+            if time.monotonic() - self._checked > _CHECK_SECONDS:
+                self._check()
+                self._checked = time.monotonic()
+            try:
+                event = self._events.get(timeout=_TICK_SECONDS)
+            except queue.Empty:
+                self._flush()
+                continue
+            if event is None:
+                self._flush()
+                return True
+            self._listen(event)
+        return False
+
+    def finish(self) -> None:
+        """Hands over what cancelled work has still committed, for at most `_STOP_SECONDS`."""
+        until = time.monotonic() + _STOP_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                break
+            if event is None:
+                break
+            self._listen(event)
+        self._flush()
 
 
 def versions() -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from vane_dagster.declare.udf import Udf
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
 from vane_dagster.plan.digest import value_digest
+from vane_dagster.plan.inputs import quarantining
 
 _PROMPTS = 1
 """Raised when our providers' answers, or what is made of them, change."""
@@ -72,7 +73,8 @@ def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
             spec.failures.on_error == "null",  # the other two differ in what they do with errors
         ]
     if isinstance(spec, JoinSpec):
-        return [spec.how, spec.children, sorted(spec.columns.items())]
+        nulls = ["null lists"] if any(quarantining(pipeline, spec).values()) else []
+        return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
     assert isinstance(spec, WriteSpec)
     return [
         spec.url,

@@ -17,7 +17,7 @@ from vane_dagster import failpoints
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord
 from vane_dagster.commit.transient import persistently
-from vane_dagster.declare.schema import check_distinct, plain_type
+from vane_dagster.declare.schema import check_distinct, plain_type, seen_by_sql
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.errors import SourceError
 from vane_dagster.plan.source import file_identity
@@ -88,6 +88,13 @@ def read_footers(
             metadata = persistently(failpoints.failing("read", file.url, read))
             return metadata.schema.to_arrow_schema(), metadata
         except Exception as error:  # of pyarrow, or of a file system's driver
+            if file.size and not _begins_as_parquet(location):
+                raise SourceError(
+                    f"{culprit}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
+                    "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
+                    "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
+                    "name the Parquet file; or take it out of the source"
+                ) from error
             raise SourceError(
                 f"{culprit}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
                 f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
@@ -95,7 +102,9 @@ def read_footers(
 
     with ThreadPoolExecutor(max_workers=16) as threads:
         footers = list(threads.map(footer, files))
-    schema = as_read(footers[0][0])
+    schema = plain_schema(footers[0][0])
+    for file, (own, _) in zip(files, footers):
+        schema = _common(schema, plain_schema(own), files[0].url, file.url, culprit)
     check_distinct(schema.names, f"{culprit}, {files[0].url!r}")
     if ROW_NUMBER in schema.names:
         raise SourceError(
@@ -104,50 +113,56 @@ def read_footers(
         )
     fragments = []
     for file, (own, metadata) in zip(files, footers):
-        _check_same_columns(schema, as_read(own), files[0].url, file.url, culprit)
-        fragments += list(cut(file, metadata, rule))
+        fragments += list(cut(file, metadata, rule, _kept_types(plain_schema(own))))
     return SourceTable(schema, tuple(fragments))
 
 
-def as_read(schema: pa.Schema) -> pa.Schema:
-    """The schema as DuckDB reads the file, which has fewer types than Arrow."""
-    return pa.schema([pa.field(f.name, _read_type(plain_type(f.type))) for f in schema])
+def _begins_as_parquet(location: Location) -> bool:
+    """Whether a file begins as a Parquet file does; true where that cannot be read."""
+    try:
+        with location.fs.open(location.path, "rb") as stream:
+            return stream.read(4) in (b"PAR1", b"PARE")
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return True
 
 
-def _read_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_float16(kind):
-        return pa.float32()
-    if pa.types.is_decimal256(kind):
-        return pa.float64()
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_time32(kind):
-        return pa.time64("us")
-    if pa.types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
-    return kind
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A file's columns, each in the plain encoding of its type."""
+    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
-def _check_same_columns(
+def _common(
     first: pa.Schema, other: pa.Schema, first_url: str, url: str, culprit: str
-) -> None:
+) -> pa.Schema:
+    """The columns of two files, where types differ in the type as which SQL sees both."""
+    fields = []
     for field in first:
         index = other.get_field_index(field.name)
         found = other.field(index).type if index >= 0 else "no such column"
         if found != field.type:
-            raise SourceError(
-                f"{culprit}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
-                f"{first_url!r}; all files of a partition need the same columns and types"
-            )
+            seen = seen_by_sql(field.type)
+            if seen is None or index < 0 or seen_by_sql(found) != seen:
+                raise SourceError(
+                    f"{culprit}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
+                    f"{first_url!r}; all files of a partition need the same columns and types"
+                )
+            field = field.with_type(seen)
+        fields.append(field)
+    return pa.schema(fields)
 
 
-def cut(file: FileRecord, footer: Any, rule: FragmentRule) -> Iterator[FragmentRecord]:
+def _kept_types(schema: pa.Schema) -> str:
+    """The types that are kept although SQL has others for them; none for most files."""
+    return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
+
+
+def cut(
+    file: FileRecord, footer: Any, rule: FragmentRule, types: str = ""
+) -> Iterator[FragmentRecord]:
     """Cuts a file into fragments along its row groups, and inside those that are too large.
 
     How many rows a fragment has is told by the file's mean row. Row groups whose rows are much
-    larger are cut by their own bytes, at twice the rule's.
+    larger are cut by their own bytes, at twice the rule's. `types` counts in the digests.
     """
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
@@ -159,7 +174,7 @@ def cut(file: FileRecord, footer: Any, rule: FragmentRule) -> Iterator[FragmentR
     edges, above = np.cumsum([0, *rows]), np.cumsum([0, *sizes])
     for start, stop in _ranges(rows, most, sizes, 2 * rule.bytes):
         first, last = np.interp([start, stop], edges, above)
-        text = f"{identity}\n{start}\n{stop}"
+        text = f"{identity}\n{start}\n{stop}{types}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         yield FragmentRecord(file.url, start, stop, digest, int(last - first))
 

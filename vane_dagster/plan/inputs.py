@@ -5,8 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vane_dagster.commit.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.declare.keys import join_shape
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.stage import SOURCE, JoinSpec, MapBatchesSpec, StageSpec
 from vane_dagster.errors import PlanError, names
+
+
+def quarantining(pipeline: Pipeline, spec: StageSpec) -> dict[str, list[str]]:
+    """For each list of a left join, the stages whose quarantined rows would lead to its children.
+
+    A row without children is told from one whose children are not known by what these stages have
+    quarantined.
+    """
+    if not isinstance(spec, JoinSpec) or spec.how != "left" or spec.children != "list":
+        return {}
+    shape = join_shape(spec, {node: pipeline.keys(node) for node in spec.upstream}, spec.name)
+    known = _with_upstream(pipeline, shape.base)
+    found = {}
+    for side in shape.sides:
+        if side.label is not None:
+            way = _with_upstream(pipeline, side.node) - known
+            found[side.node] = [s.name for s in pipeline if s.name in way and _quarantines(s.spec)]
+    return found
+
+
+def _quarantines(spec: StageSpec) -> bool:
+    return isinstance(spec, MapBatchesSpec) and spec.failures.on_error == "quarantine"
+
+
+def _with_upstream(pipeline: Pipeline, node: str) -> set[str]:
+    """A stage and all that it is made from."""
+    above = () if node == SOURCE else pipeline[node].spec.upstream
+    return {node}.union(*(_with_upstream(pipeline, upstream) for upstream in above))
+
+
+def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
+    """The stages of which a stage reads parts, or what they have quarantined."""
+    beside = (stage for stages in quarantining(pipeline, spec).values() for stage in stages)
+    return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
 
 
 def require_inputs(
@@ -23,7 +59,7 @@ def require_inputs(
     missing = [stage for stage, name in found.items() if name is None]
     if missing:
         where = "" if key is None else f" in partition {key!r}"
-        readers = [s for s in selected if set(missing) & set(pipeline[s].spec.upstream)]
+        readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
         raise PlanError(
             f"pipeline {pipeline.name!r}: {names(readers)} reads {names(missing)}, which is not "
             f"selected and was never materialized{where}. Select it too"

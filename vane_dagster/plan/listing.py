@@ -17,7 +17,7 @@ from vane_dagster.commit.location import Location, files_below
 from vane_dagster.commit.manifest import FileRecord
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.source import ParquetSource, Source, StoredSource
-from vane_dagster.errors import SourceError, VaneError
+from vane_dagster.errors import SourceError, VaneError, names
 from vane_dagster.plan.source import file_record
 from vane_dagster.plan.stored import Listed, list_stored
 
@@ -77,12 +77,59 @@ def required(
         return listed
     if not listed:
         where = "" if partition is None else f" for partition {partition!r}"
+        hint = _hint(source, partition)
         raise SourceError(
             f"{culprit}: no Parquet file{where} at {source.url_for(partition)!r}; expected a file, "
-            "a folder that holds *.parquet, or a glob that matches some. Check the path, or write "
-            "the partition first"
+            f"a folder that holds *.parquet, or a glob that matches some. {hint}"
         )
     return listed
+
+
+def _hint(source: Source, partition: str | None) -> str:
+    """What to do where a source has no files."""
+    if isinstance(source, ParquetSource) and (others := _other_files(source, partition)):
+        return (
+            f"There is {names(others, 3)}, but vd.parquet reads Parquet files alone, and of a "
+            "folder those named *.parquet. Convert or rename the files"
+        )
+    return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
+
+
+def _other_files(source: ParquetSource, partition: str | None) -> list[str]:
+    """The files in the place of a partition's data, but for hidden ones."""
+    try:
+        location = _place(source, partition)
+        fs, path = location.fs, location.path
+        found = fs.glob(path) if glob.has_magic(path) else [path]
+        below = [(folder, name) for folder in found for name in files_below(fs, folder)]
+        return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return []
+
+
+def _escape_hint(source: Source, partition: str | None) -> str:
+    """How to name a path that exists as it is written, if the URL was taken as a pattern."""
+    if isinstance(source, StoredSource):
+        return ""
+    place = _place(source, partition)
+    literal = Location(source.url_for(partition), source.storage_options).path
+    for pattern, name in zip(place.path.split("/"), literal.split("/")):
+        if pattern == name and glob.has_magic(pattern):
+            folder = literal[: literal.index(pattern) + len(pattern)]
+            if not _exists(place.fs, folder):
+                return ""
+            return (
+                f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it as it "
+                f"is, write {glob.escape(pattern)!r} in place of {pattern!r}"
+            )
+    return ""
+
+
+def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    try:
+        return bool(fs.exists(path))
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return False
 
 
 def _list_one(source: ParquetSource, partition: str | None, culprit: str) -> Listed:

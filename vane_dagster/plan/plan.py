@@ -41,6 +41,7 @@ class StagePlan:
         parts: Parts that the store holds, by index of fragment.
         leaving: Indexes of fragments whose part the store is about to delete.
         mends: Former parts of fragments whose failed rows alone are computed, by index.
+        former: The manifest that was in force when the plan was made.
     """
 
     digest: str
@@ -50,6 +51,7 @@ class StagePlan:
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
     mends: Mapping[int, Part] = field(default_factory=dict)
+    former: ManifestName | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -111,6 +113,7 @@ class RunPlan:
         rule: How files are cut into fragments.
         source: The source, as its files are read.
         warnings: What is wrong in the store and was passed over.
+        listed_at: By the monotonic clock, when the store was not listed yet.
     """
 
     pipeline: Pipeline
@@ -121,6 +124,7 @@ class RunPlan:
     rule: FragmentRule
     source: ParquetSource
     warnings: Sequence[str] = ()
+    listed_at: float = 0.0
 
     def missing(self, stage: str) -> int:
         """Fragments of a stage that have to be computed, over all partitions."""
@@ -140,16 +144,19 @@ class RunPlan:
 
     def __str__(self) -> str:
         asked = len(self.partitions) + len(self.failed)
-        told = f"{asked} partition{'s' * (asked != 1)}"
+        told = f"{asked:,} partition{'s' * (asked != 1)}"
         if self.failed:
-            told += f", of which {len(self.failed)} cannot be planned"
+            told += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {told}; fragments of {self.rule}"]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             done = sum(plan.done is not None for plan in plans)
+            state = f"{done:,} of {len(plans):,} partitions up to date"
+            if len(plans) == 1:
+                state = "up to date" if done else "not up to date"
+            stored = sum(len(plan.parts) for plan in plans)
             lines.append(
-                f"  {stage}: {done} of {len(plans)} partitions are done; of the others' fragments, "
-                f"{self.missing(stage)} to compute, "
-                f"{sum(len(plan.parts) for plan in plans)} in the store"
+                f"  {stage}: {state}; fragments: {self.missing(stage):,} to compute, "
+                f"{stored:,} in the store"
             )
         return "\n".join(lines)

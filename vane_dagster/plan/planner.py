@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
 
-from vane_dagster.commit.folders import partition_folder
-from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
-from vane_dagster.commit.publish import STAGING, publisher_of
-from vane_dagster.commit.store import Store, read_part_info
+from vane_dagster.commit.publish import publisher_of
+from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
-from vane_dagster.errors import DamagedPartError, PlanError, SourceError, VaneError
+from vane_dagster.errors import PlanError, SourceError, VaneError
 from vane_dagster.plan.definition import digest, stage_definition
 from vane_dagster.plan.fragment import (
     FragmentRule,
     SourceTable,
-    as_read,
     default_rule,
+    plain_schema,
     read_footers,
 )
-from vane_dagster.plan.inputs import agreed, require_inputs
+from vane_dagster.plan.inputs import agreed, require_inputs, stages_read
 from vane_dagster.plan.listing import list_source, required
-from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.plan.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.plan.retries import FragmentKeys, fragment_keys, has_faults
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
 from vane_dagster.plan.stored import Listed, read_as, stored_schema
+from vane_dagster.plan.stored_parts import stored_parts
 
 _LISTERS = 16
 
@@ -61,6 +61,7 @@ def plan_run(
         DefinitionError: If a stage's code has no identity.
         StoreError: If the store cannot be listed.
     """
+    listed_at = time.monotonic()
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
     planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined)
     planner.look_up(partitions)
@@ -74,7 +75,7 @@ def plan_run(
                 failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings,
+        planner.warnings, listed_at,
     )  # fmt: skip
 
 
@@ -109,8 +110,8 @@ class _Planner:
         self.run_id = run_id
         self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
-        upstream = dict.fromkeys(u for s in selected for u in pipeline[s].spec.upstream)
-        self.inputs = [u for u in upstream if u != SOURCE and u not in selected]
+        read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
+        self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: dict[str | None, Listed] = {}
@@ -176,7 +177,7 @@ class _Planner:
             done = None
             if in_force and in_force.plan == known[stage] and not in_force.unfinished:
                 done = in_force
-            plans[stage] = StagePlan(known[stage], generation, done)
+            plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
         return plans
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
@@ -226,7 +227,9 @@ class _Planner:
         keys = self._keys(key, fragments, stages, inputs)
         expanded = {}
         for stage, plan in stages.items():
-            parts, leaving = self._parts(key, stage, keys[stage].keys)
+            where = (store, self.pipeline, stage, key, keys[stage].keys)
+            condemned = self._condemned(stage)
+            parts, leaving = stored_parts(*where, plan.former, condemned, self.warnings.append)
             publisher = publisher_of(self.pipeline[stage].spec, key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
@@ -243,7 +246,7 @@ class _Planner:
     def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
         if not files:
             schema = stored_schema(self.pipeline.source, self.store, key)
-            return SourceTable(as_read(schema), ())
+            return SourceTable(plain_schema(schema), ())
         return read_footers(files, self.source, self.rule, self.culprit)
 
     def _published_schemas(
@@ -288,57 +291,3 @@ class _Planner:
             found[stage] = fragment_keys(*made)
             known[stage] = found[stage].keys
         return found
-
-    def _parts(
-        self, key: str | None, stage: str, keys: Sequence[str]
-    ) -> tuple[dict[int, Part], frozenset[int]]:
-        """Parts that the store holds for `keys`, those that a manifest names first.
-
-        Those that are condemned and that no manifest in force names are about to be deleted: their
-        indexes are the second result.
-        """
-        publisher = publisher_of(self.pipeline[stage].spec, key)
-        folder = self.store.parts(self.pipeline.name, stage, key)
-        label = partition_folder(key)
-        if publisher:
-            folder, label = publisher.staging, STAGING
-        existing = self.store.existing_parts(folder)
-        leaving = self._condemned(stage)
-        manifest = None
-        if in_force := self.latest[stage].get(key):
-            manifest = self.store.read(self.pipeline.name, stage, key, in_force)
-        named = {part.name: part for part in manifest.parts} if manifest else {}
-        published = publisher.parts(manifest, keys, self.store) if publisher else None
-        found: dict[int, Part] = {}
-        lost = set()
-        unread: dict[int, dict[str, Location]] = {}
-        for index, fragment_key in enumerate(keys):
-            candidates = existing.get(fragment_key, {})
-            if published is None:
-                staying = {file: place for file, place in candidates.items() if file in named}
-            else:
-                staying = dict(published.get(fragment_key, {}))
-            for file, place in candidates.items():
-                if f"{label}/{file}" not in leaving:
-                    staying.setdefault(file, place)
-            known = [file for file in staying if file in named]
-            if known:
-                found[index] = Part(staying[known[0]], named[known[0]])
-                continue
-            if not staying.keys() >= candidates.keys():
-                lost.add(index)
-            if staying:
-                unread[index] = staying
-        with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
-            read = threads.map(self._first_whole, unread.values())
-            found |= {index: part for index, part in zip(unread, read) if part}
-        return found, frozenset(lost)
-
-    def _first_whole(self, candidates: Mapping[str, Location]) -> Part | None:
-        """Of several parts for a fragment the first that says what it is; None to make another."""
-        for file in sorted(candidates):
-            try:
-                return Part(candidates[file], read_part_info(candidates[file], file))
-            except DamagedPartError as error:
-                self.warnings.append(f"{error}. It is computed again")
-        return None

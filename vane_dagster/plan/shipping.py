@@ -6,6 +6,7 @@ content, as an argument.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -13,16 +14,17 @@ import io
 import os
 import re
 import shutil
+import stat
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError, ComputeError
 from vane_dagster.plan.modules import Finder, Module, module_attribute, module_folders
+from vane_dagster.private_folder import new_temporary_folder, private_folder
 
 _MAIN = ("__main__", "__mp_main__")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -122,8 +124,17 @@ def _zip(files: dict[str, bytes]) -> bytes:
 def unpack(archive: bytes, digest: str, root: Path) -> Path:
     """Extracts an archive to ``root/<digest>``, whole or not at all; many processes may race.
 
+    A folder that exists already is compared with the archive, file by file. One that differs is
+    replaced: some of its files were deleted as old temporary files, or it was tampered with.
+
+    Args:
+        archive: What `pack` made.
+        digest: Its sha256.
+        root: A folder, made private.
+
     Raises:
-        ComputeError: The archive is not what the digest says, or an entry would leave the folder.
+        ComputeError: The archive is not what the digest says, an entry would leave the folder, or
+            the root is not private.
     """
     actual = hashlib.sha256(archive).hexdigest()
     if not _DIGEST.fullmatch(digest) or actual != digest:
@@ -131,24 +142,35 @@ def unpack(archive: bytes, digest: str, root: Path) -> Path:
             f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
             f"on its way. Run again; if it stays so, check what carries data to the workers."
         )
-    folder = root / digest
-    if folder.is_dir():
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
-    try:
-        _extract(archive, partial)
-        partial.chmod(0o755)
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    files = _entries(archive)
+    folder = private_folder(root) / digest
+    with _locked(folder.parent):
+        if not _holds(folder, files):
+            partial = new_temporary_folder(".partial-", folder.parent)
+            try:
+                _extract(files, partial / "new")
+                if os.path.lexists(folder):
+                    folder.rename(partial / "old")
+                (partial / "new").rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
-def _extract(archive: bytes, folder: Path) -> None:
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Holds the folder's lock, so that no process replaces what another has just unpacked."""
+    import fcntl
+
+    with open(root / "lock", "w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _entries(archive: bytes) -> dict[str, bytes]:
+    """The files of an archive by their paths."""
+    files = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         for info in opened.infolist():
             parts = info.filename.split("/")
@@ -157,9 +179,50 @@ def _extract(archive: bytes, folder: Path) -> None:
                     f"The code's archive holds {info.filename!r}, which would lie outside of its "
                     f"folder. Only archives that `pack` made are accepted."
                 )
-            target = folder.joinpath(*parts)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(opened.read(info))
+            files[info.filename] = opened.read(info)
+    return files
+
+
+def _extract(files: Mapping[str, bytes], folder: Path) -> None:
+    folder.mkdir()
+    for name, content in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether a folder holds exactly these files, and no links.
+
+    Compiled modules are deleted: Python imports one if its source has the expected time and size.
+    """
+    if not stat.S_ISDIR(_mode(folder)):
+        return False
+    found = set()
+    for place, folders, names in os.walk(folder):
+        if "__pycache__" in folders:
+            folders.remove("__pycache__")
+            cache = os.path.join(place, "__pycache__")
+            os.unlink(cache) if os.path.islink(cache) else shutil.rmtree(cache, ignore_errors=True)
+        if not all(stat.S_ISDIR(_mode(Path(place, name))) for name in folders):
+            return False
+        for name in names:
+            path = Path(place, name)
+            entry = path.relative_to(folder).as_posix()
+            if entry not in files or not stat.S_ISREG(_mode(path)):
+                return False
+            if path.read_bytes() != files[entry]:
+                return False
+            found.add(entry)
+    return found == files.keys()
+
+
+def _mode(path: Path) -> int:
+    """A path's mode, not that of a link's target; 0 if there is nothing."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def activate(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -203,15 +203,19 @@ class _Together:
 
     def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
-        wanted = [(text, future) for text, future in waiting if not future.done()]
-        if not wanted:
-            return
+        if wanted := [(text, future) for text, future in waiting if not future.done()]:
+            self._tell(wanted)
+
+    def _tell(self, wanted: Sequence[tuple[str, asyncio.Future[list[int]]]]) -> None:
         try:
             texts = [text for text, _ in wanted]
             found = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         except Exception as error:
-            for _, future in wanted:
-                future.set_exception(error)
+            if len(wanted) == 1:
+                wanted[0][1].set_exception(error)
+                return
+            for one in wanted:  # it is one's own, and no reason for the others to fail
+                self._tell([one])
             return
         for (_, future), tokens in zip(wanted, found):
             future.set_result(tokens)

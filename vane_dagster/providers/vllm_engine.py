@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import names
+from vane_dagster.private_folder import new_temporary_folder
 from vane_dagster.providers import guard, vllm_errors
 from vane_dagster.providers.registry import check_folder, needs
 
@@ -92,7 +92,7 @@ class VllmEngine:
         if not has_gpu():
             for variable in _THREADS:
                 os.environ.pop(variable, None)
-        folder = Path(tempfile.mkdtemp(prefix="vane-vllm-"))
+        folder = engine_folder()
         guard.start(str(folder))
         if not any(name in os.environ for name in _LOGGING):
             given.setdefault("logging_config", vllm_errors.logged(folder))
@@ -115,6 +115,13 @@ class VllmEngine:
         lengths = replace(renderer.default_cmpl_tok_params, max_total_tokens=None)
         (prompt,) = await renderer.render_cmpl_async([{"prompt": text}], lengths)
         return prompt
+
+
+def engine_folder() -> Path:
+    """A private folder for an engine's logs and sockets; what comes through these is unpickled."""
+    folder = new_temporary_folder("vane-vllm-")
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
+    return folder
 
 
 def _told(error: RuntimeError, cause: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -19,21 +18,6 @@ from vane_dagster.declare.stage import StageSpec
 from vane_dagster.execute.events import StageStats
 from vane_dagster.providers.usage import COUNTS, cost
 from vane_dagster.tracing.summary import sample_trace
-
-
-@dataclass
-class PoolUse:
-    """What a run had of a model's pool.
-
-    Attributes:
-        loads: Workers that constructed the model in this run.
-        warm: Workers that had it already.
-        load_seconds: The longest construction, in this run or before.
-    """
-
-    loads: int = 0
-    warm: int = 0
-    load_seconds: float = 0.0
 
 
 def column_schema(
@@ -99,35 +83,44 @@ def _cell(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", flat)
 
 
+def column_metadata(
+    manifest: Manifest, id: str, key_of: Callable[[str], dg.AssetKey]
+) -> dict[str, Any]:
+    """Metadata of a stage's columns: the same in most partitions, and most of an event's bytes."""
+    lineage = column_lineage(manifest, key_of)
+    found: dict[str, Any] = {
+        "dagster/column_schema": column_schema(manifest.schema, id, lineage),
+    }
+    if lineage:
+        found["dagster/column_lineage"] = lineage
+    return found
+
+
 def stage_metadata(
     spec: StageSpec,
-    id: str,
     partition: str | None,
     manifest: Manifest,
     name: ManifestName,
     store: Store,
     stats: StageStats,
-    pool: PoolUse | None,
-    key_of: Callable[[str], dg.AssetKey],
 ) -> dict[str, Any]:
-    """Metadata of one partition of a stage, as plain numbers, texts and a schema."""
+    """Metadata of one partition of a stage, as plain numbers and texts.
+
+    `docs/metadata.md` says what each entry means, and which ones add up over partitions.
+    """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
-    lineage = column_lineage(manifest, key_of)
     found: dict[str, Any] = {
         rows: manifest.rows,
-        "dagster/column_schema": column_schema(manifest.schema, id, lineage),
         "dagster/uri": (
             manifest.published.url if manifest.published else manifests.file_url(str(name))
         ),
         "bytes": manifest.size,
         "fragments": len(manifest.parts),
         "fragments_computed": stats.computed,
-        "fragments_reused": len(manifest.parts) - stats.computed,
+        "fragments_reused": max(0, len(manifest.parts) - stats.computed),
         "seconds": round(stats.seconds, 3),
     }
-    if lineage:
-        found["dagster/column_lineage"] = lineage
     if manifest.sample:
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
     if trace := sample_trace(store, manifest):
@@ -149,10 +142,10 @@ def stage_metadata(
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
     if isinstance(spec, PromptSpec):
         found |= _usage(spec, manifest, stats)
-    if pool is not None:
-        found["model_loads"] = pool.loads
-        found["warm_hits"] = pool.warm
-        found["model_load_seconds"] = round(pool.load_seconds, 3)
+    if stats.computed and manifest.model:
+        found["model_loads"] = stats.loads
+        found["model_load_seconds"] = round(stats.load_seconds, 3)
+        found["warm_hits"] = stats.warm
     return found
 
 

@@ -1,0 +1,173 @@
+"""The command line as an operator or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from click.testing import CliRunner, Result
+
+from vane_dagster import cli_cluster, cli_pools
+from vane_dagster.cli import main
+from vane_dagster.execute.cluster import LocalHead
+from vane_dagster.execute.cluster_processes import MARK
+
+
+@pytest.mark.parametrize("module", ["vane_dagster", "vane_dagster.cli"])
+def test_the_package_runs_as_a_module(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", module, "cluster", "stop", "--name", "absent"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "'absent'" in done.stdout
+    assert "nothing to stop" in done.stdout
+    wrong = subprocess.run([*command[:3], "nonsense"], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 2
+    assert "No such command 'nonsense'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("pools --json --name absent", 1, "'absent' is not running"),
+        ("pools --json --address 127.0.0.1:1", 1, "'127.0.0.1:1'"),
+        ("pools --json --name a --address b:1", 2, "not both"),
+        ("pools --json --wrong", 2, "No such option"),
+        ("pools --json evict x", 2, "--json is for the list, not for evict"),
+        ("cluster list --json --wrong", 2, "No such option"),
+        ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
+        ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
+        ("trace docs/x --json --id 1 --storage-options {", 2, "not JSON"),
+        ("trace docs/x --json", 2, "Missing option '--id'"),
+    ],
+)
+def test_errors_are_json_where_it_was_asked_for(arguments: str, code: int, words: str) -> None:
+    done = CliRunner().invoke(main, arguments.split())
+    assert done.exit_code == code
+    assert words in json.loads(done.stdout)["error"]
+    assert words in done.stderr
+    plain = CliRunner().invoke(main, arguments.replace(" --json", "").split())
+    assert plain.stdout == ""
+
+
+def test_an_error_of_the_system_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> None:
+        raise PermissionError(13, "Permission denied", "/state")
+
+    monkeypatch.setattr(cli_cluster, "running_heads", denied)
+    done = CliRunner().invoke(main, ["cluster", "list", "--json"])
+    assert done.exit_code == 1
+    assert done.stderr == "Error: [Errno 13] Permission denied: '/state'\n"
+    assert "Permission denied" in json.loads(done.stdout)["error"]
+
+
+class SilentKeeper:
+    """A keeper whose process has died."""
+
+    class pools:
+        @staticmethod
+        def remote() -> None:
+            raise ray.exceptions.RayActorError
+
+
+def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
+    listed = CliRunner().invoke(main, ["pools", "--json"])
+    assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
+    assert listed.stderr.startswith("keeper-1 does not answer: ")
+    for command in (["pools"], ["pools", "evict", "--all"]):
+        done = CliRunner().invoke(main, command)
+        assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_an_empty_name_is_not_the_default_head() -> None:
+    done = CliRunner().invoke(main, ["pools", "--name", ""])
+    assert "The local cluster '' is not running" in done.stderr
+
+
+class RefusedHead:
+    """A process that runs as one of a head, whose state folder others can write to."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.local = LocalHead(home=home, name="refused")
+        self.folder = self.local.folder
+        self.folder.mkdir()
+        (self.folder / "head.json").write_text("{}")
+        self.folder.chmod(0o775)
+        environment = {**os.environ, MARK: self.local.mark}
+        self.process = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
+
+    def command(self, *arguments: str) -> Result:
+        environment = {"VANE_DAGSTER_HOME": str(self.home)}
+        return CliRunner().invoke(main, ["cluster", *arguments], env=environment)
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Iterator[RefusedHead]:
+    head = RefusedHead(tmp_path)
+    yield head
+    head.process.kill()
+    head.process.wait()
+
+
+def test_a_head_in_a_refused_folder_is_reported(refused: RefusedHead) -> None:
+    for arguments, shown in ((["list"], ""), (["list", "--json"], "[]\n")):
+        listed = refused.command(*arguments)
+        assert (listed.exit_code, listed.stdout) == (1, shown)
+        assert f"{refused.folder} is not private" in listed.stderr
+        # Its removal would leave the processes without a name to stop them by.
+        assert "first stop them with `vane-dagster cluster stop --all`" in listed.stderr
+    status = refused.command("status", "--name", "refused")
+    assert status.exit_code == 1
+    assert "first stop them with `vane-dagster cluster stop --name refused`" in status.stderr
+    assert refused.process.poll() is None
+
+
+@pytest.mark.parametrize("which", [["--all"], ["--name", "refused"]])
+def test_a_head_in_a_refused_folder_is_stopped(refused: RefusedHead, which: list[str]) -> None:
+    stopped = refused.command("stop", *which)
+    assert (stopped.exit_code, refused.process.wait(5)) == (0, -signal.SIGTERM)
+    assert "was stopped, with all its workers" in stopped.stdout
+    assert "Warning: its state folder was left as it is" in stopped.stderr
+    assert "Remove it" in stopped.stderr
+    assert "first stop" not in stopped.stderr
+    assert (refused.folder / "head.json").exists()
+    # Without processes it may be the folder that another user planted.
+    listed = refused.command("list")
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    again = refused.command("stop", "--name", "refused")
+    assert again.exit_code == 1
+    assert "is not private" in again.stderr
+
+
+def test_a_head_whose_folder_was_removed_is_stopped(refused: RefusedHead) -> None:
+    (refused.folder / "head.json").unlink()
+    refused.folder.rmdir()
+    stopped = refused.command("stop", "--name", "refused")
+    assert (stopped.exit_code, refused.process.wait(5)) == (0, -signal.SIGTERM)
+    assert "leftover processes of it were ended" in stopped.stdout
+    assert "nothing to stop" in refused.command("stop", "--name", "refused").stdout
+
+
+@pytest.mark.parametrize("command", ["list", "status", "stop"])
+def test_a_user_without_a_home_directory_is_an_error(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "VANE_DAGSTER_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    done = CliRunner().invoke(main, ["cluster", command])
+    assert done.exit_code == 1
+    assert "has no home directory" in done.stderr
+    assert "Set VANE_DAGSTER_HOME to" in done.stderr

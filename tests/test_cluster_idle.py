@@ -1,0 +1,351 @@
+"""A local head stops once no driver was connected for its idle time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from conftest import write_source
+
+import vane_dagster as vd
+from vane_dagster.cli import main
+from vane_dagster.execute import cluster_heads, cluster_idle
+from vane_dagster.execute.cluster import Head, HeadFolder, LocalHead
+from vane_dagster.execute.cluster_heads import RunningHead, conflicts, running_heads
+from vane_dagster.execute.cluster_idle import CHECK_SECONDS, pause, stop_if_idle
+from vane_dagster.execute.cluster_processes import birth, marked
+
+HEAD = Head(
+    address="127.0.0.1:1",
+    pid=1,
+    birth="0",
+    raylet_pid=1,
+    raylet_birth="0",
+    session_dir="/nowhere",
+    token_path="/nowhere/token",
+    started_at=0.0,
+    ray_version="2",
+    python_version="3",
+    prefix="/env/a",
+    settings=(),
+    name="default",
+)
+
+MINUTE = 60.0
+
+
+class Watched:
+    """The folder of a head that only its record says to run, a clock, and who is connected."""
+
+    def __init__(self, folder: Path, idle_minutes: float | None) -> None:
+        folder.mkdir()
+        self.place = HeadFolder(folder)
+        self.drivers: list[set[int]] = []
+        self.now = 1000.0
+        (folder / "head.json").write_text(json.dumps(dataclasses.asdict(HEAD)))
+        self.set(idle_minutes)
+
+    def set(self, idle_minutes: float | None) -> None:
+        text = json.dumps({"idle_minutes": idle_minutes})
+        (self.place.folder / "use.json").write_text(text)
+        self.place.touch(self.now)
+
+    def connected(self, mark: str, address: str) -> Collection[int]:
+        return self.drivers.pop(0) if self.drivers else set()
+
+    def stops_after(self, minutes: float) -> bool:
+        self.now += minutes * MINUTE
+        stopped = stop_if_idle(self.place, HEAD, self.connected, lambda: self.now)
+        assert stopped == (self.place.read() is None)
+        return stopped
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "head", 60)
+
+
+def test_a_head_stops_after_its_idle_minutes(watched: Watched) -> None:
+    assert not watched.stops_after(59)
+    assert watched.stops_after(1)
+
+
+def test_a_connected_driver_starts_the_idle_time_anew(watched: Watched) -> None:
+    for _ in range(3):
+        watched.drivers = [{7}]
+        assert not watched.stops_after(500)
+    assert not watched.stops_after(59)
+    assert watched.stops_after(1)
+
+
+def test_a_driver_that_connects_while_the_watcher_decides_keeps_the_head(watched: Watched) -> None:
+    watched.drivers = [set(), {7}]
+    assert not watched.stops_after(60)
+
+
+def test_a_driver_that_is_about_to_connect_keeps_the_head(watched: Watched) -> None:
+    with watched.place._flock("connecting", shared=True):
+        assert not watched.stops_after(60)
+    with watched.place._lock():
+        assert not watched.stops_after(60)
+    assert watched.stops_after(0)
+
+
+def test_a_driver_waits_while_the_head_is_being_stopped(tmp_path: Path) -> None:
+    """And then finds it gone, rather than connect to a head that ends under it."""
+    local = LocalHead(home=tmp_path, name="stopping")
+    local.folder.mkdir()
+    found: list[Head | None] = [HEAD]
+    driver = threading.Thread(target=lambda: found.append(local.connect(start=False)))
+    record = dataclasses.asdict(dataclasses.replace(HEAD, pid=os.getpid()))
+    (local.folder / "head.json").write_text(json.dumps(record))
+
+    def nobody_else() -> bool:
+        driver.start()
+        driver.join(0.2)
+        assert driver.is_alive()
+        return True
+
+    assert local.stop_if(nobody_else)
+    driver.join(30)
+    assert found == [HEAD, None]
+
+
+def test_the_last_setting_is_in_force(watched: Watched) -> None:
+    watched.set(None)
+    assert not watched.stops_after(10_000)
+    assert pause(watched.place) == CHECK_SECONDS
+    watched.set(120)
+    assert not watched.stops_after(119)
+    watched.set(5)
+    assert not watched.stops_after(4)
+    assert watched.stops_after(1)
+
+
+def test_a_head_of_another_start_is_left_alone(watched: Watched) -> None:
+    other = dataclasses.replace(HEAD, birth="1")
+    (watched.place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
+    assert not watched.stops_after(1000)
+
+
+def test_the_watcher_goes_on_while_the_folder_is_not_private(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = watched.place.folder
+    born = birth(os.getpid()) or ""
+    alive = dataclasses.replace(
+        HEAD, pid=os.getpid(), birth=born, raylet_pid=os.getpid(), raylet_birth=born,
+        session_dir=str(folder),
+    )  # fmt: skip
+    (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
+    modes = [0o777, 0o777, 0o700]
+
+    def step(_: float) -> None:
+        if not modes:
+            (folder / "head.json").unlink()  # as `stop` does
+            return
+        folder.chmod(modes.pop(0))
+
+    monkeypatch.setattr(cluster_idle.time, "sleep", step)
+    cluster_idle.watch(str(folder))
+    assert capsys.readouterr().out.count("is not private") == 1
+    assert modes == []
+
+
+def test_a_head_without_a_setting_stays(watched: Watched) -> None:
+    (watched.place.folder / "use.json").unlink()
+    assert not watched.stops_after(1000)
+    assert not watched.place.is_watched()
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
+def test_a_wrong_idle_time_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="idle_minutes"):
+        vd.LocalCluster(idle_minutes=value)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [({}, 60), ({"idle_minutes": 0}, None), ({"idle_minutes": None}, None)]
+)
+def test_none_and_zero_are_never(given: dict[str, None], taken: float | None) -> None:
+    assert vd.LocalCluster(**given)._head().idle_minutes == taken
+
+
+# A real head
+
+DRIVER = """
+import sys, vane_dagster as vd
+idle = float(sys.argv[1]) or None
+vd.LocalCluster(name="idle", num_cpus=1, idle_minutes=idle).connect()
+print("IN", flush=True)
+sys.stdin.read(1)
+"""
+
+
+class Driver:
+    """A process that is connected until it is told to end."""
+
+    def __init__(self, home: Path, idle_minutes: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(idle_minutes)],
+            env={**os.environ, "VANE_DAGSTER_HOME": str(home)},
+            stdin=-1,
+            stdout=-1,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "IN\n"
+
+    def end(self) -> None:
+        self.process.communicate("x", timeout=60)
+
+
+def watcher_of(local: LocalHead) -> int:
+    """The pid of a head's watcher."""
+    found = []
+    for pid in marked(local.mark):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:
+            continue
+        if "cluster_idle" in command:
+            found.append(pid)
+    (pid,) = found
+    return pid
+
+
+def last_used(local: LocalHead) -> float:
+    use = local.use()
+    assert use is not None
+    return use.last_used
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> None:
+    local = LocalHead(home=tmp_path, name="idle")
+    try:
+        one = Driver(tmp_path, 0.01)
+        first = local.find()
+        assert first is not None
+        watcher = watcher_of(local)
+        begun = last_used(local)
+        until(lambda: last_used(local) > begun + 1.2)  # twice the idle time
+        assert first.alive()  # a driver is connected
+
+        # A watcher that was killed is replaced by the next driver, and 0 is never.
+        os.kill(watcher, signal.SIGKILL)
+        until(lambda: not local.is_watched())
+        two = Driver(tmp_path, 0)
+        assert not local.is_watched()
+        two.end()
+        three = Driver(tmp_path, 0.01)
+        assert local.is_watched()
+        one.end()
+        assert local.find() == first
+        three.end()
+
+        until(lambda: not first.alive())
+        until(lambda: marked(local.mark) == {})
+        assert local.read() is None
+        assert "stopped the head at" in local.watcher_log.read_text()
+        assert Path(first.session_dir, "logs").is_dir()
+
+        Driver(tmp_path, 60).end()
+        second = local.find()
+        assert second is not None
+        assert second.pid != first.pid
+        (listed,) = running_heads(tmp_path)
+        assert listed.resources["CPU"] == 1
+        shown = CliRunner().invoke(
+            main, ["cluster", "list", "--json"], env={"VANE_DAGSTER_HOME": str(tmp_path)}
+        )
+        (record,) = json.loads(shown.stdout)
+        assert (record["name"], record["idle_minutes"], record["drivers"]) == ("idle", 60, [])
+        assert record["stops_at"] == pytest.approx(last_used(local) + 3600)
+        assert record["idle_seconds"] >= 0
+    finally:
+        local.stop()
+    assert marked(local.mark) == {}  # the watcher ends with its head
+
+
+# Heads that compete
+
+
+def running(name: str, cpus: float, gpus: tuple[str, ...] = (), *settings: str) -> RunningHead:
+    head = dataclasses.replace(HEAD, name=name, prefix=f"/env/{name}", settings=settings)
+    return RunningHead(HeadFolder(Path("/nowhere")), head, {"CPU": cpus}, gpus)
+
+
+def test_heads_that_claim_the_same_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 8)
+    mine, other = running("a", 8, ("0", "1")), running("b", 8, ("1", "2"))
+    (said,) = conflicts(mine.head, [mine, other])
+    assert "claims the same CPUs (8 and 8 of 8) and GPUs (1): Ray head 'b' of /env/b" in said
+    assert "`vane-dagster cluster stop --address 127.0.0.1:1`" in said
+    assert "LocalCluster(num_cpus=..., num_gpus=...)" in said
+    assert "CUDA_VISIBLE_DEVICES" in said
+
+
+def test_heads_that_divide_the_machine_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 8)
+    a = running("a", 5, ("0",), "--num-cpus=5")
+    b = running("b", 3, ("1",), "--num-cpus=3")
+    assert conflicts(a.head, [a, b]) == []
+    more = running("c", 4, (), "--num-cpus=4")
+    assert len(conflicts(a.head, [a, b, more])) == 1
+    # In a container Ray counts fewer CPUs than the machine has.
+    limited = running("d", 2)
+    assert "2 and 3 of 2" in conflicts(limited.head, [limited, b])[0]
+
+
+def test_a_run_warns_of_a_head_that_competes(
+    tmp_path: Path, cluster: vd.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.connect()
+    head = cluster._head().find()
+    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 2)
+    other = dataclasses.replace(head, name="other", prefix="/env/other", address="127.0.0.1:1")
+    folder = Path(os.environ["VANE_DAGSTER_HOME"]) / "other"
+    folder.mkdir()
+    (folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
+    try:
+        path = write_source(tmp_path / "src", {"id": [1], "text": ["A"]})
+        texts = vd.Pipeline("texts", source=vd.parquet(str(path)), id="id")
+        texts.project("same", {"id": "id"})
+        compute = vd.RayCompute(cluster=cluster, idle_timeout=7200)
+        store = vd.FragmentStore(root=str(tmp_path / "store"))
+        with dg.DagsterInstance.ephemeral() as instance:
+            result = dg.materialize(
+                [texts.build_assets()],
+                resources={"compute": compute, "store": store},
+                instance=instance,
+            )
+            logged = [r.user_message for r in instance.all_logs(result.run_id) if r.level == 30]
+    finally:
+        (folder / "head.json").unlink()
+    (said,) = [text for text in logged if "claims the same CPUs" in text]
+    assert "Ray head 'other' of /env/other at 127.0.0.1:1" in said
+    (said,) = [text for text in logged if "idle_timeout" in text]
+    assert "idle_minutes=60" in said
+
+
+def test_a_folder_that_others_can_write_to_is_no_head(watched: Watched) -> None:
+    watched.place.folder.chmod(0o777)
+    assert running_heads(watched.place.folder.parent) == []

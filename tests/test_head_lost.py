@@ -1,0 +1,186 @@
+"""The cluster's head is gone in the middle of a run: the step fails by an error of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import write_source
+from pools_process import MODELS
+
+from vane_dagster.errors import ClusterLostError
+from vane_dagster.execute import head_watch
+from vane_dagster.execute.cluster import Head, LocalHead
+from vane_dagster.execute.head_watch import HeadWatch
+
+SETTINGS = {"name": "lost", "num_cpus": 2}
+
+DRIVER = """
+import json, sys
+import dagster as dg
+sys.path.insert(0, sys.argv[2])
+import pools_run
+options = json.loads(sys.argv[1])
+sys.path.insert(0, options["models"])
+docs = pools_run.pipeline(options)
+with dg.DagsterInstance.ephemeral() as instance:
+    result = dg.materialize(
+        [docs.build_assets()], partition_key="a", instance=instance, raise_on_error=False,
+        resources={
+            "compute": pools_run.compute(options),
+            "store": pools_run.vd.FragmentStore(root=options["root"] + "/store"),
+        },
+    )
+    for event in result.all_events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            print("STEP_FAILURE", data.user_failure_data.description, flush=True)
+print("SUCCESS", result.success, flush=True)
+import ray
+print("CONNECTED", ray.is_initialized(), flush=True)
+"""
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    """A local head of the test's own."""
+    local = LocalHead(**SETTINGS)
+    yield local.ensure()
+    local.stop()
+
+
+@pytest.mark.parametrize("lost", ["gcs", "raylet", "both"])
+def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
+    write_source(tmp_path / "src" / "a", {"id": range(400)}, row_group_size=10)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "models.py").write_text(MODELS)
+    given = {"log": str(tmp_path), "sleep": 0.3}
+    options = {
+        "root": str(tmp_path),
+        "models": str(tmp_path / "models"),
+        "stages": {"slow": {"model": "Model", "fn_constructor_kwargs": given}},
+        "cluster": SETTINGS,
+    }
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    run = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, json.dumps(options), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**clean, head_watch.RECONNECT: "6"},
+    )
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "calls").exists():
+        assert time.monotonic() < deadline, "nothing was computed"
+        assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.05)
+
+    if lost in ("gcs", "both"):
+        os.kill(head.pid, signal.SIGKILL)
+    if lost in ("raylet", "both"):
+        os.kill(head.raylet_pid, signal.SIGKILL)
+
+    said = run.communicate(timeout=120)[0]
+    assert run.returncode == 0, said[-4000:]
+    (failure,) = [line for line in said.splitlines() if line.startswith("STEP_FAILURE")]
+    assert "stage 'docs/slow', partition 'a'" in failure
+    assert ("(the raylet) is gone" if lost == "raylet" else "has not answered for") in failure
+    assert "Finished parts are kept" in failure
+    assert "SUCCESS False" in said
+    assert "CONNECTED False" in said  # so that the next attempt finds another head
+
+
+def test_a_head_that_this_process_starts_does_not_take_over_the_time(monkeypatch):
+    monkeypatch.delenv(head_watch.RECONNECT, raising=False)
+    with head_watch.outliving_head():
+        assert os.environ[head_watch.RECONNECT] == "3660"
+    assert head_watch.RECONNECT not in os.environ
+
+
+class Gcs:
+    """Answers, or not."""
+
+    def __init__(self) -> None:
+        self.up = True
+
+    def get_all_node_info(self, timeout):
+        if not self.up:
+            raise ConnectionError("no answer")
+        return {}
+
+
+def test_a_restart_in_time_goes_unnoticed():
+    gcs, clock = Gcs(), [100.0]
+    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
+    gcs.up = False
+    for _ in range(55):
+        clock[0] += 1
+        watch.look()
+        watch.check()
+    gcs.up = True
+    watch.look()
+    for _ in range(60):
+        clock[0] += 1
+        watch.check()
+    clock[0] += 1
+    with pytest.raises(ClusterLostError, match="has not answered for 61 seconds"):
+        watch.check()
+
+
+def test_a_driver_that_was_stopped_for_a_while_is_not_failed():
+    gcs, clock = Gcs(), [100.0]
+    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
+    clock[0] += 1000
+    watch.check()
+    watch.look()
+    clock[0] += 5
+    watch.check()
+
+
+def test_a_watch_that_is_closed_finds_nothing():
+    clock = [100.0]
+    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
+    watch.close()
+    clock[0] += 1000
+    watch.check()
+    clock[0] += 1000
+    watch.check()
+
+
+def test_a_call_waits_until_the_head_answers():
+    gcs = Gcs()
+    watch = HeadWatch(gcs, "node", 60.0)
+    gcs.up = False
+    asked = iter([False, False, True])
+
+    def get_all_node_info(timeout):
+        if not next(asked):
+            raise ConnectionError("no answer")
+        return {}
+
+    gcs.get_all_node_info = get_all_node_info
+    assert watch.call(lambda: 5) == 5
+    assert next(asked, None) is None
+
+
+def test_a_call_ends_when_the_head_is_lost():
+    clock = [0.0]
+    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
+
+    over = threading.Event()
+
+    def blocks() -> None:
+        while not over.wait(0.01):
+            clock[0] += 5
+
+    with pytest.raises(ClusterLostError):
+        watch.call(blocks)
+    over.set()

@@ -1,0 +1,347 @@
+"""The metadata of all partitions of a run, added up, against what the run did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import write_source
+
+import vane_dagster as vd
+from vane_dagster import testing
+from vane_dagster.execute.counting import Counts
+from vane_dagster.execute.events import Progress, StageStats, WorkerReady
+from vane_dagster.execute.work import Report, Tally
+from vane_dagster.orchestrate.reporting import RunReport
+
+KEYS = [f"p{i}" for i in range(6)]
+FILES, ROWS = 3, 8
+PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
+
+
+def note(what: str) -> None:
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(f"{what}\n")
+
+
+class Model:
+    """Notes its construction and each call, with its stage."""
+
+    def __init__(self) -> None:
+        time.sleep(0.2)
+        note("load")
+
+    def __call__(self, batch: pa.Table) -> dict[str, pa.ChunkedArray]:
+        time.sleep(0.01)
+        note("call")
+        return {"y": batch["x"]}
+
+
+def pipeline(folder: Path, **options) -> vd.Pipeline:
+    """Two stages that share a pool, in one wave; partitions of three fragments each."""
+    source = vd.parquet(f"{folder}/src/{{partition_key}}/*.parquet")
+    made = vd.Pipeline("sums", source=source, id="id", partitions_def=PARTITIONS)
+    clean = made.project("clean", ["x"])
+    given = {"schema": {"y": "BIGINT"}, "batch_size": 3, "env_vars": ["NOTES"], **options}
+    clean.map_batches("one", Model, **given)
+    clean.map_batches("two", Model, **given)
+    return made
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    for p, key in enumerate(KEYS):
+        for f in range(FILES):
+            first = 1000 * p + 100 * f
+            ids = range(first, first + ROWS)
+            write_source(tmp_path / "src" / key, {"id": ids, "x": ids}, f"{f}.parquet")
+    return tmp_path
+
+
+class Ran:
+    """A run over all partitions: its events, its metadata by stage and partition, and notes."""
+
+    def __init__(self, folder: Path, made: vd.Pipeline, compute, instance, monkeypatch, **given):
+        events: list = []
+        listen = RunReport.listen
+        notes = folder / "notes"
+        notes.write_text("")
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                RunReport, "listen", lambda self, e: (events.append(e), listen(self, e))
+            )
+            began = time.perf_counter()
+            self.result = dg.materialize(
+                [made.build_assets()],
+                resources={
+                    "compute": compute,
+                    "store": vd.FragmentStore(root=str(folder / "store")),
+                },
+                raise_on_error=False,
+                instance=instance,
+                tags={
+                    "dagster/asset_partition_range_start": KEYS[0],
+                    "dagster/asset_partition_range_end": KEYS[-1],
+                },
+                **given,
+            )
+            self.seconds = time.perf_counter() - began
+        self.events = events
+        self.notes = Counter(notes.read_text().split())
+        self.found = {
+            (m.asset_key.path[-1], m.partition): {n: v.value for n, v in m.metadata.items()}
+            for m in (e.materialization for e in self.result.get_asset_materialization_events())
+        }
+
+    def sum(self, name: str, *stages: str) -> float:
+        """The sum of an entry over all partitions of some stages, of all without any."""
+        return sum(
+            entries.get(name, 0)
+            for (stage, _), entries in self.found.items()
+            if stage in stages or not stages
+        )
+
+    def ready(self) -> list:
+        """What the run's workers reported."""
+        return [event.report for event in self.events if isinstance(event, WorkerReady)]
+
+
+@pytest.fixture
+def run(source, local, monkeypatch):
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield lambda made=None, compute=local, **given: Ran(
+            source, made or pipeline(source), compute, instance, monkeypatch, **given
+        )
+
+
+def test_loads_add_up_to_those_of_the_run(run):
+    done = run()
+
+    assert done.result.success
+    reports = done.ready()
+    assert done.notes["load"] == len(reports) >= 1
+    assert done.sum("model_loads") == done.notes["load"]
+    assert done.sum("warm_hits") == 0
+    seconds = sum(report.seconds for report in reports)
+    assert done.sum("model_load_seconds") == pytest.approx(seconds, abs=0.01)
+
+
+def test_warm_workers_add_up_and_take_no_time_to_load(run, cluster):
+    compute = vd.RayCompute(cluster=cluster)
+    run(compute=compute)
+    forced = {"ops": {"sums_pipeline": {"config": {"force": True}}}}
+    again = run(compute=compute, run_config=forced)
+
+    warm = [report.warm for report in again.ready()]
+    assert again.notes["load"] == warm.count(False)
+    assert again.sum("model_loads") == warm.count(False)
+    assert again.sum("warm_hits") == warm.count(True) >= 1
+    assert again.sum("model_load_seconds") == pytest.approx(
+        sum(r.seconds for r in again.ready() if not r.warm), abs=0.01
+    )
+
+
+def test_a_load_is_counted_where_its_first_partition_fails(run):
+    with testing.faults(testing.CallFault("one", ids=[0]), testing.CallFault("two", ids=[0])):
+        done = run()
+
+    assert not done.result.success
+    assert ("one", KEYS[0]) not in done.found
+    assert ("one", KEYS[-1]) in done.found
+    assert done.sum("model_loads") == len(done.ready())
+
+
+def test_work_adds_up(run, source):
+    done = run()
+
+    fragments = FILES * len(KEYS)
+    assert done.sum("batches") == done.notes["call"] == 2 * fragments * 3
+    for stage in ("clean", "one", "two"):
+        assert done.sum("fragments_computed", stage) == fragments
+        assert done.sum("fragments", stage) == fragments
+        assert done.sum("fragments_reused", stage) == 0
+        assert done.sum("dagster/partition_row_count", stage) == fragments * ROWS
+        parts = (source / "store/sums" / stage / "parts").rglob("*.parquet")
+        assert done.sum("bytes", stage) == sum(part.stat().st_size for part in parts)
+        assert 0 < done.sum("seconds", stage) <= done.seconds
+        rows = {k: e["rows_per_second"] * e["seconds"] for k, e in done.found.items()}
+        assert sum(rows.values()) == pytest.approx(3 * fragments * ROWS, rel=0.05)
+    for stage in ("one", "two"):
+        in_code = done.sum("seconds_in_user_code", stage)
+        assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
+
+
+def test_what_a_failed_run_left_is_reused_and_counted_once(run):
+    with testing.faults(testing.CallFault("one", ids=[200])):  # in the last fragment of p0
+        first = run()
+    second = run()
+
+    assert not first.result.success
+    assert second.result.success
+    before, after = first.found, second.found
+    assert not [key for key in before if key == ("one", KEYS[0])]
+    found = after["one", KEYS[0]]
+    assert found["fragments_computed"] + found["fragments_reused"] == FILES
+    assert found["fragments_computed"] >= 1
+    assert (
+        second.sum("batches")
+        == second.notes["call"]
+        == 3 * second.sum("fragments_computed", "one", "two")
+    )
+    for key in KEYS[1:]:
+        assert ("one", key) not in after or after["one", key]["fragments_computed"] == 0
+
+
+def test_retries_and_quarantined_rows_add_up(run, source):
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0)
+    bad = [1, 2, 2105, 5203]
+    with testing.faults(
+        testing.CallFault("one", ids=bad, error="ValueError"),
+        testing.CallFault("two", "disconnect", ids=[1001, 4002], times=2),
+    ) as injected:
+        done = run(made)
+
+    assert done.result.success
+    assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
+    assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
+
+
+def test_a_worker_that_dies_counts_its_rows_once(run, source):
+    """A worker that is lost is loaded again, and the fragment that it was at starts over."""
+    with testing.faults(testing.CallFault("one", "kill", ids=[2003], times=1)):
+        done = run(pipeline(source, concurrency=1))
+
+    assert done.result.success
+    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS)
+    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
+
+
+def test_fragments_of_a_second_pass_are_counted_once(run, source):
+    """A part that turns out to be damaged is computed again, after all others."""
+    run(pipeline(source))
+    damaged = sorted((source / "store/sums/clean/parts").rglob("*.parquet"))[0]
+    data = pq.read_table(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    assert data.num_rows == ROWS
+
+    done = run(pipeline(source, batch_size=8, max_retries=1, cardinality="filter"))
+
+    assert done.result.success
+    for stage in ("one", "two"):
+        assert done.sum("fragments_computed", stage) == FILES * len(KEYS)
+        assert done.sum("fragments_reused", stage) == 0
+    assert done.sum("batches") == done.notes["call"]
+    assert done.sum("model_loads") == done.notes["load"]
+
+
+def test_every_entry_is_documented(run, source):
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
+    with testing.faults(
+        testing.CallFault("one", ids=[1], error="ValueError"),
+        testing.CallFault("two", "disconnect", ids=[1001], times=1),
+    ):
+        entries = {name for found in run(made).found.values() for name in found}
+    documented = (Path(__file__).parents[1] / "docs" / "metadata.md").read_text()
+    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
+    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
+
+
+# Time, with a fake clock
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def counts(clock: Clock, told: list) -> tuple[Counts, dict]:
+    """Counts of a stage over two partitions of one fragment of 100 source rows."""
+    plan = SimpleNamespace(missing=(0,), mends={})
+    partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
+    stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
+    state = SimpleNamespace(
+        pipeline={"a": SimpleNamespace(spec=SimpleNamespace(upstream=("source",)))},
+        plan=SimpleNamespace(partitions=[partition, partition]),
+        failed={},
+        parts={},
+        stats=stats,
+        emit=told.append,
+    )
+    return Counts(state, ["a"], clock), stats
+
+
+def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
+    spec = SimpleNamespace(upstream=("source",))
+    node = SimpleNamespace(spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={})
+    return SimpleNamespace(partition=partition, index=0, nodes={"a": node}, mends={})
+
+
+def test_partitions_at_work_at_once_share_the_time():
+    clock = Clock()
+    counted, stats = counts(clock, [])
+
+    counted.begin(fragment(0), "a")
+    clock.now = 4.0
+    counted.begin(fragment(1), "a")
+    clock.now = 6.0
+    counted.end(fragment(0), "a", Report(seconds=6.0, batches=2))
+    clock.now = 7.0
+    counted.end(fragment(1), "a", None)
+    clock.now = 20.0  # nothing was in flight
+    counted.begin(fragment(1), "a")
+    clock.now = 21.0
+    counted.end(fragment(1), "a", Report(seconds=1.0))
+
+    assert stats[0, "a"].seconds == 5.0
+    assert stats[1, "a"].seconds == 3.0
+    assert stats[0, "a"].work_seconds == 6.0
+    assert stats[0, "a"].batches == 2
+
+
+def test_slices_of_a_fragment_that_starts_over_are_taken_back():
+    told: list = []
+    counted, stats = counts(Clock(), told)
+    half = Tally(rows_in=50, quarantined=2)
+    counted.add(fragment(0), "a", "slice", Report(tally=half))
+    counted.start_over(fragment(0, half))
+    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=100, quarantined=3)))
+    counted.tell(last=True)
+
+    assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
+    assert told[0].done == {"a": 100}
+
+
+def test_the_last_progress_is_complete_whatever_was_given_up():
+    told: list[Progress] = []
+    counted, _ = counts(Clock(), told)
+    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=40)))
+    counted.tell(last=True)
+
+    assert told[0].done == told[0].total == {"a": 40}
+
+
+def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
+    counted, stats = counts(Clock(), [])
+    run = fragment(0)
+    run.mends["a"] = object()
+    run.nodes["a"].pieces = {0: (None, 1), 1: (None, 2)}
+    counted.add_part(run, "a", 1000)
+
+    assert (stats[0, "a"].computed, stats[0, "a"].rows_out) == (1, 3)
+
+
+def test_a_part_without_a_former_one_counts_whole():
+    counted, stats = counts(Clock(), [])
+    counted.add_part(fragment(0), "a", 1000)
+
+    assert stats[0, "a"].rows_out == 1000

@@ -1,0 +1,151 @@
+"""Deadlines that end this process, even while native code holds the interpreter lock.
+
+Each deadline is a timer of the kernel's, so that nothing in the process has to run when it expires,
+and user code that uses `faulthandler` or SIGALRM does not disturb it. At the deadline a signal
+prints the stack of every thread to standard error and ends the process. One second later SIGKILL
+ends a process that could not take the signal, such as one that is stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Protocol
+
+EXIT_STATUS = 87
+"""The exit code of a process that a deadline ended, where no signal did."""
+_KILL_SECONDS = 1.0
+_CLOCK_MONOTONIC = 1
+_SIGEV_SIGNAL = 0
+
+
+class _Timer(Protocol):
+    def start(self, seconds: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[None]:
+    """Ends this process if the body takes longer than `seconds`; None for no deadline.
+
+    The driver then finds the worker dead and halves the rows that it was computing. Several
+    deadlines may be in force at a time. Costs about 10 microseconds.
+    """
+    if seconds is None:
+        yield
+        return
+    timer = _timer()
+    timer.start(seconds)
+    try:
+        yield
+    finally:
+        timer.stop()
+        _idle.append(timer)
+
+
+def ended_by_deadline(code: int) -> bool:
+    """Return whether a process ended with this code of `subprocess.Popen` because of a deadline."""
+    return code == EXIT_STATUS or (_is_supported() and code == -_signal())
+
+
+_idle: list[_Timer] = []
+os.register_at_fork(after_in_child=_idle.clear)  # a child does not inherit timers
+
+
+def _timer() -> _Timer:
+    """A timer that is not in use. Timers are kept, since making one costs more than a call."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _KernelTimers() if _is_supported() else _ThreadTimer()
+
+
+def _is_supported() -> bool:
+    return sys.platform == "linux"
+
+
+def _signal() -> int:
+    """A real-time signal, whose default action ends the process and which no library uses."""
+    return int(signal.SIGRTMAX) - 3
+
+
+class _KernelTimers:
+    """A POSIX timer for each of the two signals."""
+
+    def __init__(self) -> None:
+        self._set = _libc().timer_settime
+        self._timers = [_created(_signal()), _created(signal.SIGKILL)]
+        self._specs = [_TimerSpec(), _TimerSpec()]
+        self._references = [ctypes.byref(spec) for spec in self._specs]
+        self._never = ctypes.byref(_TimerSpec())
+
+    def start(self, seconds: float) -> None:
+        for spec, after in zip(self._specs, (seconds, seconds + _KILL_SECONDS)):
+            spec.value_s, spec.value_ns = int(after), int(after % 1 * 1e9)
+        for timer, reference in zip(self._timers, self._references):
+            if self._set(timer, 0, reference, None):
+                raise OSError(ctypes.get_errno(), "timer_settime failed")
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            self._set(timer, 0, self._never, None)
+
+
+def _created(number: int) -> ctypes.c_void_p:
+    timer = ctypes.c_void_p()
+    event = _SignalEvent(None, number, _SIGEV_SIGNAL, b"")
+    if _libc().timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+        raise OSError(ctypes.get_errno(), "timer_create failed")
+    return timer
+
+
+class _ThreadTimer:
+    """The fallback of other systems, which needs the interpreter lock when it expires."""
+
+    def start(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, os._exit, (EXIT_STATUS,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+class _SignalEvent(ctypes.Structure):
+    """``struct sigevent``; the rest is larger than any platform's padding."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 64),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """``struct itimerspec``."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    """The C library; a handler of the signal prints the stacks before it ends the process."""
+    if sys.__stderr__ is not None:
+        faulthandler.register(_signal(), file=sys.__stderr__, all_threads=True, chain=True)
+    found = ctypes.CDLL(None, use_errno=True)
+    # Before glibc 2.34 the timers are in a library of their own.
+    return found if hasattr(found, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)

@@ -1,0 +1,282 @@
+"""Folders that no other user of the machine can enter, write to or replace.
+
+Every local folder whose content this package trusts is created and verified here: the state of a
+local Ray head, its token, and the code that workers import. A folder is private if
+
+- it is a real directory, not a symbolic link, owned by this user, with mode 0700, and
+- nobody else can rename or replace a directory on the way to it: each belongs to this user or to
+  root, and is not writable by others unless it is sticky, as ``/tmp`` is. A directory named in
+  ``VANE_DAGSTER_TRUST_PARENTS`` is exempt.
+
+A folder that others could write to is refused, not repaired: what is in it may be planted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vane_dagster.errors import ComputeError
+
+TRUST = "VANE_DAGSTER_TRUST_PARENTS"
+"""The environment variable that names directories whose other users are trusted."""
+
+_MODE = 0o700
+_MAX_LINKS = 40
+
+
+def private_folder(path: str | Path, setting: str = "") -> Path:
+    """Creates a private folder, with missing parents, or verifies the existing one.
+
+    An existing folder that others can read, but not write to, gets mode 0700.
+
+    Args:
+        path: The folder.
+        setting: The environment variable that chooses another location, for the error message.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        ComputeError: The folder is not private.
+    """
+    folder = Path(os.path.abspath(path))
+    # Before anything is created; what is missing is created inside of what was verified.
+    with contextlib.suppress(FileNotFoundError):
+        check_parents(folder, setting)
+    _make(folder)
+    if not is_private_folder(folder, setting):
+        raise ComputeError(f"{folder} was removed while it was created. Run again.")
+    return folder
+
+
+def is_private_folder(path: str | Path, setting: str = "") -> bool:
+    """Whether a folder exists; if it does, it is verified as by `private_folder`.
+
+    Args:
+        path: The folder.
+        setting: The environment variable that chooses another location, for the error message.
+
+    Raises:
+        ComputeError: The folder exists and is not private.
+    """
+    folder = Path(os.path.abspath(path))
+    try:
+        found = folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    expected = f"a directory owned by user {os.geteuid()} with mode 0700, not a symbolic link"
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not own or found.st_mode & 0o022:
+        raise ComputeError(_refusal(folder, found, expected, _fix("Remove it", setting)))
+    check_parents(folder, setting)
+    if stat.S_IMODE(found.st_mode) & 0o777 != _MODE:
+        folder.chmod(_MODE)  # nobody else can replace it: its parents are verified
+    return True
+
+
+def check_parents(path: str | Path, setting: str = "") -> None:
+    """Verifies that nobody else can replace a directory or a symbolic link above a path.
+
+    Directories named in ``VANE_DAGSTER_TRUST_PARENTS`` are not verified; symbolic links are.
+
+    Args:
+        path: A path; the last component is not looked at.
+        setting: The environment variable that chooses another location, for the error message.
+
+    Raises:
+        ComputeError: Another user can.
+    """
+    given = Path(path).absolute()  # ".." after a symbolic link is followed, not shortened
+    current = Path("/")
+    left = list(reversed(given.parts[1:-1]))
+    _check_ancestor(given, current, setting)
+    links = 0
+    while left:
+        name = left.pop()
+        current = current.parent if name == ".." else current / name
+        found = _check_ancestor(given, current, setting)
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MAX_LINKS:
+                raise ComputeError(f"{given}: more than {_MAX_LINKS} symbolic links lead to it.")
+            target = Path(os.readlink(current))
+            left.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+            current = Path("/") if target.is_absolute() else current.parent
+
+
+def is_safe_to_import_from(path: str | Path) -> bool:
+    """Whether nobody but this user and root can add modules to a folder or replace it."""
+    folder = Path(path)
+    try:
+        found = folder.stat()
+        check_parents(folder / "module.py")
+    except (ComputeError, OSError):
+        return False
+    return found.st_uid in (0, os.geteuid()) and not _others_write(folder, found)
+
+
+def check_private_file(path: str | Path, fix: str) -> None:
+    """Verifies that only this user can read and write a file.
+
+    Args:
+        path: The file.
+        fix: What to do if others can, for the error message.
+
+    Raises:
+        ComputeError: It is no regular file of this user with mode 0600.
+    """
+    file = Path(path)
+    found = file.lstat()
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    if not own or found.st_mode & 0o077:
+        expected = f"a regular file owned by user {os.geteuid()} with mode 0600"
+        raise ComputeError(_refusal(file, found, expected, fix))
+    check_parents(file)
+
+
+def check_own_record(path: str | Path, found: os.stat_result, fix: str) -> None:
+    """Verifies that only this user or root has written an open file, wherever it is.
+
+    Args:
+        path: The file.
+        found: Its status.
+        fix: What to do if others could, for the error message.
+
+    Raises:
+        ComputeError: It is no regular file of this user or root, or others can write to it.
+    """
+    own = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
+    if not own or _others_write(Path(path), found):
+        expected = f"a regular file owned by user {os.geteuid()} or root and not writable by others"
+        raise ComputeError(_refusal(Path(path), found, expected, fix))
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
+    """A new private folder for temporary files, removed at the end."""
+    folder = new_temporary_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_temporary_folder(prefix: str, below: str | Path | None = None) -> Path:
+    """Creates a private folder with a name that nobody can predict; the caller removes it.
+
+    Args:
+        prefix: The beginning of its name.
+        below: The folder to create it in. Default: ``$TMPDIR``, else ``/tmp``.
+
+    Raises:
+        ComputeError: Another user could replace it.
+    """
+    parent = temporary_root() if below is None else Path(below)
+    check_parents(parent / prefix, "" if below is not None else "TMPDIR")
+    return Path(os.path.abspath(tempfile.mkdtemp(prefix=prefix, dir=parent)))
+
+
+def user_folder(kind: str) -> Path:
+    """The private folder of this user for one kind of temporary files.
+
+    Raises:
+        ComputeError: It is not private.
+    """
+    return private_folder(temporary_root() / f"vane-{kind}-{os.geteuid()}", "TMPDIR")
+
+
+def temporary_root() -> Path:
+    """The folder for temporary files: ``$TMPDIR``, else ``/tmp``."""
+    return Path(tempfile.gettempdir())
+
+
+def _make(folder: Path) -> None:
+    """Creates a folder and its missing parents with mode 0700, whatever the umask is."""
+    try:
+        os.mkdir(folder, _MODE)
+    except FileNotFoundError:
+        _make(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, _MODE)
+    except FileExistsError:
+        pass
+
+
+def _check_ancestor(path: Path, ancestor: Path, setting: str) -> os.stat_result:
+    found = ancestor.lstat()
+    trusted = found.st_uid in (0, os.geteuid())
+    if not stat.S_ISLNK(found.st_mode):
+        sticky = bool(found.st_mode & stat.S_ISVTX)
+        trusted = trusted and (sticky or not _others_write(ancestor, found))
+        trusted = trusted or str(ancestor) in _trusted_parents()
+    if not trusted:
+        expected = (
+            f"owned by user {os.geteuid()} or root and not writable by others unless sticky; "
+            "as it is, another user can replace what is in it"
+        )
+        fix = _fix("Correct its owner or mode", setting)
+        if stat.S_ISDIR(found.st_mode):
+            fix += (
+                f" In a container with a single user, set {TRUST}={ancestor} (several: separated "
+                f"by {os.pathsep!r})."
+            )
+        raise ComputeError(_refusal(path, found, expected, fix, str(ancestor)))
+    return found
+
+
+def _trusted_parents() -> set[str]:
+    given = os.environ.get(TRUST, "").split(os.pathsep)
+    return {os.path.normpath(folder) for folder in given if os.path.isabs(folder)}
+
+
+def _others_write(folder: Path, found: os.stat_result) -> bool:
+    """Whether a user other than the owner and root may create and rename files in a folder."""
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(folder, found.st_gid)
+
+
+def _is_own_group(folder: Path, gid: int) -> bool:
+    """Whether a group has no member but this user, as where each user has one (umask 002)."""
+    if gid == 0:  # containers give it to users that no database names
+        return False
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if gid != user.pw_gid or group.gr_name != user.pw_name:
+        return False
+    members = {one.pw_name for one in pwd.getpwall() if one.pw_gid == gid} | set(group.gr_mem)
+    return members <= {user.pw_name} and not _has_acl(folder)
+
+
+def _has_acl(folder: Path) -> bool:
+    """Whether an access control list exists; the group's bits then stand for all it names."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(folder)
+    except (AttributeError, OSError):  # not on this system, or not on this file system
+        return False
+
+
+def _fix(fix: str, setting: str) -> str:
+    return f"{fix}, or set {setting} to a folder of your own." if setting else f"{fix}."
+
+
+def _refusal(path: Path, found: os.stat_result, expected: str, fix: str, above: str = "") -> str:
+    return (
+        f"{path} is not private: {above or 'it'} is a {_kind(found.st_mode)} owned by user "
+        f"{found.st_uid} with mode {stat.filemode(found.st_mode)}, expected {expected}. {fix}"
+    )
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFLNK: "symbolic link", stat.S_IFDIR: "directory", stat.S_IFREG: "file"}
+    return kinds.get(stat.S_IFMT(mode), "special file")
