@@ -78,7 +78,9 @@ class Process:
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, err[-4000:]
         self.said = out + err
-        return json.loads(out.splitlines()[-1])
+        # Ray may print what it has to say of the cluster after it.
+        (printed,) = [line for line in out.splitlines() if line.startswith("[{")]
+        return json.loads(printed)
 
     def failed(self) -> str:
         """What it said; it has to fail."""

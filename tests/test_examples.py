@@ -27,7 +27,7 @@ PRINTED = {
     "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
     "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
     "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
-    r"tuesday: rated/drift_stars WARN: .* monday .*tuesday: rated/golden passed",
+    r"tuesday: rated/drift_stars WARN: .* 'monday' .*tuesday: rated/golden passed",
     "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
     r"found in radio-1 of radio: Turn the left knob",
     "classify_labels": r"golden passed.*no_label_takes_all passed.*question +Do you deliver to",

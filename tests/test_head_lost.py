@@ -92,7 +92,10 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
     assert run.returncode == 0, said[-4000:]
     (failure,) = [line for line in said.splitlines() if line.startswith("STEP_FAILURE")]
     assert "stage 'docs/slow', partition 'a'" in failure
-    assert ("(the raylet) is gone" if lost == "raylet" else "has not answered for") in failure
+    gone = ["(the raylet) is gone"]
+    if lost != "raylet":  # the raylet ends some time after the GCS does
+        gone.append("has not answered for")
+    assert any(what in failure for what in gone)
     assert "Finished parts are kept" in failure
     assert "SUCCESS False" in said
     assert "CONNECTED False" in said  # so that the next attempt finds another head
