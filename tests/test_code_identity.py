@@ -15,49 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from edits import Project
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.plan.code import CodeIdentity, code_identity
-from vane_dagster.plan.modules import module_folders
+from vane_dagster.plan.code import code_identity
 
 REPOSITORY = Path(__file__).parents[1]
-
-
-class Project:
-    """A folder of a user's modules, imported anew after each edit."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, **files: str) -> None:
-        for name, text in files.items():
-            path = self.root / (name.replace("__in__", "/") + ".py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        path = self.root / name
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    def load(self, name: str, module: str = "defs"):
-        for known, loaded in list(sys.modules.items()):
-            places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
-            if any(str(place).startswith(str(self.root)) for place in places):
-                del sys.modules[known]
-        shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
-        importlib.invalidate_caches()
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
-
-    def identity(self, name: str = "udf", module: str = "defs", **options: str) -> CodeIdentity:
-        return code_identity(self.load(name, module), **options)
-
-    def digest(self, name: str = "udf", module: str = "defs") -> str:
-        return self.identity(name, module).digest
 
 
 @pytest.fixture
