@@ -85,7 +85,7 @@ class Edit:
             (root / path).write_text(text.replace("{root}", str(root)))
 
     def outcome(self, project: Project) -> str:
-        """What the edit does: ``changed``, ``kept``, or ``refused``, where `version=` is asked for."""
+        """What it does: ``changed``, ``kept``, or ``refused`` where `version=` is asked for."""
         self.write(project.root)
         try:
             before = project.digest()
