@@ -390,7 +390,7 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
 def test_a_wrong_key_is_no_rows_error_where_sampling_is_the_rows_own(
     tmp_path, local, server, endpoint, monkeypatch, materialize
 ):
-    monkeypatch.setenv("LLM_KEY", "another")
+    monkeypatch.setenv("LLM_KEY", "sk-another-key")
     pipeline = docs(tmp_path, heat=[0.5] * 4)
     asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}"}, on_error="null",
           max_error_rate=1.0)  # fmt: skip
