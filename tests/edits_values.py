@@ -282,7 +282,6 @@ _VALUES = [
     _value("an array's layout", _NUMPY, "np.ones((2, 3))", 'np.ones((2, 3), order="F")', False),
     _value("an array's padding", _NUMPY + 'T = np.dtype([("a", "i1"), ("b", "i4")], align=True)\n',
            "np.zeros(2, T)", "np.frombuffer(bytes([0, 7, 7, 7] + [0] * 12), T)", False),
-    _value("a folder of the machine", "", '"/tmp/"', '"/" "tmp/"', False),
 ]  # fmt: skip
 
 EDITS = [*_IN_FOLDERS, *_IN_DEFAULTS, *_VALUES]
