@@ -151,6 +151,14 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
     assert "version=" in message
 
 
+def test_a_word_for_a_folder_of_too_many_files_is_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, train__a="1", train__b="1"))
+    monkeypatch.setattr(files, "MAX_FILES", 1)
+    assert not counts("train", tmp_path / "train/a")
+    with pytest.raises(CodeIdentityError, match="more than 1 files"):
+        value_digest("./train")
+
+
 def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
     folder = write(tmp_path / "model", a="12345", b="12345")
     monkeypatch.setattr(files, "MAX_FRESH_BYTES", 9)

@@ -347,8 +347,8 @@ MEANINGS = [
     "text || 'a'", "text || 'a''b'", "text || 'a' || 'b'", "\"text\" || 'a'", "n - 1", "n - -1",
     "n -- 1", "n - - - 1", "n < -1", "n + 1", "n * 1", "1.5", "1 .5", "15", "E'a\\tb'", "'a\\tb'",
     "x'61'", "'61'", "$$a b$$", "$$a  b$$", "$t$a b$t$", "text::VARCHAR", "textVARCHAR",
-    "text VARCHAR", "is_nan(1)", "is _nan(1)", "n AND 1", "nAND 1", "'it''s'", "'its'", "\"a  b\"", "\"a b\"",
-    "1e5", "1 e5", "n->1", "n- >1", "n <= 1", "n < = 1", "U&'a'", "U & 'a'",
+    "text VARCHAR", "is_nan(1)", "is _nan(1)", "n AND 1", "nAND 1", "'it''s'", "'its'",
+    "\"a  b\"", "\"a b\"", "1e5", "1 e5", "n->1", "n- >1", "n <= 1", "n < = 1", "U&'a'", "U & 'a'",
 ]  # fmt: skip
 
 

@@ -96,6 +96,9 @@ class LocalFiles:
             return None
         try:
             mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # absent, too long for a name, or out of reach
+            return None
+        try:
             if stat.S_ISREG(mode):
                 return combine("file", *self._digests([path], text, where))
             if not stat.S_ISDIR(mode) or not os.access(path, os.R_OK | os.X_OK):
@@ -104,11 +107,7 @@ class LocalFiles:
             if _is_shared(folder) or self._is_apart(folder):
                 return None
             return self._folder(folder, text, where, bare=_is_bare(text))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, UnicodeError, ValueError) as error:
-            if not os.path.lexists(path):
-                return None  # too long for a name, or below a folder that cannot be entered
+        except (OSError, UnicodeError) as error:
             raise UnboundedContentError(
                 f"{where}: {os.fspath(text)!r} names a file or folder that cannot be read "
                 f"({error}), so its content cannot be part of the identity. Make it readable, or "
@@ -128,13 +127,15 @@ class LocalFiles:
                 names.append(name)
                 paths.append(path)
             if len(names) > MAX_FILES:
-                raise UnboundedContentError(
-                    f"{where}: {os.fspath(text)!r} names a folder with more than {MAX_FILES:,} "
-                    f"files, too many to be part of the identity. Name the files or the subfolder "
-                    f"that are used, or give the stage `version=` and raise it when they change."
-                )
+                break
         if _holds_store(names) or (bare and not any(map(_is_data, names))):
             return None
+        if len(names) > MAX_FILES:
+            raise UnboundedContentError(
+                f"{where}: {os.fspath(text)!r} names a folder with more than {MAX_FILES:,} files, "
+                f"too many to be part of the identity. Name the files or the subfolder that are "
+                f"used, or give the stage `version=` and raise it when they change."
+            )
         digests = self._digests(paths, text, where)
         parts = [part for pair in zip(names, digests) for part in pair]
         return combine("folder", *parts, *other)

@@ -26,7 +26,7 @@ from typing import Any
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.masking import is_wrapped
 from vane_dagster.plan.arrays import ArrayEncoder
-from vane_dagster.plan.files import LocalFiles
+from vane_dagster.plan.files import LocalFiles, UnboundedContentError
 from vane_dagster.plan.hashing import combine
 
 _CODE = (
@@ -190,6 +190,8 @@ class ValueEncoder:
         name = "" if isinstance(value, enum.Flag) else value.name
         try:
             content = self.digest(value.value, f"{path}.value")
+        except UnboundedContentError:
+            raise
         except CodeIdentityError:
             content = value.name  # as the class's code makes it
         return combine("enum", kind, name, content)
