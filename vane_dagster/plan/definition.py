@@ -146,7 +146,10 @@ def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> s
     try:
         return value_digest(value, name, _files(pipeline, spec))
     except CodeIdentityError as error:
-        raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}', argument {error}") from error
+        where = "" if str(error).startswith(name) else f"{name}: "
+        raise CodeIdentityError(
+            f"stage '{pipeline.name}/{spec.name}', argument {where}{error}"
+        ) from error
 
 
 def _in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -321,9 +321,10 @@ class _Planner:
             generation = stages[stage].generation
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             former = self._in_force(key, stage) if generation and not self.force else None
+            folder = self.store.parts(self.pipeline.name, stage, key)
             if renamed := stages[stage].renamed:
                 former = self.store.read(self.pipeline.name, renamed[0], key, renamed[1])
-            folder = self.store.parts(self.pipeline.name, stage, key)
+                folder = self.store.parts(self.pipeline.name, renamed[0], key)
             made = (self.definitions[stage], generation, upstream, former, folder, self.retry)
             found[stage] = fragment_keys(*made)
             known[stage] = found[stage].keys

@@ -160,9 +160,11 @@ class ValueEncoder:
         if isinstance(value, enum.Enum):
             return self._member(value, path)
         if isinstance(value, pathlib.PurePath):
-            own = not type(value).__module__.startswith("pathlib")
-            kind = self._code(type(value), path) if own else "path"
-            return self._with_content(kind, value.as_posix(), value, path)
+            if type(value).__module__.startswith("pathlib"):
+                return self._with_content("path", value.as_posix(), value, path)
+            kind, text = self._code(type(value), path), str(value)
+            named = text if "://" in text else pathlib.PurePath(text)
+            return self._with_content(kind, text, named, path)
         if isinstance(value, (datetime.datetime, datetime.time)):
             base = datetime.time if isinstance(value, datetime.time) else datetime.datetime
             text = value.replace(tzinfo=None).isoformat()
