@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,13 +27,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from vane_dagster.commit.garbage import Terms, collect
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget, write_part
+from vane_dagster.declare.sql import _asked, tokens
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.run_state import RunState
+from vane_dagster.plan.definition import pool_identity, stage_definition
 from vane_dagster.plan.fragment import FragmentRule, _ranges, read_footers
 from vane_dagster.plan.listing import list_files
 from vane_dagster.plan.plan import Part, RunPlan
@@ -304,6 +310,9 @@ CHANGES = {
     "memory": ({"memory": 1000}, set()),
     "resources": ({"resources": {"disk": 1}}, set()),
     "env_vars": ({"env_vars": ["TOKEN"]}, set()),
+    "keyed_env_vars": ({"keyed_env_vars": ["TOKEN"]}, DOUBLED),
+    "layout of an expression": ({"text": "trim ( text ) /* no spaces */"}, set()),
+    "space in a literal": ({"text": "trim(text) || ' '"}, ALL),
     "a description": ({"description": "Doubles.", "clean": {"tags": {"a": "b"}}}, set()),
 }
 
@@ -321,11 +330,179 @@ def test_what_a_change_makes_new(change, tmp_path, store):
     assert same == ALL - expected
 
 
+LAYOUTS = [
+    ("upper(text)", "upper /* all of it */ (\n  text\n)"),
+    ("n+1", "n + 1 -- one more"),
+    ("n::BIGINT", "n :: BIGINT"),
+    ("text || 'a  b'", "text||'a  b'"),
+    ("CASE WHEN n > 1 THEN 'x' END", "CASE WHEN n>1\n\tTHEN 'x'\nEND"),
+    ("E'a\\' b'", " E'a\\' b' "),
+    ("$$a' -- b$$ || 'c'", "$$a' -- b$$||'c'"),
+    ("n /* a /* b */ c */ + 1", "n + 1"),
+    ("[x + 1 for x in [n] if x > 0]", "[ x+1 for x in [n] if x>0 ]"),
+    ("{'a': n}", "{ 'a' : n }"),
+]
+MEANINGS = [
+    "text || 'a b'", "text || 'a  b'", "text || 'A b'", "text || 'a--b'", "text || 'a/* */b'",
+    "text || 'a'", "text || 'a''b'", "text || 'a' || 'b'", "\"text\" || 'a'", "n - 1", "n - -1",
+    "n -- 1", "n - - - 1", "n < -1", "n + 1", "n * 1", "1.5", "1 .5", "15", "E'a\\tb'", "'a\\tb'",
+    "x'61'", "'61'", "$$a b$$", "$$a  b$$", "$t$a b$t$", "text::VARCHAR", "textVARCHAR",
+    "text VARCHAR", "is_nan(1)", "is _nan(1)", "n AND 1", "nAND 1", "'it''s'", "'its'",
+    "\"a  b\"", "\"a b\"", "1e5", "1 e5", "n->1", "n- >1", "n <= 1", "n < = 1", "U&'a'", "U & 'a'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), LAYOUTS)
+def test_the_layout_of_an_expression_is_none_of_its_tokens(one, other):
+    assert tokens(one) == tokens(other)
+    trees = [
+        _asked("SELECT json_serialize_sql(?)", [f"SELECT ({text}\n)"]) for text in (one, other)
+    ]
+    plain = [re.sub(r'"query_location(_length)?":\d+', "", tree[0][0]) for tree in trees]
+    assert plain[0] == plain[1], "the same to DuckDB"
+
+
+def test_expressions_that_differ_have_other_tokens():
+    assert len({tokens(text) for text in MEANINGS}) == len(MEANINGS)
+
+
+def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
+    source(tmp_path, {"a.parquet": 10})
+    given = {"fragment_rows": 4, "keyed_env_vars": ["LANGUAGE_OF_TEST"]}
+
+    def seen() -> tuple[Any, str]:
+        made = docs(tmp_path, **given)
+        return keys(plan(made, store))["doubled"], pool_identity(made, made["doubled"].spec)
+
+    monkeypatch.delenv("LANGUAGE_OF_TEST", raising=False)
+    found = [seen()]
+    for value in ("", "de", "en"):
+        monkeypatch.setenv("LANGUAGE_OF_TEST", value)
+        found.append(seen())
+        assert seen() == found[-1]
+    assert len({key for key, _ in found}) == len({pool for _, pool in found}) == 4
+    assert docs(tmp_path, **given)["doubled"].spec.env_vars == ("LANGUAGE_OF_TEST",)
+
+
+def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
+    (tmp_path / "secret-model").write_text("123")
+    monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
+    monkeypatch.setattr("vane_dagster.plan.files.MAX_FRESH_BYTES", 1)
+    stage = docs(tmp_path, keyed_env_vars=["LANGUAGE_OF_TEST"])["doubled"]
+    with pytest.raises(vd.CodeIdentityError, match="variable LANGUAGE_OF_TEST names") as found:
+        stage_definition(stage.pipeline, stage.spec)
+    assert "secret-model" not in "".join(traceback.format_exception(found.value))
+
+
+def test_arguments_by_name_count_in_any_order_where_none_can_see_it(tmp_path):
+    def seen(fn: Any, **named: Any) -> str:
+        made = docs(tmp_path, fn=fn, fn_kwargs=named)
+        return stage_definition(made, made["doubled"].spec)
+
+    def every(batch, **named):
+        return batch
+
+    def two(batch, a, b):
+        return batch
+
+    assert seen(two, a=1, b=2) == seen(two, b=2, a=1)
+    assert seen(two, a=1, b={1: 1, 2: 2}) != seen(two, a=1, b={2: 2, 1: 1})
+    assert seen(every, a=1, b=2) != seen(every, b=2, a=1)
+
+
 def test_keys_are_different_everywhere(tmp_path, store):
     source(tmp_path, {"a.parquet": 10, "b.parquet": 10})
     found = keys(plan(docs(tmp_path, fragment_rows=5), store))
     every = [key for stage in found.values() for key in stage]
     assert len(every) == len(set(every)) == 4 * len(ALL)
+
+
+# Stages that are renamed
+
+
+def renamed(tmp_path: Path, names: str = "abcd", by: int = 2, **joined: Any) -> vd.Pipeline:
+    """source -> a -> b; a, b -> c, by named columns -> d; under four names."""
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=4)
+    a, b, c, d = (f"stage_{name}" for name in names)
+    first = made.project(a, ["n"])
+    second = first.map_batches(b, double, schema={"x": "BIGINT"}, fn_kwargs={"by": by})
+    columns = {a: ["n"], b: {"y": "x"}}
+    made.join(c, first, second, columns=columns).project(d, ["y"])
+    return made
+
+
+def test_keys_do_not_depend_on_the_names_of_stages(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    before, after = (
+        list(keys(plan(renamed(tmp_path, n), store)).values()) for n in ("abcd", "wxyz")
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("names", ["axcd", "wbcd", "abxd", "abcx", "wxyz", "Abcd"])
+def test_a_renamed_stage_is_not_computed_again(names, tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    before = settle(plan(renamed(tmp_path), store), store)
+    planned = plan(renamed(tmp_path, names), store)
+    assert missing(planned) == {}
+    after = settle(planned, store)
+    assert [m.stage[-1] for m in after] == [name for name in names if name not in "abcd"]
+    assert {m.stage for m in after}.isdisjoint(m.stage for m in before)
+    content = {m.content for m in before}
+    assert all(m.content in content for m in after)
+    later = plan(renamed(tmp_path, names), store)
+    assert all(stage.done for stage in later.partitions[0].stages.values())
+    for manifest in after:
+        folder = store.parts("docs", manifest.stage, None)
+        assert {part.name for part in manifest.parts} <= set(folder.names())
+
+
+def test_a_renamed_stage_that_was_edited_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    assert missing(plan(renamed(tmp_path, "axcd", by=3), store)) == dict.fromkeys(
+        ("stage_x", "stage_c", "stage_d"), 3
+    )
+
+
+def test_a_renamed_stage_whose_parts_are_lost_or_forced_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    assert missing(plan(renamed(tmp_path, "axcd"), store, "stage_x", force=True)) == {"stage_x": 3}
+    folder = store.parts("docs", "stage_b", None)
+    folder.delete(sorted(folder.names())[:1])
+    assert missing(plan(renamed(tmp_path, "axcd"), store, "stage_x")) == {"stage_x": 1}
+
+
+def test_a_renamed_stage_keeps_its_generation(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path), store, "stage_b", force=True, run_id="r"), store)
+    settle(plan(renamed(tmp_path), store), store)
+    planned = plan(renamed(tmp_path, "axcd"), store)
+    assert missing(planned) == {}
+    assert planned.partitions[0].stages["stage_x"].generation == 1
+    settle(planned, store)
+    assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}
+
+
+def test_parts_of_a_stage_that_is_still_declared_are_not_taken_over(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    made = renamed(tmp_path)
+    made.project("other", ["n"])
+    assert missing(plan(made, store, "other")) == {"other": 3}
+
+
+def test_garbage_of_the_former_name_is_none_of_the_new_one(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    shutil.rmtree(tmp_path / "store/docs/stage_b")
+    later = Terms(now=time.time() + 10**6, keep=1, grace=1)
+    found = [one for _ in range(2) for one in collect(store, later)]
+    assert not any(one.condemned or one.deleted for one in found)
+    assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}
 
 
 # Files

@@ -128,7 +128,6 @@ def test_digests_are_the_same_in_another_process_and_order() -> None:
         outputs.add(done.stdout)
         assert done.stdout.split()[:-2] == here
     assert len(outputs) == 1
-    assert value_digest({"a": 2, "b": 1}) == value_digest({"b": 1, "a": 2})
 
 
 def test_layout_in_memory_does_not_count() -> None:
@@ -191,15 +190,13 @@ def test_weight_file_counts_with_its_content(tmp_path: Path) -> None:
     assert value_digest({str(file): 1}) == value_digest({str(file): 1})
 
 
-def test_model_folder_counts_with_its_files_and_another_folder_by_its_path(tmp_path: Path) -> None:
+def test_folder_counts_with_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (folder / "1_Pooling").mkdir(parents=True)
-    plain = value_digest(str(folder))
+    empty = value_digest(str(folder))
     (folder / "notes.txt").write_text("x")
-    assert value_digest(str(folder)) == plain
-    (folder / "config.json").write_text("{}")
     model = value_digest(str(folder))
-    assert model != plain
+    assert model != empty
     (folder / ".cache").mkdir()
     (folder / ".cache" / "when").write_text("now")
     assert value_digest(str(folder)) == model

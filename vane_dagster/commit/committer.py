@@ -15,7 +15,7 @@ from typing import Any
 
 from vane_dagster.commit.damage import damage_of
 from vane_dagster.commit.location import Location, duckdb_path
-from vane_dagster.commit.manifest import CheckResult, FileRecord, Manifest, ManifestName
+from vane_dagster.commit.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
 from vane_dagster.commit.publish import Publisher, publish
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.checks import IdsComplete
@@ -25,6 +25,7 @@ from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneErr
 from vane_dagster.private_folder import temporary_folder
 
 _MOST_MEMORY = "1GB"
+_COPIERS = 16
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Commit:
         judge: Evaluates the checks of a manifest's stage.
         done: Called with what came of it.
         former: The manifest that was in force when the run was planned.
+        renamed: Parts that are still in the folder of the stage's former name.
     """
 
     manifest: Manifest
@@ -54,6 +56,7 @@ class Commit:
     judge: Callable[[Manifest], tuple[CheckResult, ...]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
+    renamed: Sequence[tuple[Location, PartInfo]] = ()
 
 
 class WithheldError(StoreError):
@@ -123,6 +126,7 @@ class Committer:
             manifest = commit.manifest
             try:
                 outcome: ManifestName | VaneError
+                _take_over(commit)
                 manifest, outcome = self._put_in_force(commit, self._completed(commit))
             except VaneError as error:
                 outcome = error
@@ -221,6 +225,18 @@ class Committer:
     def _check_unique(self, commit: Commit, manifest: Manifest) -> None:
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
+
+
+def _take_over(commit: Commit) -> None:
+    """Copies parts from the folder of the stage's former name, faults first."""
+
+    def copy(part: tuple[Location, PartInfo]) -> None:
+        folder, info = part
+        for name in filter(None, (info.faults, info.name)):
+            folder.copy(name, commit.folder)
+
+    with ThreadPoolExecutor(max_workers=_COPIERS) as threads:
+        list(threads.map(copy, commit.renamed))
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:

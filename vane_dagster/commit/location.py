@@ -186,6 +186,14 @@ class Location:
         """Moves a file to another folder of the same file system, replacing what is there."""
         self.tried("moved from", lambda: self._move(self.file(name), target, new_name), name)
 
+    def copy(self, name: str, target: Location) -> None:
+        """Copies a file to another folder of the same file system, as a link where that works.
+
+        Raises:
+            StoreError: If the file system refuses.
+        """
+        self.tried("copied from", lambda: self._copy(name, target), name)
+
     def tried(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """What an operation on the folder gives, tried again a few times if its error may pass.
 
@@ -241,6 +249,16 @@ class Location:
         except FileNotFoundError:
             if new_name not in target.names():  # a former attempt has moved it
                 raise
+
+    def _copy(self, name: str, target: Location) -> None:
+        failpoints.at_storage("write", target.file_url(name))
+        if self.is_local:
+            os.makedirs(target.path, exist_ok=True)
+            with suppress(OSError):
+                os.link(self.file(name), target.file(name))
+            if os.path.exists(target.file(name)):
+                return
+        target._place(name, lambda path: self.fs.cp_file(self.file(name), path))
 
     @contextmanager
     def _told(self, verb: str) -> Iterator[None]:

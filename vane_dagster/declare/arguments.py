@@ -93,6 +93,19 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     return tuple(value)
 
 
+def environment_variables(
+    where: str, forwarded: Sequence[str], keyed: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The environment variables of a stage's workers, and those of them that are keyed.
+
+    Raises:
+        DefinitionError: If they are no names.
+    """
+    plain = list_of_names(where, "env_vars", forwarded) or ()
+    counted = list_of_names(where, "keyed_env_vars", keyed) or ()
+    return tuple(dict.fromkeys((*plain, *counted))), counted
+
+
 def selection(
     where: str, value: Sequence[str] | Mapping[str, str] | None
 ) -> tuple[tuple[str, str], ...]:

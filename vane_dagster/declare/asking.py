@@ -8,7 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster.declare.arguments import list_of_names, mapping, parse_concurrency, positive
+from vane_dagster.declare.arguments import (
+    environment_variables,
+    mapping,
+    parse_concurrency,
+    positive,
+)
 from vane_dagster.declare.checks import DEFAULT_ERROR_RATE
 from vane_dagster.declare.failures import parse_failures
 from vane_dagster.declare.stage import (
@@ -102,6 +107,7 @@ class AskRows:
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
         env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
         max_error_rate: float = DEFAULT_ERROR_RATE,
         max_retries: int = 5,
@@ -130,6 +136,7 @@ class AskRows:
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
         workers = parse_concurrency(culprit, concurrency) or (1, 1)
+        forwarded, keyed = environment_variables(culprit, env_vars, keyed_env_vars)
         _check_options(culprit, found, options)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
@@ -153,7 +160,8 @@ class AskRows:
                 cardinality="one_to_one",
                 concurrency=workers,
                 resources=needs,
-                env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
+                env_vars=forwarded,
+                keyed_env_vars=keyed,
                 failures=failures,
                 upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None),
                 carried=recipe.carried,

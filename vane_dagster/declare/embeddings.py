@@ -41,6 +41,7 @@ class EmbedRows(AskRows):
         resources: Mapping[str, float] | None = None,
         provider_options: Mapping[str, Any] | None = None,
         env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
         max_error_rate: float = DEFAULT_ERROR_RATE,
         max_retries: int = 5,
@@ -75,6 +76,7 @@ class EmbedRows(AskRows):
             resources: Custom resources of the cluster that a worker reserves.
             provider_options: Passed to the provider.
             env_vars: Names of environment variables that go to the workers.
+            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
             on_error: See `map_batches`.
             max_error_rate: See `map_batches`.
             max_retries: See `map_batches`.
@@ -112,6 +114,7 @@ class EmbedRows(AskRows):
             accelerator_type=accelerator_type,
             resources=resources,
             env_vars=env_vars,
+            keyed_env_vars=keyed_env_vars,
             on_error=on_error,
             max_error_rate=max_error_rate,
             max_retries=max_retries,

@@ -53,6 +53,7 @@ class PromptRows(AskRows):
         max_tokens: int | None = None,
         max_cost: float | None = None,
         env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
         max_error_rate: float = DEFAULT_ERROR_RATE,
         max_retries: int = 5,
@@ -105,6 +106,7 @@ class PromptRows(AskRows):
             max_cost: The same by cost; it needs `prices`.
             env_vars: Names of environment variables, as that of an API key, whose values go to
                 the workers with each run; never stored, keyed or logged.
+            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
             on_error: See `map_batches`; a row that fails costs no other row's answer.
             max_error_rate: See `map_batches`.
             max_retries: How often a row is asked again after an error that may pass.
@@ -151,6 +153,7 @@ class PromptRows(AskRows):
             accelerator_type=accelerator_type,
             resources=resources,
             env_vars=env_vars,
+            keyed_env_vars=keyed_env_vars,
             on_error=on_error,
             max_error_rate=max_error_rate,
             max_retries=max_retries,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster.declare.arguments import (
+    environment_variables,
     list_of_names,
     mapping,
     one_of,
@@ -121,6 +122,7 @@ class Rows(LabelRows, EmbedRows):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         version: str | None = None,
         env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
@@ -159,14 +161,20 @@ class Rows(LabelRows, EmbedRows):
             accelerator_type: Kind of GPU, as Ray names it.
             resources: Custom resources of the cluster that a worker reserves.
             fn_args: Passed to each call after the batch. Here and below, a path of a local file
-                or model folder counts in fragment keys with its content.
+                or folder counts in fragment keys with its content, unless runs change it: a folder
+                with the pipeline's source, target or store in it, or with its code.
             fn_kwargs: Passed to each call.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            version: Stands for the code in fragment keys, in place of its identity: an edit then
-                recomputes nothing until the version is raised.
+            version: Stands for the code in fragment keys, and for the content of files that
+                arguments name, in place of their identity: an edit then recomputes nothing until
+                the version is raised. Arguments without an identity count by their type.
             env_vars: Names of environment variables whose values go to the worker with each run;
                 never stored, keyed or logged.
+            keyed_env_vars: The same for variables that change results, as the language of a model:
+                another value makes new fragment keys and new workers. Only a digest of the value
+                is used, and nothing of it is stored or logged. No secrets: one that is renewed
+                would recompute everything.
             id: Where many rows come of one, the column of their new id, by which the stages below
                 are keyed. Unless the schema has it, each row gets ``<parent id>-<number>``.
             parent_id: The column that `fn` returns with the id of the row that a row comes from.
@@ -217,6 +225,7 @@ class Rows(LabelRows, EmbedRows):
             )
         workers = parse_concurrency(culprit, concurrency)
         auto = batch_size == AUTO
+        forwarded, keyed = environment_variables(culprit, env_vars, keyed_env_vars)
         spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
@@ -231,7 +240,8 @@ class Rows(LabelRows, EmbedRows):
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
-            env_vars=list_of_names(culprit, "env_vars", env_vars) or (),
+            env_vars=forwarded,
+            keyed_env_vars=keyed,
             children=self._children(culprit, cardinality, id, parent_id),
             failures=parse_failures(
                 culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s

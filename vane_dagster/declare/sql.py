@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,61 @@ _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another valu
 def quote(name: str) -> str:
     """A column name as a SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\n\r\f\v]+)
+    | (?P<comment>--[^\n\r]*)
+    | (?P<block>/\*)
+    | (?P<escaped>[eE]'(?:[^'\\]|\\.|'')*')
+    | (?P<unicode>[uU]&(?=['"]))
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")*")
+    | (?P<dollar>\$(?P<tag>[^\W\d]\w*|)\$.*?\$(?P=tag)\$)
+    | (?P<word>[\w$.]+)
+    | (?P<operator>(?:(?!--|/\*)[-+*/<>=~!@\#%^&|`?:])+)
+    | (?P<mark>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BLOCK_EDGE = re.compile(r"/\*|\*/")
+_JOINED_BY_SPACE = frozenset({"operator", "mark", ""})
+
+
+def tokens(expression: str) -> tuple[str, ...]:
+    """The tokens of an expression, which layout and comments do not change.
+
+    An empty one stands between two that touch and would mean something else apart, as ``E'a'``.
+    This follows the lexer of PostgreSQL, which is DuckDB's, and not its version.
+    """
+    found: list[str] = []
+    at, last, apart = 0, "", True
+    while at < len(expression):
+        match = _TOKEN.match(expression, at)
+        assert match is not None, "a mark is any character"
+        kind = str(match.lastgroup)
+        at = match.end()
+        if kind in ("space", "comment", "block"):
+            if kind == "block":
+                at = _end_of_block(expression, match.start())
+            apart = True
+            continue
+        if not apart and not {kind, last} & _JOINED_BY_SPACE:
+            found.append("")
+        found.append(match.group())
+        last, apart = kind, False
+    return tuple(found)
+
+
+def _end_of_block(expression: str, start: int) -> int:
+    """Where a comment ends, which may hold others; at the end of the text if it does not."""
+    depth = 0
+    for match in _BLOCK_EDGE.finditer(expression, start):
+        depth += 1 if match.group() == "/*" else -1
+        if depth == 0:
+            return match.end()
+    return len(expression)
 
 
 def select_list(columns: Sequence[tuple[str, str]]) -> str:

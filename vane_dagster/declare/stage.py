@@ -156,6 +156,8 @@ class MapBatchesSpec:
 
     Attributes:
         auto_batch: Whether workers find the batch size, which is None then.
+        env_vars: Names of environment variables that go to the workers, the keyed ones included.
+        keyed_env_vars: Those whose values count in fragment keys.
         children: Where many rows come of one: the column of their new id, and the one with the id
             of the row that they come from.
         failures: What becomes of calls and rows that fail.
@@ -180,6 +182,7 @@ class MapBatchesSpec:
     max_concurrency: int
     resources: Resources
     env_vars: tuple[str, ...]
+    keyed_env_vars: tuple[str, ...] = ()
     children: tuple[str, str] | None = None
     failures: Failures = field(default_factory=lambda: Failures())
     upkeep: Upkeep = field(default_factory=Upkeep)

@@ -238,9 +238,11 @@ class RunState:
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
+        folder = self.store.parts(self.pipeline.name, stage, partition.key)
+        renamed = () if publisher else [p for p in parts.values() if p.folder != folder]
         return Commit(
             manifest=manifest,
-            folder=self.store.parts(self.pipeline.name, stage, partition.key),
+            folder=folder,
             publish=publisher,
             unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
@@ -252,6 +254,7 @@ class RunState:
             judge=self._judge.results,
             done=lambda made, outcome: self._told(index, stage, made, outcome),
             former=stage_plan.former,
+            renamed=[(part.folder, part.info) for part in renamed],
         )
 
     def claim_scope(self, partition: str | None) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.files import LocalFiles
 from vane_dagster.plan.hashing import combine
 from vane_dagster.plan.modules import Finder, closure
 from vane_dagster.plan.objects import ObjectEncoder, unwrapped
@@ -36,12 +37,15 @@ class CodeIdentity:
     packages: tuple[str, ...]
 
 
-def code_identity(obj: Callable[..., Any], *, version: str | None = None) -> CodeIdentity:
+def code_identity(
+    obj: Callable[..., Any], *, version: str | None = None, files: LocalFiles | None = None
+) -> CodeIdentity:
     """Tells the identity of a function, a class or a partial of one.
 
     Args:
         obj: The UDF.
         version: Stands for the code's content: with it only the name and the version are hashed.
+        files: Reads what paths among the code's values name.
 
     Raises:
         CodeIdentityError: Something that the UDF depends on has no stable identity, and no version
@@ -56,7 +60,7 @@ def code_identity(obj: Callable[..., Any], *, version: str | None = None) -> Cod
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     reach = Reach(finder, module)
-    encoder = ObjectEncoder(reach)
+    encoder = ObjectEncoder(reach, files if version is None else LocalFiles(read=False))
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
         digest = combine("code", token, reach.digest())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vane_dagster.declare.asking import AskSpec
 from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.source import ParquetSource
+from vane_dagster.declare.sql import tokens
 from vane_dagster.declare.stage import (
     JoinSpec,
     MapBatchesSpec,
@@ -19,7 +24,9 @@ from vane_dagster.declare.udf import Udf
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
 from vane_dagster.plan.digest import value_digest
+from vane_dagster.plan.files import LocalFiles
 from vane_dagster.plan.inputs import quarantining
+from vane_dagster.plan.objects import unwrapped
 
 _PROMPTS = 1
 """Raised when our providers' answers, or what is made of them, change."""
@@ -49,32 +56,36 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
 
 def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
     if isinstance(spec, ProjectSpec):
-        return [*(text for pair in spec.columns for text in pair), "where", spec.where]
+        columns = [part for name, text in spec.columns for part in (name, tokens(text))]
+        return [*columns, "where", None if spec.where is None else tokens(spec.where)]
     if isinstance(spec, AskSpec):
         asked = spec.recipe.keyed.items()
         return [
             _provider(pipeline, spec).digest,
-            spec.model,
-            _value(pipeline, spec, "provider_options", spec.options),
+            _value(pipeline, spec, "model", spec.model),
+            _value(pipeline, spec, "provider_options", _in_any_order(spec.provider, spec.options)),
             *(part for n, value in asked for part in (n, _value(pipeline, spec, n, value))),
             spec.failures.on_error == "null",
+            *_environment(pipeline, spec),
         ]
     if isinstance(spec, MapBatchesSpec):
-        udf = spec.udf
         return [
             model_identity(pipeline, spec),
-            _value(pipeline, spec, "fn_args", udf.args),
-            _value(pipeline, spec, "fn_kwargs", udf.kwargs),
+            *_call_arguments(pipeline, spec),
             spec.schema.to_string(show_schema_metadata=False),
             spec.columns,
             spec.batch_format,
             spec.cardinality,
             spec.children,
             spec.failures.on_error == "null",  # the other two differ in what they do with errors
+            *_environment(pipeline, spec),
         ]
     if isinstance(spec, JoinSpec):
         nulls = ["null lists"] if any(quarantining(pipeline, spec).values()) else []
-        return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
+        # Stages above count by their place, so that one can be renamed; a list has the name of its.
+        chosen = [spec.columns.get(node) for node in spec.upstream]
+        lists = spec.upstream if spec.children == "list" else ()
+        return [spec.how, spec.children, chosen, lists, *nulls]
     assert isinstance(spec, WriteSpec)
     return [
         spec.url,
@@ -94,7 +105,8 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
     if isinstance(spec, AskSpec):
         return _provider(pipeline, spec)
     try:
-        return code_identity(spec.udf.target, version=spec.udf.version)
+        target, version = spec.udf.target, spec.udf.version
+        return code_identity(target, version=version, files=_files(pipeline, spec))
     except CodeIdentityError as error:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
 
@@ -110,7 +122,7 @@ def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
     name = f"{spec.provider.__module__}.{spec.provider.__qualname__}"
     try:
         classes = [*([] if own else [spec.provider]), *spec.recipe.classes]
-        found = [code_identity(kind) for kind in classes]
+        found = [code_identity(kind, files=_files(pipeline, spec)) for kind in classes]
     except CodeIdentityError as error:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
     modules = dict.fromkeys(module for one in found for module in one.modules)
@@ -122,20 +134,58 @@ def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
 def model_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     """Digest of what a worker constructs: the code and the constructor's arguments."""
     udf: Udf = spec.udf
+    named = _in_any_order(udf.target, udf.constructor_kwargs)
     return digest(
         udf_code(pipeline, spec).digest,
         _value(pipeline, spec, "fn_constructor_args", udf.constructor_args),
-        _value(pipeline, spec, "fn_constructor_kwargs", udf.constructor_kwargs),
+        _value(pipeline, spec, "fn_constructor_kwargs", named),
     )
 
 
 def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
     try:
-        return value_digest(value)
+        return value_digest(value, name, _files(pipeline, spec))
     except CodeIdentityError as error:
+        where = "" if str(error).startswith(name) else f"{name}: "
         raise CodeIdentityError(
-            f"stage '{pipeline.name}/{spec.name}', argument {name}: {error}"
+            f"stage '{pipeline.name}/{spec.name}', argument {where}{error}"
         ) from error
+
+
+def _in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keyword arguments sorted, unless what is called can see in which order they are given."""
+    try:
+        parameters = inspect.signature(call, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # builtins and extension types may not tell theirs
+        return named
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return named
+    return dict(sorted(named.items()))
+
+
+def _files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
+    """Reads what arguments name, apart from the pipeline's own data and its code."""
+    targets = [stage.spec.url for stage in pipeline if isinstance(stage.spec, WriteSpec)]
+    source = [pipeline.source.url] if isinstance(pipeline.source, ParquetSource) else []
+    module = sys.modules.get(getattr(unwrapped(spec.udf.target), "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    code = [file] if file and not isinstance(spec, AskSpec) else []
+    return LocalFiles((*source, *targets), code, read=spec.udf.version is None)
+
+
+def _environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    """Digests of the environment variables that are keyed; their values stand nowhere."""
+    found = []
+    for name in sorted(spec.keyed_env_vars):
+        try:
+            found.append(digest(name, value_digest(os.environ.get(name), name)))
+        except CodeIdentityError:  # whose message has the value
+            raise CodeIdentityError(
+                f"stage '{pipeline.name}/{spec.name}': the value of the environment variable "
+                f"{name} names a file or folder that cannot be read or is too large to be part of "
+                f"the identity. Name it in env_vars instead of keyed_env_vars."
+            ) from None
+    return found
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
@@ -146,13 +196,17 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     """
     bundle = sorted(spec.resources.bundle().items())
     in_flight = spec.max_concurrency if spec.udf.is_async else 1
-    arguments = "" if spec.udf.stateful else _arguments(pipeline, spec)
+    arguments = "" if spec.udf.stateful else digest(*_call_arguments(pipeline, spec))
     model = model_identity(pipeline, spec)
-    return digest(model, arguments, bundle, in_flight, sorted(spec.env_vars))[:16]
+    environment = [sorted(spec.env_vars), *_environment(pipeline, spec)]
+    return digest(model, arguments, bundle, in_flight, *environment)[:16]
 
 
-def _arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    return digest(
-        _value(pipeline, spec, "fn_args", spec.udf.args),
-        _value(pipeline, spec, "fn_kwargs", spec.udf.kwargs),
-    )
+def _call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    udf = spec.udf
+    target: Any = udf.target
+    call = target.__call__ if udf.stateful else target
+    return [
+        _value(pipeline, spec, "fn_args", udf.args),
+        _value(pipeline, spec, "fn_kwargs", _in_any_order(call, udf.kwargs)),
+    ]

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from vane_dagster.plan.files import LocalFiles
 from vane_dagster.plan.hashing import combine
 from vane_dagster.plan.modules import Finder
 from vane_dagster.plan.objects import ObjectEncoder
 from vane_dagster.plan.reach import Reach
 
 
-def value_digest(value: Any, path: str = "value") -> str:
+def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
     """Hashes a value so that it is the same in every process.
 
     Args:
         value: A plain value, a container of them, an array or table, a dataclass or pydantic model,
-            a function or class. A text or path that names a local file or model folder counts
-            with the content.
+            a function or class. A text or path that names a local file or folder counts with the
+            content.
         path: How the user wrote it, for messages: ``fn_constructor_kwargs``.
+        files: Reads what paths name. Default: all but folders of the machine as a whole.
 
     Raises:
         CodeIdentityError: The value, or something in it, has no stable identity.
     """
     reach = Reach(Finder(), None)
-    token = ObjectEncoder(reach).digest(value, path)
+    token = ObjectEncoder(reach, files).digest(value, path)
     return combine("value", token, reach.digest())

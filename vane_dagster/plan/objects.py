@@ -13,6 +13,7 @@ from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan import syntax
+from vane_dagster.plan.files import LocalFiles, UnboundedContentError
 from vane_dagster.plan.hashing import combine
 from vane_dagster.plan.modules import Module, path_kind
 from vane_dagster.plan.reach import Reach
@@ -39,9 +40,9 @@ def unwrapped(obj: Any) -> Any:
 class ObjectEncoder:
     """Hashes code objects; what they reach is collected in `reach`."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, files: LocalFiles | None = None) -> None:
         self._reach = reach
-        self._values = ValueEncoder(self._code)
+        self._values = ValueEncoder(self._code, files)
         self._tokens: dict[int, str] = {}
         self._kept: list[Any] = []
 
@@ -137,21 +138,21 @@ class ObjectEncoder:
 
     def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
         """Adds the values of defaults where they have a digest; their text counts in any case."""
-        try:
-            return combine("defaults", token, *self._defaults(function, path))
-        except CodeIdentityError:
-            return token
+        parts = []
+        for name, value in _defaults(function).items():
+            try:
+                parts.append(self._default(name, value, path))
+            except UnboundedContentError:
+                raise
+            except CodeIdentityError:
+                parts.append(name)
+        return combine("defaults", token, *parts)
 
-    def _defaults(self, function: types.FunctionType, path: str) -> Iterator[str]:
-        code = function.__code__
-        defaults = function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        values = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
-        for name, value in values.items():
-            yield combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
+    def _default(self, name: str, value: Any, path: str) -> str:
+        return combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
 
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
-        found = list(self._defaults(function, path))
+        found = [self._default(name, item, path) for name, item in _defaults(function).items()]
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=True):
             try:
@@ -184,7 +185,11 @@ class ObjectEncoder:
     def _class(self, cls: type, module: Module, path: str) -> str:
         bases = [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
         if module.is_source and self._holds_class(cls, module):
-            return combine("class", self._by_name(cls, module), *bases)
+            named = self._by_name(cls, module)
+            defaults = [
+                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
+            ]
+            return combine("class", named, *defaults, *bases)
         methods = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
         captured = [item for method in methods for item in self._captured(method, path)]
         scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
@@ -231,6 +236,13 @@ class ObjectEncoder:
             else:
                 parts.append(combine(name, self.digest(member, where)))
         return combine("members", *parts)
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _lookup(obj: Any) -> Any:

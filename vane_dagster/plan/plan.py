@@ -42,6 +42,7 @@ class StagePlan:
         leaving: Indexes of fragments whose part the store is about to delete.
         mends: Former parts of fragments whose failed rows alone are computed, by index.
         former: The manifest that was in force when the plan was made.
+        renamed: The stage's former name, and the manifest of it whose parts are taken over.
     """
 
     digest: str
@@ -52,6 +53,7 @@ class StagePlan:
     leaving: frozenset[int] = frozenset()
     mends: Mapping[int, Part] = field(default_factory=dict)
     former: ManifestName | None = None
+    renamed: tuple[str, ManifestName] | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:

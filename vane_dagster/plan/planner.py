@@ -14,7 +14,7 @@ from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, M
 from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
-from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
+from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, WriteSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError
 from vane_dagster.plan.definition import digest, stage_definition
 from vane_dagster.plan.fragment import (
@@ -26,7 +26,7 @@ from vane_dagster.plan.fragment import (
 )
 from vane_dagster.plan.inputs import agreed, require_inputs, stages_read
 from vane_dagster.plan.listing import list_source, required
-from vane_dagster.plan.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.plan.retries import FragmentKeys, fragment_keys, has_faults
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
@@ -114,6 +114,7 @@ class _Planner:
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
+        self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: dict[str | None, Listed] = {}
         self._leaving: dict[str, Collection[str]] = {}
         self._fitting: list[tuple[str, pa.Schema]] = []
@@ -128,6 +129,10 @@ class _Planner:
         self.source = read_as(self.pipeline.source, self.store, self.listed.values())
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
+        if any(len(self.latest[stage]) < len(keys) for stage in self.selected) and not self.force:
+            stages = set(self.store.root.child(self.pipeline.name).folders())
+            for stage in sorted(stages - set(self.pipeline.stages)):
+                self.undeclared[stage] = self.store.latest(self.pipeline.name, stage, keys)
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
         """A partition's plan, or why there is none."""
@@ -170,15 +175,32 @@ class _Planner:
         plans = {}
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
-            generation = in_force.generation if in_force else 0
-            generation += self._is_raised(key, stage)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
+            renamed = None if in_force else self._renamed(key, stage, upstream)
+            generation = in_force.generation if in_force else 0
+            generation = renamed[1].generation if renamed else generation
+            generation += self._is_raised(key, stage)
             known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
             done = None
             if in_force and in_force.plan == known[stage] and not in_force.unfinished:
                 done = in_force
-            plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
+            plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
+            plans[stage] = plan
         return plans
+
+    def _renamed(
+        self, key: str | None, stage: str, upstream: Sequence[str]
+    ) -> tuple[str, ManifestName] | None:
+        """A stage that is no longer declared and has computed exactly what this one would."""
+        if isinstance(self.pipeline[stage].spec, WriteSpec):
+            return None  # its target tells what it has published
+        for former, names in self.undeclared.items():
+            name = names.get(key)
+            if name is not None and not name.unfinished:
+                plan = digest(self.definitions[stage], name.generation, *upstream)[:32]
+                if plan == name.plan:
+                    return former, name
+        return None
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
         """Whether this run raises the generation, and no former attempt of it has done so."""
@@ -230,6 +252,7 @@ class _Planner:
             where = (store, self.pipeline, stage, key, keys[stage].keys)
             condemned = self._condemned(stage)
             parts, leaving = stored_parts(*where, plan.former, condemned, self.warnings.append)
+            parts = {**self._former_parts(key, plan, keys[stage].keys), **parts}
             publisher = publisher_of(self.pipeline[stage].spec, key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
@@ -242,6 +265,18 @@ class _Planner:
                 mends=keys[stage].mends,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+
+    def _former_parts(
+        self, key: str | None, plan: StagePlan, keys: Sequence[str]
+    ) -> dict[int, Part]:
+        """The parts that a renamed stage has under its former name, by index of fragment."""
+        if plan.renamed is None:
+            return {}
+        folder = self.store.parts(self.pipeline.name, plan.renamed[0], key)
+        present = folder.names()
+        manifest = self.store.read(self.pipeline.name, plan.renamed[0], key, plan.renamed[1])
+        known = {part.key: part for part in manifest.parts if part.name in present}
+        return {i: Part(folder, known[k]) for i, k in enumerate(keys) if k in known}
 
     def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
         if not files:
@@ -287,6 +322,9 @@ class _Planner:
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             former = self._in_force(key, stage) if generation and not self.force else None
             folder = self.store.parts(self.pipeline.name, stage, key)
+            if renamed := stages[stage].renamed:
+                former = self.store.read(self.pipeline.name, renamed[0], key, renamed[1])
+                folder = self.store.parts(self.pipeline.name, renamed[0], key)
             made = (self.definitions[stage], generation, upstream, former, folder, self.retry)
             found[stage] = fragment_keys(*made)
             known[stage] = found[stage].keys

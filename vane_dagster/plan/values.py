@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
 import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import functools
+import ipaddress
 import os
 import pathlib
 import re
-import sys
+import struct
 import types
+import typing
 import uuid
+import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.masking import is_wrapped
-from vane_dagster.plan.hashing import combine, local_content
+from vane_dagster.plan.arrays import ArrayEncoder
+from vane_dagster.plan.files import LocalFiles, UnboundedContentError
+from vane_dagster.plan.hashing import combine
 
-_LONGEST_PATH = 1024
 _CODE = (
     type,
     functools.partial,
@@ -38,13 +45,32 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset, bytearray, collections.deque)
+_AS_TEXT = (
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    datetime.date,
+    datetime.timedelta,
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+)
+_PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__")
+_NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
 
 
 class ValueEncoder:
     """Hashes values; functions, classes and modules go to the `code` that it was given."""
 
-    def __init__(self, code: Callable[[Any, str], str]) -> None:
+    def __init__(self, code: Callable[[Any, str], str], files: LocalFiles | None = None) -> None:
         self._code = code
+        self._files = files or LocalFiles()
+        # With `version=`, which stands for content, an object counts by its type.
+        self._strict = self._files.read
+        self._arrays = ArrayEncoder(self.digest)
         self._open: set[int] = set()
 
     def digest(self, value: Any, path: str) -> str:
@@ -59,11 +85,16 @@ class ValueEncoder:
         """
         if value is None or value is Ellipsis or value is NotImplemented:
             return combine(repr(value))
-        if isinstance(value, _CODE):
-            return self._code(value, path)
         kind = type(value)
         if kind in _SCALARS:
-            return _scalar(value)
+            return self._scalar(value, kind, path)
+        if typing.get_origin(value) is not None:  # `list[int]`, which Python 3.10 calls a type
+            parts = (typing.get_origin(value), *typing.get_args(value))
+            return combine("generic", *self._each(parts, path))
+        if kind is type(typing.ClassVar):
+            return combine("typing", repr(value))
+        if isinstance(value, _CODE):
+            return self._code(value, path)
         if id(value) in self._open:
             raise CodeIdentityError(
                 f"{path} refers back to itself, so it has no stable identity. Pass plain values "
@@ -72,37 +103,78 @@ class ValueEncoder:
         self._open.add(id(value))
         try:
             return self._compound(value, path)
+        except RecursionError:
+            raise CodeIdentityError(
+                f"{path} is nested too deeply to have an identity. Pass flatter values, or give "
+                f"the stage `version=`."
+            ) from None
         finally:
             self._open.discard(id(value))
 
     def _compound(self, value: Any, path: str) -> str:
-        for step in (self._library, self._standard, self._container, self._record):
+        for step in (self._arrays.encode, self._standard, self._container, self._record):
             found = step(value, path)
             if found is not None:
                 return found
         if hasattr(value, "__wrapped__") and callable(value):
             return self._code(value, path)
         kind = type(value)
+        if not self._strict:
+            return combine("opaque", kind.__module__, kind.__qualname__)
         raise CodeIdentityError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: it "
             f"cannot be told from one process to the next whether it is the same. Pass plain "
             f"values and build the object inside the class, or give the stage `version=`."
         )
 
+    def _scalar(self, value: Any, kind: type, path: str) -> str:
+        if kind is str:
+            text = str.__str__(value)
+            return self._with_content("str", text, text, path)
+        if kind is bytes:
+            plain = bytes(value)
+            if b"/" not in plain or len(plain) > 1024:
+                return combine("bytes", plain)
+            return self._with_content("bytes", plain, os.fsdecode(plain), path)
+        if kind is float:
+            return combine("float", struct.pack(">d", value))
+        if kind is complex:
+            return combine("complex", struct.pack(">dd", value.real, value.imag))
+        if kind is int:
+            return combine("int", hex(int(value)))
+        return combine(kind.__name__, repr(value))
+
+    def _with_content(
+        self, tag: str, text: str | bytes, named: str | os.PathLike[str], path: str
+    ) -> str:
+        """Hashes a text, and the content of the file or folder that it may name."""
+        content = self._files.content(named, path)
+        return combine(tag, text) if content is None else combine(tag, text, content)
+
+    def _kind(self, value: Any, base: type, path: str) -> str:
+        """A type's name, or the code of a subclass."""
+        kind = type(value)
+        return base.__name__ if kind is base else self._code(kind, path)
+
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, enum.Enum):
-            member = value.name or self.digest(value.value, f"{path}.value")
-            return combine("enum", self._code(type(value), path), member)
+            return self._member(value, path)
         if isinstance(value, pathlib.PurePath):
-            return _with_content("path", value.as_posix(), os.fspath(value))
+            if type(value).__module__.startswith("pathlib"):
+                return self._with_content("path", value.as_posix(), value, path)
+            kind, text = self._code(type(value), path), str(value)
+            named = text if "://" in text else pathlib.PurePath(text)
+            return self._with_content(kind, text, named, path)
         if isinstance(value, (datetime.datetime, datetime.time)):
-            zone = getattr(value.tzinfo, "key", None) or str(value.utcoffset())
+            base = datetime.time if isinstance(value, datetime.time) else datetime.datetime
             text = value.replace(tzinfo=None).isoformat()
-            return combine(type(value).__name__, text, str(value.fold), zone)
-        if isinstance(value, (datetime.date, datetime.timedelta, datetime.timezone)):
-            return combine(type(value).__name__, str(value))
-        if isinstance(value, (decimal.Decimal, uuid.UUID)):
-            return combine(type(value).__name__, str(value))
+            zone = self._zone(value, value.tzinfo, path)
+            return combine("time", self._kind(value, base, path), text, str(value.fold), zone)
+        if isinstance(value, datetime.tzinfo):
+            return combine("zone", self._zone(None, value, path))
+        for plain in _AS_TEXT:
+            if isinstance(value, plain):
+                return combine("as text", self._kind(value, plain, path), str(value))
         if isinstance(value, re.Pattern):
             pattern = self.digest(value.pattern, f"{path}.pattern")
             return combine("pattern", pattern, str(value.flags))
@@ -111,163 +183,109 @@ class ValueEncoder:
         if isinstance(value, (range, slice)):
             bounds = (value.start, value.stop, value.step)
             return combine(type(value).__name__, *self._each(bounds, path))
+        if type(value) is array.array:
+            return combine("array", value.typecode, *self._each(value.tolist(), path))
         return None
+
+    def _member(self, value: enum.Enum, path: str) -> str:
+        kind = self._code(type(value), path)
+        name = "" if isinstance(value, enum.Flag) else value.name
+        try:
+            content = self.digest(value.value, f"{path}.value")
+        except UnboundedContentError:
+            raise
+        except CodeIdentityError:
+            content = value.name  # as the class's code makes it
+        return combine("enum", kind, name, content)
+
+    def _zone(self, time: Any, zone: datetime.tzinfo | None, path: str) -> str:
+        if zone is None:
+            return combine("naive")
+        if type(zone) is datetime.timezone:
+            return combine("offset", str(zone.utcoffset(None)), zone.tzname(None))
+        if type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
+            return combine("zone", zone.key)
+        text = repr(zone)
+        if " at 0x" in text:
+            raise CodeIdentityError(
+                f"{path} has a time zone of {type(zone).__qualname__}, which has no stable "
+                f"identity. Use zoneinfo.ZoneInfo, or give the stage `version=`."
+            )
+        offset = "" if time is None else str(time.utcoffset())
+        return combine("other zone", self._code(type(zone), path), text, offset)
 
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
-        if kind in _CONTAINERS:
-            return combine(kind.__name__, *self._items(value, path))
         if isinstance(value, types.MappingProxyType):
             return combine("mapping", *self._items(dict(value), path))
-        if not isinstance(value, (*_SCALARS, *_CONTAINERS)) or hasattr(value, "model_dump"):
+        if kind is collections.ChainMap:
+            return combine("chain", *self._each(value.maps, f"{path}.maps"))
+        if not isinstance(value, (*_SCALARS, *_CONTAINERS)):
             return None
         base = next(item for item in (*_SCALARS, *_CONTAINERS) if isinstance(value, item))
-        parts = [self._code(kind, path)]
-        parts += [_scalar(value, base)] if base in _SCALARS else self._items(value, path)
+        is_scalar = base in _SCALARS
+        parts = [self._scalar(value, base, path)] if is_scalar else self._items(value, path)
+        if isinstance(value, collections.deque):
+            parts.append(str(value.maxlen))
+        if kind is base:
+            return combine(kind.__name__, *parts)
         if isinstance(value, collections.defaultdict):
             parts.append(self.digest(value.default_factory, f"{path}.default_factory"))
-        state = getattr(value, "__dict__", None)
-        if state:
-            parts += self._items(state, path, "attribute")
-        return combine(f"subclass of {base.__name__}", *parts)
+        state = combine("state", *self._attributes(_state(value), path))
+        return combine(f"subclass of {base.__name__}", self._code(kind, path), state, *parts)
 
-    def _items(self, value: Any, path: str, style: str = "item") -> list[str]:
+    def _items(self, value: Any, path: str) -> list[str]:
+        """Hashes a container's items in their order, which can change a result."""
         if isinstance(value, bytearray):
-            return [value.hex()]
+            return [bytes(value).hex()]
         if isinstance(value, dict):
-            pairs = []
-            for key, item in value.items():
-                short = str(key) if style == "attribute" else repr(key)[:60]
-                where = f"{path}.{short}" if style == "attribute" else f"{path}[{short}]"
-                plain = (
-                    combine("str", key) if type(key) is str else self.digest(key, f"{where} key")
-                )
-                pairs.append((plain, self.digest(item, where)))
-            ordered = isinstance(value, collections.OrderedDict)
-            return [part for pair in (pairs if ordered else sorted(pairs)) for part in pair]
+            parts = []
+            for key, item in dict.items(value):
+                where = f"{path}[{repr(key)[:60]}]"
+                parts += [self.digest(key, f"{where} key"), self.digest(item, where)]
+            return parts
         if isinstance(value, (set, frozenset)):
             return sorted(self.digest(item, f"{path}{{...}}") for item in value)
         return self._each(value, path)
+
+    def _attributes(self, state: Mapping[str, Any], path: str) -> list[str]:
+        return [combine(name, self.digest(item, f"{path}.{name}")) for name, item in state.items()]
 
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _record(self, value: Any, path: str) -> str | None:
+        """Hashes an instance whose attributes are all of it, by its class's code and by them."""
         kind = type(value)
-        state: Mapping[str, Any] | None = None
-        if dataclasses.is_dataclass(kind):
-            names = [field.name for field in dataclasses.fields(kind)]
-            state = {name: getattr(value, name, None) for name in names}
-        elif hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None)):
-            state = value.model_dump()
-        elif hasattr(kind, "__attrs_attrs__"):
-            state = {item.name: getattr(value, item.name) for item in kind.__attrs_attrs__}
-        elif kind is types.SimpleNamespace:
-            state = vars(value)
-        if state is None:
+        is_model = hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None))
+        if not (
+            is_model
+            or dataclasses.is_dataclass(kind)
+            or hasattr(kind, "__attrs_attrs__")
+            or kind in (types.SimpleNamespace, argparse.Namespace)
+        ):
             return None
-        return combine("record", self._code(kind, path), *self._items(state, path, "attribute"))
-
-    def _library(self, value: Any, path: str) -> str | None:
-        """Hashes arrays, tables and frames; a library that isn't loaded can't be their type."""
-        root = type(value).__module__.partition(".")[0]
-        step = {
-            "numpy": self._numpy,
-            "pyarrow": self._pyarrow,
-            "pandas": self._pandas,
-            "torch": self._torch,
-        }.get(root)
-        library = sys.modules.get(root)
-        return None if step is None or library is None else step(library, value, path)
-
-    def _numpy(self, np: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, np.dtype):
-            return combine("dtype", value.str if value.names is None else repr(value.descr))
-        if isinstance(value, np.generic):
-            return combine("scalar", self._numpy(np, value.dtype, path) or "", value.tobytes())
-        if type(value) in (np.ndarray, np.memmap):
-            head = (self._numpy(np, value.dtype, path) or "", repr(value.shape))
-            if value.dtype.hasobject:
-                return combine("array", *head, *self._each(value.ravel().tolist(), path))
-            return combine("array", *head, value.tobytes())
-        return combine("ufunc", value.__name__) if isinstance(value, np.ufunc) else None
-
-    def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, pa.Schema):
-            return combine("schema", value.serialize().to_pybytes())
-        if isinstance(value, pa.Field):
-            return combine("field", pa.schema([value]).serialize().to_pybytes())
-        if isinstance(value, pa.DataType):
-            return combine("type", pa.schema([("", value)]).serialize().to_pybytes())
-        if isinstance(value, (pa.Table, pa.RecordBatch)):
-            columns = [self._pyarrow(pa, column, path) or "" for column in value.columns]
-            return combine("table", self._pyarrow(pa, value.schema, path) or "", *columns)
-        if isinstance(value, pa.Scalar):
-            kind = self._pyarrow(pa, value.type, path) or ""
-            return combine("scalar", kind, self.digest(value.as_py(), path))
-        if not isinstance(value, (pa.Array, pa.ChunkedArray)):
-            return None
-        kind = self._pyarrow(pa, value.type, path) or ""
-        flat = pa.types.is_primitive(value.type) or pa.types.is_string(value.type)
-        if value.null_count or not flat:
-            # What lies under a null is arbitrary memory, so only the values count.
-            return combine("array", kind, *self._each(value.to_pylist(), path))
-        column = pa.table([value], names=[""]).combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, column.schema) as writer:
-            writer.write_table(column)
-        return combine("array", kind, sink.getvalue().to_pybytes())
-
-    def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
-        if value is pd.NA or value is pd.NaT:
-            return combine("pandas", repr(value))
-        if isinstance(value, (pd.Timestamp, pd.Timedelta)):
-            zone = str(getattr(value, "tz", None))
-            return combine(type(value).__name__, str(value.value), str(value), zone)
-        if isinstance(value, pd.DataFrame):
-            columns = [self.digest(value.iloc[:, at], path) for at in range(value.shape[1])]
-            names = self.digest(value.columns, f"{path}.columns")
-            return combine("frame", names, self.digest(value.index, f"{path}.index"), *columns)
-        if isinstance(value, (pd.Series, pd.Index)):
-            head = [self.digest(value.name, f"{path}.name"), str(value.dtype)]
-            if isinstance(value, pd.Series):
-                head.append(self.digest(value.index, f"{path}.index"))
-            return combine("series", *head, *self._each(value.tolist(), path))
-        return None
-
-    def _torch(self, torch: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, (torch.dtype, torch.device)):
-            return combine("torch", str(value))
-        if not isinstance(value, torch.Tensor):
-            return None
-        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        head = (str(value.dtype), repr(tuple(value.shape)))
-        return combine("tensor", *head, plain.numpy().tobytes())
+        state = _state(value)
+        if is_model:
+            state |= {name: getattr(value, name, None) for name in _PYDANTIC_STATE}
+        return combine("record", self._code(kind, path), *self._attributes(state, path))
 
 
-def _scalar(value: Any, base: type | None = None) -> str:
-    kind = base or type(value)
-    if kind is str:
-        text = str.__str__(value)
-        return _with_content("str", text, text)
-    if kind is bytes:
-        return combine("bytes", bytes(value))
-    if kind is float:
-        return combine("float", float.hex(value))
-    if kind is int:
-        return combine("int", hex(int(value)))
-    return combine(kind.__name__, repr(value))
-
-
-def _with_content(tag: str, text: str, path: str) -> str:
-    """Hashes a text, and the content of the weight file or model folder that it may name."""
-    content = None
-    if 0 < len(path) <= _LONGEST_PATH and "\n" not in path and "\0" not in path:
-        try:
-            content = local_content(path)
-        except (OSError, UnicodeError) as error:
-            raise CodeIdentityError(
-                f"{path!r} names a file or folder that cannot be read ({error}), so its content "
-                f"cannot be part of the identity. Make it readable, or give `version=`."
-            ) from error
-    return combine(tag, text) if content is None else combine(tag, text, content)
+def _state(value: Any) -> dict[str, Any]:
+    """An object's attributes, those in slots included; without values that are kept of others."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(value).__mro__):
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            stored = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if name not in _NO_STATE and hasattr(value, stored):
+                found[stored] = getattr(value, stored)
+    found |= getattr(value, "__dict__", {})
+    cached = {
+        name
+        for kind in type(value).__mro__
+        for name, item in vars(kind).items()
+        if isinstance(item, functools.cached_property)
+    }
+    return {name: item for name, item in found.items() if name not in cached}
