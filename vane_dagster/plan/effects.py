@@ -57,6 +57,11 @@ _IMPURE = frozenset({
     "abc.update_abstractmethods", "struct.pack_into", "time.tzset", "enum.global_enum",
     "contextlib.chdir", "contextlib.redirect_stdout", "copy.dispatch_table",
 })  # fmt: skip
+_DECORATORS = frozenset({
+    "functools.cache", "functools.lru_cache", "functools.wraps", "functools.singledispatch",
+    "contextlib.contextmanager", "abc.abstractmethod", "typing.overload", "typing.final",
+    "enum.unique", "typing.runtime_checkable", "typing.no_type_check", "typing.cast",
+})  # fmt: skip
 # Libraries whose functions return new objects: a change of one is no change of the library.
 _FRESH = frozenset({"duckdb", "numpy", "pandas", "polars", "pyarrow", "torch"})
 _ITEM_WRITERS = frozenset({
@@ -76,6 +81,7 @@ _READERS = frozenset({
     "with_name", "with_suffix", "__getitem__", "__len__", "__contains__", "__iter__",
     SUBCLASSES,
 })  # fmt: skip
+_GETTERS = frozenset({"get", "__getitem__"})
 _STATE_VERBS = frozenset({
     "activate", "add", "append", "apply", "autolog", "basicconfig", "clear", "component",
     "configure", "disable", "enable", "extend", "factory", "init", "initialize", "insert",
@@ -92,6 +98,9 @@ _RUNNERS = frozenset({
     "importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
     "importlib.reload", "execfile",
 })  # fmt: skip
+_MAX_APPLIED = 3000  # calls of users' functions by one statement
+_MAX_DEPTH = 40
+_MAX_CALLS = 200  # of parameters in one function; more are taken for unknown ones
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
 _OPERATORS = (
     "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
@@ -110,7 +119,8 @@ class Origin(NamedTuple):
             ``parameter``, ``function`` or ``instance``.
         place: The file of a name, the module's name, or the key of a function or class.
         name: The name in the file, the dotted name in a library, or the parameter's position.
-        attribute: The first attribute that is read from it, or `CONTENT`.
+        attribute: The first attribute that is read from it; with `CONTENT` behind it, or alone, it
+            is what that object holds.
         inside: Whether the value only holds it: then a store into the value doesn't change it.
     """
 
@@ -135,10 +145,22 @@ class Summary:
     stores: set[tuple[Origin, Origin]] = field(default_factory=set)
     imports: dict[str, None] = field(default_factory=dict)
     unknown_imports: set[tuple[str, int]] = field(default_factory=set)
+    calls: dict[ParameterCall, None] = field(default_factory=dict)
 
-    def size(self) -> tuple[int, ...]:
+    def size(self) -> int:
         parts = (self.writes, self.returns, self.stores, self.imports, self.unknown_imports)
-        return tuple(map(len, parts))
+        return sum(map(len, (*parts, self.calls)))
+
+
+class ParameterCall(NamedTuple):
+    """A call of a parameter or of its method: what it does is known when the parameter is."""
+
+    function: Values
+    receiver: Values
+    name: str
+    arguments: tuple[Values, ...]
+    keywords: tuple[tuple[str, Values], ...]
+    bare: bool | None
 
 
 @dataclass(frozen=True)
@@ -160,6 +182,13 @@ class _Code:
     frame: _Frame
 
 
+def _joined(path: str, step: str) -> str:
+    """Two steps of attributes as one: what ``X.known`` holds is ``known[]``, however deep."""
+    if not path:
+        return step
+    return path if path.endswith(CONTENT) else path + CONTENT
+
+
 def _held(values: Iterable[Origin]) -> Values:
     return frozenset(value._replace(inside=True) for value in values)
 
@@ -171,8 +200,20 @@ def _opened(values: Iterable[Origin], attribute: str = CONTENT) -> Values:
         if value.inside:
             found.add(value._replace(inside=False))
         else:
-            found.add(value if value.attribute else value._replace(attribute=attribute))
+            found.add(value._replace(attribute=_joined(value.attribute, attribute)))
     return frozenset(found)
+
+
+def _one(value: Origin) -> Values:
+    return frozenset({value})
+
+
+def _at(values: Values, path: str) -> Values:
+    """What an `Origin.attribute` of values is."""
+    if not path:
+        return values
+    plain = _opened(values, path.removesuffix(CONTENT) or CONTENT)
+    return _opened(plain) if path.endswith(CONTENT) and path != CONTENT else plain
 
 
 class Program:
@@ -185,13 +226,16 @@ class Program:
         self.modules: dict[str, Module] = {}
         self.code: dict[str, _Code] = {}
         self.methods: dict[str, set[str]] = {}
-        self.holds: dict[tuple[str, str], set[Origin]] = {}
+        self.holds: dict[tuple[str, str], dict[str, set[Origin]]] = {}
+        self.bindings: dict[tuple[str, str], set[Origin]] = {}
         self._frames: dict[str, _Frame] = {}
         self._summaries: dict[str, Summary] = {}
         self._running: set[str] = set()
         self._effects: dict[str, list[Effect]] = {}
         self._settled: set[str] = set()
         self.classes: dict[str, Origin] = {}
+        self.applied = 0
+        self.applying: set[tuple[str, Values]] = set()
         self.texts: dict[str, ast.Module] = {}
         self.growth = 0
         self.lock = threading.Lock()
@@ -299,6 +343,7 @@ class Program:
         source = self.source(module)
         frame.summary = Summary()
         for unit in source.statements if source is not None else ():
+            self.applied = 0
             frame.statement(unit.nodes[-1])
         self.growth += 1
         self._expanded.clear()
@@ -306,11 +351,13 @@ class Program:
     def _size(self) -> int:
         frames = [*self._frames.values(), *(code.frame for code in self.code.values())]
         names = sum(len(values) for frame in frames for values in frame.names.values())
-        held = sum(map(len, self.holds.values()))
-        return names + held + sum(sum(item.size()) for item in self._summaries.values())
+        held = sum(len(values) for paths in self.holds.values() for values in paths.values())
+        held += sum(map(len, self.bindings.values()))
+        return names + held + sum(item.size() for item in self._summaries.values())
 
     def _effect(self, frame: _Frame, module: Module, unit: Unit) -> Effect:
         frame.summary = Summary()
+        self.applied = 0
         frame.statement(unit.nodes[-1])
         summary = frame.summary
         if summary.unknown_imports:
@@ -318,7 +365,8 @@ class Program:
             summary.imports.update(found)
         for container, value in summary.stores:
             if container.kind == "name" and value.kind != "parameter":
-                self.holds.setdefault((container.place, container.name), set()).add(value)
+                held = self.holds.setdefault((container.place, container.name), {})
+                held.setdefault(container.attribute, set()).add(value)
                 self._expanded.clear()
         writes = frozenset(item for item in summary.writes if item.kind != "parameter")
         return Effect(module, unit, writes, tuple(summary.imports))
@@ -386,10 +434,17 @@ class Program:
             found.add(item)
             if item.kind == "name":
                 for other in self.global_values(item.place, item.name):
-                    stack += self.read(other, item.attribute) if item.attribute else (other,)
+                    stack += self.read_path(other, item.attribute)
                 if item.attribute and not item.inside:
                     stack += self.attribute_values(item)
         return frozenset(found)
+
+    def read_path(self, value: Origin, path: str) -> Values:
+        """What an `Origin.attribute` of a value may denote."""
+        if not path or path == CONTENT:
+            return _opened([value]) if path else frozenset({value})
+        values = self.read(value, path.removesuffix(CONTENT))
+        return _opened(values) if path.endswith(CONTENT) else values
 
     def read(self, value: Origin, attribute: str) -> Values:
         """What an attribute of a value, or an item of it, may denote."""
@@ -415,10 +470,11 @@ class Program:
         """What a class attribute is bound to in the class's body."""
         key = self.class_of(item._replace(attribute="", inside=False))
         code = self.code.get(key) if key else None
-        if code is None or item.attribute not in code.frame.names:
+        attribute = item.attribute.removesuffix(CONTENT)
+        if code is None or attribute not in code.frame.names:
             return NOTHING
-        bound = code.frame.names[item.attribute]
-        return frozenset(value for value in bound if value.kind != "function")
+        bound = [v for v in code.frame.names[attribute] if v.kind != "function"]
+        return frozenset(bound) if attribute == item.attribute else _opened(bound)
 
     def expand(self, write: Origin) -> frozenset[Origin]:
         """Names every object that a write to one may change: its aliases, and what it holds."""
@@ -432,7 +488,11 @@ class Program:
                 found.add(item)
                 stack += self.aliases([item])
                 if item.kind == "name" and item.attribute:
-                    stack += _opened(self.holds.get((item.place, item.name), ()))
+                    for path, values in self.holds.get((item.place, item.name), {}).items():
+                        if item.attribute == CONTENT or item.attribute == path:
+                            stack += values
+                        if item.attribute.endswith(CONTENT) and item.attribute.startswith(path):
+                            stack += _opened(values)
             self._expanded[write] = frozenset(found)
         return self._expanded[write]
 
@@ -611,6 +671,13 @@ class _Frame:
     def is_module(self) -> bool:
         return self.parent is None
 
+    def chain(self) -> Iterator[_Frame]:
+        """Yields the frame and those around it."""
+        frame: _Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
     # Statements.
 
     def run(self, node: ast.AST) -> None:
@@ -719,7 +786,8 @@ class _Frame:
             else:
                 self._set_attribute(base, target.attr)
             self._operate(base, values)
-            self._store(base, values)
+            step = target.attr if isinstance(target, ast.Attribute) else CONTENT
+            self._store(base, values, step)
 
     def _set_attribute(self, base: Values, name: str | None) -> None:
         for item in self.program.aliases(base):
@@ -739,7 +807,7 @@ class _Frame:
             self._scopes[-1][name] |= values
         elif name in self._globals:
             self.summary.writes.add(Origin("name", self.path, name))
-            self.program.holds.setdefault((self.path, name), set()).update(values)
+            self.summary.stores |= {(Origin("name", self.path, name), item) for item in values}
         else:
             own = Origin("name", self.path, name)
             self.names.setdefault(name, set()).update(v for v in values if v != own)
@@ -761,8 +829,9 @@ class _Frame:
                     if module is not None:
                         self.summary.writes.add(Origin("every", str(module.path), ""))
                 elif item.kind in ("instance", "function") and item.attribute:
+                    attribute = item.attribute.removesuffix(CONTENT)
                     for owner, _ in self.program.lineage(item.place):
-                        if item.attribute in self.program.code[owner].frame.names:
+                        if attribute in self.program.code[owner].frame.names:
                             cls = self.program.classes.get(owner)
                             if cls is not None:
                                 self.summary.writes.add(cls._replace(attribute=item.attribute))
@@ -786,16 +855,14 @@ class _Frame:
         units = source.units.get(value.name, ()) if source is not None else ()
         return bool(units) and all(_is_constant_binding(unit) for unit in units)
 
-    def _store(self, base: Values, values: Values) -> None:
+    def _store(self, base: Values, values: Values, step: str = CONTENT) -> None:
+        """Notes that an object holds others from now on, under an attribute or under keys."""
         for container in base:
             if container.kind in ("name", "parameter") and not container.inside:
+                path = _joined(container.attribute, step)
                 for value in values:
-                    if value.kind in ("name", "parameter", "module", "every", "instance"):
-                        self.summary.stores.add((container._replace(attribute=""), value))
-        # A local container aliases what it is given.
-        for container in base:
-            if container.kind == "instance" and container.name:
-                self.program.holds.setdefault((container.place, ""), set()).update(values)
+                    if value.kind in ("name", "parameter", "module", "every"):
+                        self.summary.stores.add((container._replace(attribute=path), value))
 
     def _operate(self, receiver: Values, values: Values) -> None:
         """Calls the operators that a user's class defines, for an operation on its instance."""
@@ -856,7 +923,7 @@ class _Frame:
             inner = decorator
             if isinstance(inner, ast.Attribute):
                 receiver, name = self.evaluate(inner.value), inner.attr
-            result = self._invoke(function, receiver, name, [values], {}, False)
+            result = self._invoke(function, receiver, name, [values], {}, None)
             if self.is_module:
                 self._name(node.name, result)
 
@@ -864,13 +931,6 @@ class _Frame:
         program = self.program
         key = program.register(node, self.module, self)
         self._parameters(node, key)
-        if not self.is_module and not self.is_class:
-            # It may be called wherever the outer function's result goes.
-            inner = program.summary(key)
-            self.summary.writes |= {w for w in inner.writes if w.place != key}
-            self.summary.stores |= {s for s in inner.stores if key not in (s[0].place, s[1].place)}
-            self.summary.imports.update(inner.imports)
-            self.summary.unknown_imports |= inner.unknown_imports
         return Origin("function", key, "")
 
     def _parameters(self, node: ast.AST, key: str) -> None:
@@ -928,7 +988,7 @@ class _Frame:
         """Does what the making of a class does: it tells its bases and its metaclasses."""
         program = self.program
         given: Values = frozenset(item for options in keywords.values() for item in options)
-        classes = values.union(*bases)
+        classes = values or frozenset().union(*bases)
         for base in bases:
             for item in program.aliases(base):
                 if item.kind == "name" and not item.attribute and not item.inside:
@@ -1019,7 +1079,8 @@ class _Frame:
             frame = frame.parent
         source = self.program.sources.get(self.path)
         if source is not None:
-            if name in source.units or (source.stars and name not in _BUILTINS):
+            is_bound = name in source.units and (name not in _BUILTINS or name in source.bound)
+            if is_bound or (source.stars and name not in _BUILTINS):
                 return frozenset({Origin("name", self.path, name)})
         if name in self.names:
             return frozenset(self.names[name])
@@ -1146,7 +1207,8 @@ class _Frame:
         if target is not None:
             text = next((text for text in texts[:2] if isinstance(text, str)), None)
             self._set_attribute(target, text)
-            self._store(target, frozenset(v for given in arguments[1:] for v in given))
+            stored = frozenset(value for given in arguments[1:] for value in given)
+            self._store(target, stored, text or CONTENT)
             return NOTHING
         if builtin & {"getattr"} and len(arguments) > 1:
             default = frozenset(value for given in arguments[2:] for value in given)
@@ -1202,15 +1264,36 @@ class _Frame:
         name: str,
         arguments: list[Values],
         keywords: dict[str, Values],
-        bare: bool,
+        bare: bool | None,
     ) -> Values:
-        """Calls whatever a value may be, and returns what that may return."""
+        """Calls whatever a value may be, and returns what that may return.
+
+        `bare` says that nothing uses the result; it is None where a decorator is called.
+        """
         program = self.program
         everything = [*arguments, *keywords.values()]
         passed: Values = frozenset(value for given in everything for value in given)
         found: set[Origin] = set()
         known = False
+        deferred = frozenset(item for item in function | receiver if item.kind == "parameter")
+        if deferred and len(self.summary.calls) < _MAX_CALLS:
+            call = ParameterCall(
+                function & deferred,
+                receiver & deferred,
+                name,
+                tuple(arguments),
+                tuple(sorted(keywords.items())),
+                bare,
+            )
+            self.summary.calls[call] = None
+            found |= _held(passed) | _opened(receiver & deferred) | _held(function & deferred)
+            function, receiver = function - deferred, receiver - deferred
+            if not function and not receiver:
+                return frozenset(found)
         targets = program.aliases(function)
+        bound = [item._replace(inside=False) for item in targets if item.inside]
+        if bound:  # as by functools.partial
+            arguments = [given | frozenset(bound) for given in [*arguments, *map(_one, bound)]]
         kinds = {item.kind for item in targets if not item.inside}
         for item in targets:
             if item.inside:
@@ -1238,7 +1321,8 @@ class _Frame:
                     found |= self._apply(method, [function, *arguments], keywords)
         if "inert" in kinds:
             return frozenset(found)
-        self._call_passed(passed, everything, found)
+        if bare is not None and kinds != {"function"} | kinds & {"name", "module"}:
+            self._call_passed(passed, everything, found)
         objects = frozenset(item for item in receiver if not program.is_module(item))
         if name and "library" not in kinds and (objects or not receiver):
             found |= self._call_method(objects, name, arguments, keywords, passed, bare)
@@ -1274,7 +1358,7 @@ class _Frame:
         arguments: list[Values],
         keywords: dict[str, Values],
         passed: Values,
-        bare: bool,
+        bare: bool | None,
     ) -> Values:
         program = self.program
         found: set[Origin] = set()
@@ -1296,7 +1380,8 @@ class _Frame:
         if methods and not is_unknown:
             return frozenset(found)
         if name in _READERS:
-            return frozenset(found) | _held(passed) | _opened(receiver)
+            items = _opened(receiver)
+            return frozenset(found) | _held(passed) | (items if name in _GETTERS else _held(items))
         if name in _PATH_WRITERS and bare:
             self.summary.writes.add(LIBRARY)
         kinds = {item.kind for item in program.aliases(receiver) if not item.inside}
@@ -1335,22 +1420,25 @@ class _Frame:
             found |= self._apply(item.place, [opened] * count, {})
 
     def _call_library(
-        self, name: str, passed: Values, everything: list[Values], bare: bool
+        self, name: str, passed: Values, everything: list[Values], bare: bool | None
     ) -> Values:
         root = _root(name)
         last = name.rpartition(".")[2]
         if (root in _PURE or name.startswith(_PURE_NAMES)) and name not in _IMPURE:
-            if name == "functools.partial" or not passed:
-                return passed
-            return _held(passed)
+            if name == "functools.partial":
+                functions = {v for given in everything[:1] for v in given}
+                return frozenset(functions) | _held(passed - functions)
+            return passed if name in _DECORATORS else _held(passed)
         if name not in _IMPURE and (bare or _is_state_verb(last, assigned=True)):
             self.summary.writes.add(Origin("library", "", name))
         self._write_passed(passed)
+        if name in _IMPURE:
+            return passed
         kind = "new" if last[:1].isupper() or root in _FRESH else "value"
         return frozenset({Origin(kind, "", name)}) | _held(passed)
 
     def _call_builtin(
-        self, name: str, passed: Values, everything: list[Values], bare: bool
+        self, name: str, passed: Values, everything: list[Values], bare: bool | None
     ) -> Values:
         if name not in _BUILTINS:
             self._write_passed(passed)
@@ -1371,6 +1459,24 @@ class _Frame:
     def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
         """Does what a user's function does, with its parameters replaced by arguments."""
         program = self.program
+        program.applied += 1
+        passed = frozenset(v for given in [*arguments, *keywords.values()] for v in given)
+        step = (key, passed)
+        if step in program.applying:
+            return NOTHING
+        if program.applied > _MAX_APPLIED or len(program.applying) > _MAX_DEPTH:
+            self.summary.writes.add(LIBRARY)  # what it does is not bounded, so it counts
+            return _held(passed)
+        program.applying.add(step)
+        try:
+            return self._apply_summary(key, arguments, keywords)
+        finally:
+            program.applying.discard(step)
+
+    def _apply_summary(
+        self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]
+    ) -> Values:
+        program = self.program
         summary = program.summary(key)
         code = program.code[key]
         node_arguments = getattr(code.node, "args", None)
@@ -1380,7 +1486,22 @@ class _Frame:
         rest = frozenset(v for given in arguments[len(names) :] for v in given)
         rest |= frozenset(v for n, given in keywords.items() if n not in names for v in given)
 
+        own_keys = {frame.key for frame in self.chain()}
+        for position in range(len(names)):
+            if position < len(arguments):
+                bound = program.bindings.setdefault((key, str(position)), set())
+                bound |= {v for v in arguments[position] if v.place != key}
+
         def replaced(value: Origin) -> Values:
+            if value.kind == "parameter" and value.place != key and value.place not in own_keys:
+                # Of a function around this one, which has returned: any call may have been it.
+                given = frozenset(
+                    item
+                    for item in program.bindings.get((value.place, value.name), ())
+                    if item.kind != "parameter" or item.place in own_keys
+                )
+                given = _at(given, value.attribute)
+                return _held(given) if value.inside else given
             if value.kind != "parameter" or value.place != key:
                 return frozenset({value})
             found: set[Origin] = set()
@@ -1395,18 +1516,27 @@ class _Frame:
             else:
                 found |= keywords.get(value.name, NOTHING)
             given = frozenset(found)
-            if value.attribute:
-                given = _opened(given, value.attribute)
+            given = _at(given, value.attribute)
             return _held(given) if value.inside else given
+
+        def all_replaced(values: Values) -> Values:
+            return frozenset(item for value in values for item in replaced(value))
 
         for write in list(summary.writes):
             if write.kind == "parameter":
                 self._write(replaced(write))
             else:
                 self.summary.writes.add(write)
+        for call in list(summary.calls):
+            function, receiver = map(all_replaced, call[:2])
+            if function | receiver or not call.function | call.receiver:
+                given = [all_replaced(item) for item in call.arguments]
+                options = {item: all_replaced(values) for item, values in call.keywords}
+                self._invoke(function, receiver, call.name, given, options, call.bare)
         for container, value in list(summary.stores):
-            for one in replaced(container):
-                self._store(frozenset({one}), replaced(value))
+            plain = container._replace(attribute="")
+            for one in replaced(plain):
+                self._store(frozenset({one}), replaced(value), container.attribute)
         self.summary.imports.update(summary.imports)
         self.summary.unknown_imports |= summary.unknown_imports
         returned = frozenset(v for value in list(summary.returns) for v in replaced(value))

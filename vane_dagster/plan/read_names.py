@@ -91,7 +91,8 @@ class ReadNames:
             return path in self._paths
         if kind != "name" or (path, name) not in self._names:
             return False
-        if attribute in ("", CONTENT) or attribute in self._attributes:
+        attribute = attribute.removesuffix(CONTENT)
+        if not attribute or attribute in self._attributes:
             return True
         # What is changed is an object that an attribute holds.
         return attribute != SUBCLASSES and not program.is_own_class(path, name)

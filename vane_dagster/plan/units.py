@@ -125,6 +125,19 @@ class SourceFile:
                     bound = bound.partition(".")[0]
                 self.units.setdefault(bound, []).append(unit)
 
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """The names that are bound somewhere in the file, and not only changed in place."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, syntax.Definition):
+                found.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.update(ref.bound for ref in syntax.import_refs(node, False))
+        return frozenset(found)
+
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yields the module-level imports that bind a name."""
         for unit in self.units.get(name, ()):
@@ -218,7 +231,10 @@ def _changes(node: ast.AST) -> set[str]:
     if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
         root = syntax.root_name(node)
     elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
-        root = syntax.root_name(node.value)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        # What a plain function changes is told by its effects.
+        is_method = isinstance(call, ast.Call) and not isinstance(call.func, ast.Name)
+        root = syntax.root_name(call) if is_method else None
     return {root} if root else set()
 
 
