@@ -991,16 +991,13 @@ class _Frame:
         classes = values or frozenset().union(*bases)
         for base in bases:
             for item in program.aliases(base):
-                if item.kind == "name" and not item.attribute and not item.inside:
-                    self.summary.writes.add(item._replace(attribute=SUBCLASSES))
                 key = program.class_of(item)
                 if not key:
                     continue
                 for owner, _ in program.lineage(key):
-                    for ancestor in program.bases(program.code[owner]):
-                        for name in program.aliases([ancestor]):
-                            if name.kind == "name" and not name.attribute:
-                                self.summary.writes.add(name._replace(attribute=SUBCLASSES))
+                    if owner in program.classes:
+                        write = program.classes[owner]._replace(attribute=SUBCLASSES)
+                        self.summary.writes.add(write)
                 hook = program.method(key, "__init_subclass__")
                 if hook:
                     self._apply(hook, [classes, given], {})
