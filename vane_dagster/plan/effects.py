@@ -98,9 +98,9 @@ _RUNNERS = frozenset({
     "importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
     "importlib.reload", "execfile",
 })  # fmt: skip
-_MAX_APPLIED = 3000  # calls of users' functions by one statement
+_MAX_APPLIED = 1000  # calls of users' functions by one statement
 _MAX_DEPTH = 40
-_MAX_CALLS = 200  # of parameters in one function; more are taken for unknown ones
+_MAX_CALLS = 40  # of parameters in one function; more are taken for unknown ones
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
 _OPERATORS = (
     "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
@@ -148,8 +148,8 @@ class Summary:
     calls: dict[ParameterCall, None] = field(default_factory=dict)
 
     def size(self) -> int:
-        parts = (self.writes, self.returns, self.stores, self.imports, self.unknown_imports)
-        return sum(map(len, (*parts, self.calls)))
+        found = len(self.writes) + len(self.returns) + len(self.stores) + len(self.calls)
+        return found + len(self.imports) + len(self.unknown_imports)
 
 
 class ParameterCall(NamedTuple):
@@ -190,22 +190,23 @@ def _joined(path: str, step: str) -> str:
 
 
 def _held(values: Iterable[Origin]) -> Values:
-    return frozenset(value._replace(inside=True) for value in values)
+    """The values as what a container holds."""
+    return frozenset(
+        v if v.inside else Origin(v.kind, v.place, v.name, v.attribute, True) for v in values
+    )
 
 
 def _opened(values: Iterable[Origin], attribute: str = CONTENT) -> Values:
     """What reading an attribute or item of a value gives."""
-    found = set()
-    for value in values:
-        if value.inside:
-            found.add(value._replace(inside=False))
-        else:
-            found.add(value._replace(attribute=_joined(value.attribute, attribute)))
-    return frozenset(found)
-
-
-def _one(value: Origin) -> Values:
-    return frozenset({value})
+    return frozenset(
+        Origin(
+            v.kind,
+            v.place,
+            v.name,
+            v.attribute if v.inside else _joined(v.attribute, attribute),
+        )
+        for v in values
+    )
 
 
 def _at(values: Values, path: str) -> Values:
@@ -214,6 +215,10 @@ def _at(values: Values, path: str) -> Values:
         return values
     plain = _opened(values, path.removesuffix(CONTENT) or CONTENT)
     return _opened(plain) if path.endswith(CONTENT) and path != CONTENT else plain
+
+
+def _one(value: Origin) -> Values:
+    return frozenset({value})
 
 
 class Program:
@@ -225,19 +230,19 @@ class Program:
         self.sources: dict[str, SourceFile] = {}
         self.modules: dict[str, Module] = {}
         self.code: dict[str, _Code] = {}
+        self._keys: dict[int, str] = {}
         self.methods: dict[str, set[str]] = {}
         self.holds: dict[tuple[str, str], dict[str, set[Origin]]] = {}
         self.bindings: dict[tuple[str, str], set[Origin]] = {}
         self._frames: dict[str, _Frame] = {}
         self._summaries: dict[str, Summary] = {}
-        self._running: set[str] = set()
         self._effects: dict[str, list[Effect]] = {}
         self._settled: set[str] = set()
         self.classes: dict[str, Origin] = {}
         self.applied = 0
         self.applying: set[tuple[str, Values]] = set()
         self.texts: dict[str, ast.Module] = {}
-        self.growth = 0
+        self.round = 0
         self.lock = threading.Lock()
         self._expanded: dict[Origin, frozenset[Origin]] = {}
 
@@ -320,6 +325,7 @@ class Program:
         size = -1
         while size != self._size():
             size = self._size()
+            self.round += 1
             for module in modules:
                 self._execute(module)
         self._effects.clear()
@@ -345,7 +351,6 @@ class Program:
         for unit in source.statements if source is not None else ():
             self.applied = 0
             frame.statement(unit.nodes[-1])
-        self.growth += 1
         self._expanded.clear()
 
     def _size(self) -> int:
@@ -538,8 +543,8 @@ class Program:
 
     def register(self, node: ast.AST, module: Module, frame: _Frame) -> str:
         """Keeps a function or class that stands in a frame, and returns its key."""
-        key = str(id(node))  # `code` keeps the node, so no other one gets its id
-        if key not in self.code:
+        key = self._keys.setdefault(id(node), f"{len(self._keys):06}")
+        if key not in self.code:  # which keeps the node, so that no other one gets its id
             self.code[key] = _Code(node, module, _Frame(self, module, key, frame))
         return key
 
@@ -600,22 +605,14 @@ class Program:
     def summary(self, key: str) -> Summary:
         """What a function does when it is called."""
         summary = self._summaries.setdefault(key, Summary())
-        if key in self._running:
-            return summary
         code = self.code[key]
-        if isinstance(code.node, ast.ClassDef) or code.frame.done_at == self.growth:
-            return summary
-        self._running.add(key)
-        code.frame.summary = summary
-        while True:
-            before = summary.size()
+        if not isinstance(code.node, ast.ClassDef) and code.frame.done_in != self.round:
+            # Once in a round: what a recursion lacks, the next round adds.
+            code.frame.done_in = self.round
+            code.frame.summary = summary
+            applied, self.applied = self.applied, 0
             code.frame.run(code.node)
-            if summary.size() == before:
-                break
-        self._running.discard(key)
-        # Inside of a recursion the others' summaries may not be complete yet.
-        if not self._running:
-            code.frame.done_at = self.growth
+            self.applied = applied
         return summary
 
 
@@ -663,7 +660,7 @@ class _Frame:
         self.stars: dict[str, None] = {}
         self.summary = Summary()
         self.is_class = False
-        self.done_at = -1
+        self.done_in = -1
         self._globals: set[str] = set()
         self._scopes: list[dict[str, set[Origin]]] = []
 
@@ -812,15 +809,16 @@ class _Frame:
             own = Origin("name", self.path, name)
             self.names.setdefault(name, set()).update(v for v in values if v != own)
 
-    def _write(self, values: Iterable[Origin]) -> None:
+    def _write(self, values: Iterable[Origin], *, passed: bool = False) -> None:
         for value in values:
             if value.inside:
                 continue
             for item in self.program.aliases([value]):
                 if item.kind == "library":
-                    self.summary.writes.add(item)
+                    if not passed:
+                        self.summary.writes.add(item)
                 elif item.kind == "value" and not item.inside:
-                    if _root(item.name) not in _FRESH:
+                    if not passed and _root(item.name) not in _FRESH:
                         self.summary.writes.add(LIBRARY)
                 elif item.kind in ("every", "parameter") and not item.inside:
                     self.summary.writes.add(item)
@@ -841,12 +839,9 @@ class _Frame:
     def _write_passed(self, values: Iterable[Origin]) -> None:
         """Notes that unknown code is given values: it may change them and what they hold."""
         for value in values:
-            if self._is_constant(value):
-                continue
-            if value.kind in ("library", "value", "new"):
-                continue
-            plain = value._replace(inside=False)
-            self._write([plain, *_opened([plain])])
+            if not self._is_constant(value) and value.kind not in ("library", "value", "new"):
+                plain = value._replace(inside=False)
+                self._write([plain, *_opened([plain])], passed=True)
 
     def _is_constant(self, value: Origin) -> bool:
         if value.kind != "name":
@@ -866,7 +861,7 @@ class _Frame:
 
     def _operate(self, receiver: Values, values: Values) -> None:
         """Calls the operators that a user's class defines, for an operation on its instance."""
-        for item in self.program.aliases(receiver):
+        for item in sorted(self.program.aliases(receiver)):
             if item.kind == "instance" and not item.inside and not item.attribute:
                 for name in _OPERATORS:
                     method = self.program.method(item.place, name)
@@ -883,8 +878,8 @@ class _Frame:
         top = program.find(_root(base)) if base else None
         if base is None or top is None or top.kind != "own":
             if base is not None:
-                whole = ref.refers if ref.name is None else f"{base}.{ref.name}"
-                self._name(ref.bound, program.library(whole))
+                dotted = ref.refers if ref.name is None else f"{base}.{ref.name}"
+                self._name(ref.bound, program.library(dotted))
             return
         module = program.find(base)
         if module is not None:
@@ -990,7 +985,7 @@ class _Frame:
         given: Values = frozenset(item for options in keywords.values() for item in options)
         classes = values or frozenset().union(*bases)
         for base in bases:
-            for item in program.aliases(base):
+            for item in sorted(program.aliases(base)):
                 key = program.class_of(item)
                 if not key:
                     continue
@@ -1003,12 +998,12 @@ class _Frame:
                     self._apply(hook, [classes, given], {})
         metaclasses = [keywords.get("metaclass", NOTHING)]
         for base in bases:
-            for item in program.aliases(base):
+            for item in sorted(program.aliases(base)):
                 for _, node in program.lineage(program.class_of(item)):
                     options = [k.value for k in node.keywords if k.arg == "metaclass"]
                     metaclasses += [self.evaluate(option) for option in options]
         for metaclass in metaclasses:
-            for item in program.aliases(metaclass):
+            for item in sorted(program.aliases(metaclass)):
                 key = program.class_of(item)
                 for name in ("__prepare__", "__new__", "__init__") if key else ():
                     hook = program.method(key, name)
@@ -1292,7 +1287,7 @@ class _Frame:
         if bound:  # as by functools.partial
             arguments = [given | frozenset(bound) for given in [*arguments, *map(_one, bound)]]
         kinds = {item.kind for item in targets if not item.inside}
-        for item in targets:
+        for item in sorted(targets):
             if item.inside:
                 continue
             if item.kind == "function" and not item.attribute:

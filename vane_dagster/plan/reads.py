@@ -96,7 +96,9 @@ class _Visitor:
 
     def _call(self, node: ast.Call, name: str, in_function: bool) -> None:
         if name in ("eval", "exec"):
-            text = node.args[0].value if node.args and _is_text(node.args[0]) else None
+            text = (
+                node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            )
             try:
                 tree = syntax.parse(text) if isinstance(text, str) else None
             except (SyntaxError, ValueError):
@@ -110,10 +112,6 @@ class _Visitor:
             name in ("vars", "locals") and not node.args and not in_function
         ):
             self.every = True
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_call_of_globals(node: ast.expr) -> bool:
