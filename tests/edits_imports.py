@@ -871,3 +871,356 @@ edit(
     plugins="import settings\nsettings.K = 1\n",
     settings=SETTINGS,
 )
+
+# More ways to write the same.
+plugin(
+    "a class body registers", "import registry\nclass Setup:\n    registry.REGISTRY['clean'] = 1\n"
+)
+plugin(
+    "the whole registry is replaced",
+    "import registry\nregistry.REGISTRY = {**registry.REGISTRY, 'clean': 1}\n",
+)
+plugin(
+    "the dict of a module is updated",
+    "import registry\nregistry.__dict__.update(REGISTRY={1: 1})\n",
+)
+beside("a module is replaced", "import sys\nsys.modules['settings'] = 1\n")
+plugin(
+    "a walrus in a condition",
+    "import registry\nif (r := registry.REGISTRY) is not None:\n    r['clean'] = 1\n",
+)
+plugin(
+    "an entry is deleted",
+    "import registry\nR = registry.REGISTRY\nR['x'] = 0\nif 1:\n    del R['x']\n",
+    "if 1",
+    "if 0",
+)
+plugin(
+    "a default of a lambda", "import registry\n(lambda r=registry.REGISTRY: r.update(clean=1))()\n"
+)
+plugin(
+    "a function of a function",
+    "import registry\ndef make(k):\n    def inner():\n        registry.REGISTRY['clean'] = k\n"
+    "    return inner\nmake(1)()\n",
+)
+plugin(
+    "a closure over what is given",
+    "import registry\ndef make(where):\n    def inner(k):\n        where['clean'] = k\n"
+    "    return inner\nput = make(registry.REGISTRY)\nput(1)\n",
+)
+plugin(
+    "a function that returns what it is given",
+    "import registry\ndef same(x):\n    return x\nsame(registry.REGISTRY)['clean'] = 1\n",
+)
+plugin(
+    "a generator registers",
+    "import registry\ndef fill():\n    registry.REGISTRY['clean'] = 1\n    yield\nlist(fill())\n",
+)
+plugin(
+    "spread arguments",
+    "import registry\ndef clean(b):\n    return b + 1\nregistry.register(*[clean])\n",
+)
+plugin(
+    "spread keywords",
+    "import registry\ndef clean(b):\n    return b + 1\nregistry.register(**{'function': clean})\n",
+)
+plugin(
+    "a loop in a function in a try",
+    "import registry\ndef clean(b):\n    return b + 1\ndef main(functions):\n    try:\n"
+    "        for f in functions:\n            registry.register(f)\n    finally:\n        pass\n"
+    "if __name__ != '__main__':\n    main([clean])\n",
+)
+plugin(
+    "a user's context manager",
+    "import contextlib, registry\n@contextlib.contextmanager\ndef given(r):\n    r['clean'] = 1\n"
+    "    yield\nwith given(registry.REGISTRY):\n    pass\n",
+)
+plugin(
+    "the enter of a class",
+    "import registry\nclass Given:\n    def __enter__(self):\n        registry.REGISTRY['clean'] = 1\n"
+    "    def __exit__(self, *a):\n        pass\nwith Given():\n    pass\n",
+)
+plugin(
+    "an operator of a class",
+    "import registry\nclass Chain:\n    def __rshift__(self, other):\n"
+    "        registry.REGISTRY['clean'] = other\nChain() >> 1\n",
+)
+plugin(
+    "a setter of a property",
+    "import registry\nclass Proxy:\n    @property\n    def clean(self):\n        return 0\n"
+    "    @clean.setter\n    def clean(self, value):\n        registry.REGISTRY['clean'] = value\n"
+    "proxy = Proxy()\nproxy.clean = 1\n",
+)
+plugin(
+    "a constructor of a base",
+    "import registry\nclass Plugin:\n    def __init__(self, k):\n        registry.REGISTRY['clean'] = k\n"
+    "class Mine(Plugin):\n    def __init__(self, k):\n        super().__init__(k)\nmine = Mine(1)\n",
+)
+plugin(
+    "a class method registers",
+    "import registry\nclass Plugin:\n    @classmethod\n    def install(cls, k):\n"
+    "        registry.REGISTRY['clean'] = k\nPlugin.install(1)\n",
+)
+plugin(
+    "a static method registers",
+    "import registry\nclass Plugin:\n    @staticmethod\n    def install(r, k):\n"
+    "        r['clean'] = k\nPlugin.install(registry.REGISTRY, 1)\n",
+)
+plugin(
+    "an instance that keeps the dict",
+    "import registry\nclass Book:\n    def __init__(self, r):\n        self.r = r\n"
+    "    def put(self, k):\n        self.r['clean'] = k\nbook = Book(registry.REGISTRY)\nbook.put(1)\n",
+)
+plugin(
+    "an instance that is given the dict later",
+    "import registry\nclass Book:\n    pass\nbook = Book()\nbook.r = registry.REGISTRY\n"
+    "book.r['clean'] = 1\n",
+)
+plugin(
+    "a match statement",
+    "import registry\nmatch registry.REGISTRY:\n    case dict() as r:\n        r['clean'] = 1\n",
+)
+plugin(
+    "an import in a function that registers",
+    "def setup():\n    from registry import REGISTRY\n    REGISTRY['clean'] = 1\nsetup()\n",
+)
+plugin(
+    "a function that asyncio runs",
+    "import asyncio, registry\nasync def setup():\n    registry.REGISTRY['clean'] = 1\n"
+    "asyncio.run(setup())\n",
+)
+plugin(
+    "a reduce",
+    "import functools, registry\ndef put(r, k):\n    r['clean'] = k\n    return r\n"
+    "R = functools.reduce(put, [1], registry.REGISTRY)\n",
+)
+plugin(
+    "a decorator of the user's that calls what it is given",
+    "import registry\ndef now(f):\n    f()\n    return f\n@now\ndef setup():\n"
+    "    registry.REGISTRY['clean'] = 1\n",
+)
+plugin(
+    "a decorator of the user's that only wraps",
+    "import functools, registry\ndef later(f):\n    @functools.wraps(f)\n    def inner(*a):\n"
+    "        return f(*a)\n    return inner\n@later\ndef setup():\n"
+    "    registry.REGISTRY['clean'] = 1\n",
+    changes=False,
+)
+plugin(
+    "a function attribute of the registering function",
+    "import registry\nregistry.register.level = 1\n",
+    changes=False,
+)
+beside("the class of an instance", "import settings\ntype(settings.settings).k = 1\n")
+beside("__class__ of an instance", "import settings\nsettings.settings.__class__.k = 1\n")
+beside("object.__setattr__", "import settings\nobject.__setattr__(settings.settings, 'k', 1)\n")
+beside("an alias of an instance", "from settings import settings as s\ncfg = s\ncfg.k = 1\n")
+beside(
+    "the settings object is replaced",
+    "import settings\nsettings.settings = settings.Settings()\nX = 1\nsettings.settings.k = X\n",
+)
+beside(
+    "a while loop",
+    "import settings\nn = 0\nwhile n < 1:\n    settings.K = n\n    n += 1\n",
+    "< 1",
+    "< 2",
+)
+beside(
+    "a class that a library extends",
+    "import functools\nfrom model import Model\nfunctools.update_wrapper(Model, print, ('__doc__',) * 1)\n",
+)
+beside(
+    "a subclass's dict that its base has",
+    "import settings\nclass Sub(settings.Settings):\n    pass\nSub.k = 1\n",
+    changes=False,
+)
+beside(
+    "where data lies",
+    "try:\n    import nltk\n    nltk.data.path.append('1')\nexcept ImportError:\n    pass\n",
+)
+beside("a library's verbosity", "import transformers\ntransformers.logging.set_verbosity(1)\n")
+beside(
+    "a library's configuration through its object",
+    "import threading\nthreading.current_thread().name = '1'\n",
+)
+beside(
+    "a library's own registry",
+    "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('x1')\nclass X:\n    pass\n",
+)
+beside("a codec", "import codecs\ncodecs.register(lambda name: 1)\n")
+beside(
+    "a command",
+    "import click\n@click.command()\n@click.option('--x', default=1)\ndef main(x):\n    print(x)\n",
+    changes=False,
+)
+beside(
+    "a function that a wrapper is put around",
+    "import functools\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a):\n        print(1)\n        return f(*a)\n    return inner\n@timed\ndef work():\n    import random\n    random.seed(3)\n",
+    changes=False,
+)
+beside(
+    "a thread pool",
+    "from concurrent.futures import ThreadPoolExecutor\nPOOL = ThreadPoolExecutor(1)\n",
+    changes=False,
+)
+beside(
+    "an environment variable that is read",
+    "import os\nHOME = os.environ.get('HOME1')\nX = os.environ['PATH'] + '1'\n",
+    changes=False,
+)
+beside(
+    "a type alias",
+    "from typing import Optional, NamedTuple\nclass P(NamedTuple):\n    x: int = 1\n",
+    changes=False,
+)
+beside(
+    "a table of functions",
+    "def f(x):\n    return x + 1\nTABLE = {'f': f, **{n: f for n in 'ab'}}\nTABLE['g'] = f\n",
+    changes=False,
+)
+beside(
+    "a test with a fixture",
+    "import pytest\n@pytest.fixture\ndef x():\n    return 1\n",
+    changes=False,
+)
+beside(
+    "a lock and a cache",
+    "import threading\nLOCK = threading.Lock()\nCACHE = {}\nwith LOCK:\n    CACHE['a'] = 1\n",
+    changes=False,
+)
+beside(
+    "an instance of another class",
+    "class Thing:\n    def __init__(self, k):\n        self.k = k\n        self.all = []\n        self.all.append(k)\nthing = Thing(1)\nthing.k = 1\n",
+    changes=False,
+)
+inside("a list in a dict", "D = {'a': []}\nD['a'].append(1)\ndef udf(b):\n    return D\n")
+inside(
+    "a list taken out of a dict",
+    "D = {'a': []}\nx = D['a']\nx.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list got out of a dict",
+    "D = {'a': []}\nx = D.get('a')\nx.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "the lists of a dict",
+    "D = {'a': []}\nfor v in D.values():\n    v.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list by setdefault", "D = {}\nD.setdefault('a', []).append(1)\ndef udf(b):\n    return D\n"
+)
+inside(
+    "a list that was put in", "D = {}\nL = []\nD['l'] = L\nL.append(1)\ndef udf(b):\n    return D\n"
+)
+inside(
+    "a list that was put in by a function",
+    "D = {}\ndef keep(x):\n    D['l'] = x\n    return x\nL = keep([])\nM = []\nkeep(M)\nM.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list that was given to an instance",
+    "class H:\n    def __init__(self, l):\n        self.l = l\nL = []\nh = H(L)\nL.append(1)\ndef udf(b):\n    return h.l\n",
+)
+inside(
+    "setattr in a loop",
+    "class H:\n    k = 0\nfor n in ['k']:\n    setattr(H, n, 1)\ndef udf(b):\n    return H.k\n",
+)
+inside("locals() of the module", "K = 0\nlocals()['K'] = 1\ndef udf(b):\n    return K\n")
+inside(
+    "a metaclass's registry",
+    "class Meta(type):\n    known = {}\n    def __new__(m, n, b, d):\n        c = super().__new__(m, n, b, d)\n        m.known[n] = c\n        return c\nclass A(metaclass=Meta):\n    k = 1\ndef udf(b):\n    return Meta.known['A'].k\n",
+)
+inside(
+    "a counter in a function",
+    "N = [0]\ndef count(f):\n    N[0] += 1\n    return f\nif 1:\n    x = count(3)\ndef udf(b):\n    return N\n",
+    "if 1",
+    "if 0",
+)
+inside(
+    "a conditional import",
+    "import os\nif os.name == 'posix':\n    from json import dumps as f\nelse:\n    from json import loads as f\ndef udf(b):\n    return f(b)\n",
+    "'posix'",
+    "'nt'",
+)
+inside(
+    "a class decorator that patches another class",
+    "class A:\n    k = 0\ndef patch(c):\n    A.k = c.k\n    return c\n@patch\nclass B:\n    k = 1\ndef udf(b):\n    return A.k\n",
+)
+inside("a name that a loop binds", "for K in (1, 3):\n    pass\ndef udf(b):\n    return K\n")
+edit(
+    "a route of an object that another module has",
+    "1",
+    "2",
+    defs="import plugins\nfrom app import app\ndef udf(b):\n    return app.routes['/x'](b)\n",
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n"
+    "        def keep(f):\n            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n",
+    plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",
+)
+edit(
+    "a route of an object that another module has, for another route's code",
+    "1",
+    "2",
+    changes=False,
+    defs="import plugins\nfrom app import app\n@app.route('/u')\ndef udf(b):\n    return b\n",
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n"
+    "        def keep(f):\n            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n",
+    plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",
+)
+edit(
+    "an option of an object whose decorator wraps",
+    "1",
+    "2",
+    defs="import plugins\nfrom tools import R\n@R.scaled\ndef udf(b):\n    return b\n",
+    tools="import functools\nclass Tools:\n    def __init__(self):\n        self.options = {}\n"
+    "    def scaled(self, f):\n        @functools.wraps(f)\n        def inner(b):\n"
+    "            return f(b) * self.options['k']\n        return inner\nR = Tools()\n",
+    plugins="from tools import R\nR.options['k'] = 1\n",
+)
+edit(
+    "settings that a package's __init__ sets for its own modules",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="from pkg.work import f as udf\n",
+    pkg__init="from pkg import config\nconfig.K = 1\nfrom pkg.work import f\n",
+    pkg__config="K = 0\n",
+    pkg__work="from pkg import config\ndef f(b):\n    return config.K\n",
+)
+edit(
+    "settings that nobody reads, set by a package's __init__",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    changes=False,
+    defs="from pkg.work import f as udf\n",
+    pkg__init="from pkg import config\nconfig.K = 1\nfrom pkg.work import f\n",
+    pkg__config="K = 0\n",
+    pkg__work="def f(b):\n    return b\n",
+)
+edit(
+    "a list of modules of a package in a tuple",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs="import plugins\nimport registry\ndef udf(b):\n    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    plugins__init="import importlib\nfor name in ('one',):\n"
+    "    importlib.import_module('.' + name, __package__)\n",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "what a called function imports by a computed name",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs="import loader\nimport registry\nloader.load('plugins')\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    loader="import importlib, pkgutil\ndef load(package):\n"
+    "    found = importlib.import_module(package)\n"
+    "    for info in pkgutil.iter_modules(found.__path__):\n"
+    "        importlib.import_module(f'{package}.{info.name}')\n",
+    plugins__init="",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)

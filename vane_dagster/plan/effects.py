@@ -57,10 +57,11 @@ _IMPURE = frozenset({
     "abc.update_abstractmethods", "struct.pack_into", "time.tzset", "enum.global_enum",
     "contextlib.chdir", "contextlib.redirect_stdout", "copy.dispatch_table",
 })  # fmt: skip
+_DECORATOR = "functools.cache"  # stands for what returns what it is given
 _DECORATORS = frozenset({
     "functools.cache", "functools.lru_cache", "functools.wraps", "functools.singledispatch",
     "contextlib.contextmanager", "abc.abstractmethod", "typing.overload", "typing.final",
-    "enum.unique", "typing.runtime_checkable", "typing.no_type_check", "typing.cast",
+    "enum.unique", "typing.runtime_checkable", "typing.no_type_check",
 })  # fmt: skip
 # Libraries whose functions return new objects: a change of one is no change of the library.
 _FRESH = frozenset({"duckdb", "numpy", "pandas", "polars", "pyarrow", "torch"})
@@ -491,7 +492,8 @@ class Program:
                 if item in found or item.inside:
                     continue
                 found.add(item)
-                stack += self.aliases([item])
+                # A store into a library's object was noted as such, and being passed is no store.
+                stack += [other for other in self.aliases([item]) if other.kind != "library"]
                 if item.kind == "name" and item.attribute:
                     for path, values in self.holds.get((item.place, item.name), {}).items():
                         if item.attribute == CONTENT or item.attribute == path:
@@ -783,8 +785,17 @@ class _Frame:
             else:
                 self._set_attribute(base, target.attr)
             self._operate(base, values)
-            step = target.attr if isinstance(target, ast.Attribute) else CONTENT
+            step = CONTENT
+            if isinstance(target, ast.Attribute):
+                step = target.attr
+                self._call_setter(base, target.attr, values)
             self._store(base, values, step)
+
+    def _call_setter(self, base: Values, name: str, values: Values) -> None:
+        for item in sorted(self.program.aliases(base)):
+            if item.kind == "instance" and not item.inside and not item.attribute:
+                for method in sorted(self.program.methods_of(item.place, name)):
+                    self._apply(method, [base, values], {})
 
     def _set_attribute(self, base: Values, name: str | None) -> None:
         for item in self.program.aliases(base):
@@ -1089,6 +1100,9 @@ class _Frame:
             ]
             for other in foreign or [value]:
                 found |= program.read(other, name)
+                module = program.find(other.place) if other.kind == "module" else None
+                if module is not None and name == "__dict__":
+                    found.add(Origin("every", str(module.path), ""))
         return frozenset(values | found if name in ("__class__", "__dict__") else found)
 
     def _item(self, node: ast.Subscript) -> Values:
@@ -1420,7 +1434,10 @@ class _Frame:
             if name == "functools.partial":
                 functions = {v for given in everything[:1] for v in given}
                 return frozenset(functions) | _held(passed - functions)
-            return passed if name in _DECORATORS else _held(passed)
+            if name in _DECORATORS:
+                is_function = passed and name != "functools.wraps"
+                return passed if is_function else frozenset({Origin("library", "", _DECORATOR)})
+            return _held(passed)
         if name not in _IMPURE and (bare or _is_state_verb(last, assigned=True)):
             self.summary.writes.add(Origin("library", "", name))
         self._write_passed(passed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable
 
-from vane_dagster.plan.effects import CONTENT, SUBCLASSES, Effect, Program
+from vane_dagster.plan.effects import CONTENT, SUBCLASSES, Effect, Origin, Program
 from vane_dagster.plan.modules import Finder, Module
 from vane_dagster.plan.syntax import ImportRef, Scan
 from vane_dagster.plan.units import Unit
@@ -67,6 +67,7 @@ class ReadNames:
         self._every: set[str] = set()
         self._attributes: set[str] = set()
         self._waiting: list[tuple[Module, str]] = []
+        self._decorators: list[tuple[Module, Unit, str]] = []
 
     def counts(self, program: Program, effect: Effect, beside: str | None = None) -> bool:
         """Says whether a statement changes something that is read, or the state of a library.
@@ -77,6 +78,9 @@ class ReadNames:
             beside: A file whose objects are left out.
         """
         self._drain()
+        while self._decorators:
+            self._add_decorator(program, *self._decorators.pop())
+            self._drain()
         return any(
             self._is_read(program, item.kind, item.place, item.name, item.attribute)
             for write in effect.writes
@@ -139,7 +143,19 @@ class ReadNames:
         if reads.every:
             self._every_name(module)
         self._waiting += [(module, name) for name in sorted(names)]
+        decorators = unit.names & reads.decorators - names
+        self._decorators += [(module, unit, name) for name in sorted(decorators)]
         self.imports(module, unit.scan, names)
+
+    def _add_decorator(self, program: Program, module: Module, unit: Unit, name: str) -> None:
+        """Adds an object whose method decorates, unless it is a library's.
+
+        What a library's object makes of a function does not depend on the others that it was given.
+        """
+        value = Origin("name", str(module.path), name)
+        if program.is_module(value) or program.class_of(value):
+            self._waiting.append((module, name))
+            self.imports(module, unit.scan, (name,))
 
     def _every_name(self, module: Module) -> None:
         if module.kind != "own" or not module.is_source or module.name in self._every:

@@ -26,12 +26,14 @@ class Reads:
         names: Names in any scope.
         attributes: Attributes, and texts that may name one.
         texts: Module-level names that ``eval``, ``exec`` or ``globals`` reach by a literal text.
+        decorators: Names whose methods decorate, as ``app`` in ``@app.route(path)``.
         every: Whether any name of the module may be read, as by an ``eval`` of a computed text.
     """
 
     names: frozenset[str]
     attributes: frozenset[str]
     texts: frozenset[str]
+    decorators: frozenset[str]
     every: bool
 
 
@@ -41,7 +43,8 @@ def reads(nodes: Iterable[ast.AST]) -> Reads:
     for node in nodes:
         visitor.visit(node)
     names, attributes = frozenset(visitor.names), frozenset(visitor.attributes)
-    return Reads(names, attributes, frozenset(visitor.texts), visitor.every)
+    texts, decorators = frozenset(visitor.texts), frozenset(visitor.decorators)
+    return Reads(names, attributes, texts, decorators, visitor.every)
 
 
 class _Visitor:
@@ -49,6 +52,7 @@ class _Visitor:
         self.names: set[str] = set()
         self.attributes: set[str] = set()
         self.texts: set[str] = set()
+        self.decorators: set[str] = set()
         self.every = False
 
     def visit(self, start: ast.AST) -> None:
@@ -82,7 +86,7 @@ class _Visitor:
             return [*rest, *_without_membership(node.test)]
         if isinstance(node, syntax.Definition):
             rest = [c for c in ast.iter_child_nodes(node) if c not in node.decorator_list]
-            return [*rest, *(part for d in node.decorator_list for part in _decorator(d))]
+            return [*rest, *(part for d in node.decorator_list for part in self._decorator(d))]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             self._call(node, node.func.id, in_function)
         if isinstance(node, ast.Subscript):
@@ -93,6 +97,17 @@ class _Visitor:
             if is_name and isinstance(node.value, ast.Attribute) and node.value.attr == "modules":
                 self.every = True
         return ast.iter_child_nodes(node)
+
+    def _decorator(self, node: ast.expr) -> list[ast.AST]:
+        """The parts of a decorator that are read: of ``@app.route(path)`` only the path."""
+        function = node.func if isinstance(node, ast.Call) else node
+        root = syntax.root_name(function)
+        if not isinstance(function, ast.Attribute) or root is None:
+            return [node]
+        self.decorators.add(root)
+        self.attributes.add(function.attr)
+        given = [*node.args, *node.keywords] if isinstance(node, ast.Call) else []
+        return [*_chain_without_root(function), *given]
 
     def _call(self, node: ast.Call, name: str, in_function: bool) -> None:
         if name in ("eval", "exec"):
@@ -138,10 +153,3 @@ def _without_membership(node: ast.expr) -> list[ast.AST]:
         parts = [part for item in node.comparators for part in _chain_without_root(item)]
         return [node.left, *parts]
     return [node]
-
-
-def _decorator(node: ast.expr) -> list[ast.AST]:
-    """The parts of a decorator that are read: of ``@app.route(path)`` only the path."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return [*_chain_without_root(node.func), *node.args, *node.keywords]
-    return _chain_without_root(node) if isinstance(node, ast.Attribute) else [node]
