@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -19,6 +20,8 @@ from edits import Project
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import code_identity
+from vane_dagster.plan.modules import Finder
+from vane_dagster.plan.reach import Reach
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -208,7 +211,7 @@ def test_registered_functions_are_reached_by_who_reads_the_registry(project: Pro
     assert project.digest("clean") == member
 
 
-def test_package_on_the_way_counts_by_its_own_text_only(project: Project) -> None:
+def test_package_on_the_way_counts_by_what_it_changes(project: Project) -> None:
     project.write(
         pkg__in____init__="from pkg.defs import udf\nLEVEL = 1\n",
         pkg__in__defs="from pkg import tools\nfrom .sub.deep import f\n"
@@ -225,13 +228,16 @@ def test_package_on_the_way_counts_by_its_own_text_only(project: Project) -> Non
     project.edit("pkg/defs.py", "    return b\n", "    return -b\n")
     assert project.digest(module="pkg.defs") == found.digest
     seen = {found.digest}
+    project.edit("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2")
+    (project.root / "pkg/sub/__init__.py").write_text("X = 1\n")
+    assert project.digest(module="pkg.defs") == found.digest
     for file, old, new in [
-        ("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2"),
+        ("pkg/__init__.py", "LEVEL = 2", "from . import consts\nconsts.C += 1"),
         ("pkg/consts.py", "C = 1", "C = 2"),
-        ("pkg/sub/__init__.py", "", "X = 1\n"),
+        ("pkg/sub/__init__.py", "X = 1", "from pkg.sub import deep\ndeep.f.x = 1"),
         ("pkg/sub/deep.py", "return b", "return -b"),
     ]:
-        (project.root / file).write_text((project.root / file).read_text().replace(old, new) or new)
+        project.edit(file, old, new)
         seen.add(project.digest(module="pkg.defs"))
     assert len(seen) == 5
 
@@ -397,6 +403,101 @@ def test_version_stands_for_the_code(defs: Project) -> None:
     defs.edit("defs.py", "text[:LIMIT]", "text[LIMIT:]")
     assert defs.identity(version="1") == before
     assert defs.identity("Model", version="1").digest != before.digest
+
+
+def changed_statements(folder: Path, module: str, name: str) -> Iterator[tuple[str, ast.stmt]]:
+    """Edits each top-level statement below a folder; yields those that change an identity.
+
+    Nothing is imported: a statement that is edited blindly could not be.
+    """
+
+    def digest() -> str:
+        finder = Finder()
+        found = finder.find(module)
+        assert found is not None
+        reach = Reach(finder, found)
+        reach.name(found, name)
+        return reach.digest()
+
+    before = digest()
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text()
+        for index, statement in enumerate(ast.parse(text).body):
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue
+            tree = ast.parse(text)
+            edit_statement(tree.body[index])
+            path.write_text(ast.unparse(tree))
+            if digest() != before:
+                yield path.name, statement
+            path.write_text(text)
+    assert digest() == before
+
+
+def edit_statement(node: ast.stmt) -> None:
+    """Makes a statement say something else."""
+    if isinstance(node, ast.Import):
+        node.names = [ast.alias(f"{alias.name}.edited", alias.asname) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        node.names = [ast.alias("edited", alias.asname or alias.name) for alias in node.names]
+    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)) and node.value is not None:
+        node.value = ast.Tuple([node.value, ast.Constant("edited")])
+    else:
+        inner = node.body  # type: ignore[attr-defined]  # a definition, a block
+        inner.insert(0, ast.parse("edited = 1").body[0])
+
+
+def bound_names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name for alias in statement.names}
+    found = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return {node.id for node in found if isinstance(node.ctx, ast.Store)}
+
+
+def test_only_the_embedders_own_statements_of_the_demo_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(REPOSITORY / "definitions", tmp_path / "definitions")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "definitions"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "definitions"
+    found = list(changed_statements(folder, "definitions.embedder", "SentenceEmbedder"))
+    assert {file for file, _ in found} == {"embedder.py"}
+    names = set().union(*(bound_names(statement) for _, statement in found))
+    assert {"SentenceEmbedder", "np", "os"} <= names
+    assert {"DIMENSIONS", "SCHEMA"}.isdisjoint(names)
+
+
+@pytest.mark.parametrize(
+    ("example", "name", "own"),
+    [
+        ("async_api", "Translator", {"Translator", "ENVIRONMENT"}),
+        ("checks", "rate", {"rate", "GOOD"}),
+        ("chunks", "embed", {"embed", "vectorizer"}),
+        ("cpu_preprocess", "Urgency", {"Urgency"}),
+        ("own_provider", "HouseModel", {"HouseModel"}),
+        ("partitioned", "Anomaly", {"Anomaly"}),
+        ("sklearn_function", "classify", {"classify", "load_model", "MEASURES"}),
+        ("torch_numpy", "Predictor", {"Predictor", "make_net"}),
+        ("two_models", "Classifier", {"Classifier", "Embedder"}),
+    ],
+)
+def test_only_a_stages_own_statements_of_an_example_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, name: str, own: set[str]
+) -> None:
+    shutil.copy(REPOSITORY / "examples" / f"{example}.py", tmp_path / f"copied_{example}.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = changed_statements(tmp_path, f"copied_{example}", name)
+    names = {
+        bound
+        for _, statement in found
+        if not isinstance(statement, (ast.Import, ast.ImportFrom))
+        for bound in bound_names(statement) or {"ENVIRONMENT"}
+    }
+    assert names == own
 
 
 def test_what_is_no_code_is_refused() -> None:

@@ -72,7 +72,8 @@ class Target:
     """What an import leads to.
 
     `role` is ``whole`` for a module that is imported, ``passing`` for a package that is only on the
-    way to one, ``package`` for an installed one, ``missing`` for one that isn't there.
+    way to one, ``package`` for an installed one, ``missing`` for one that isn't there. `attribute`
+    is the name that is taken from the module.
     """
 
     role: Literal["whole", "passing", "package", "missing"]
@@ -201,7 +202,8 @@ class Finder:
                 yield Target("missing", name, line=ref.line)
                 return
             if name != base:
-                yield Target("passing", name, module=found, line=ref.line)
+                part = base[len(name) + 1 :].partition(".")[0]
+                yield Target("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[Target]:
@@ -210,7 +212,7 @@ class Finder:
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:
-            yield Target("passing", base, module=found, line=ref.line)
+            yield Target("passing", base, ref.name, module=found, line=ref.line)
             yield Target("whole", inner.name, module=inner, line=ref.line)
         elif found is not None and found.path is None:
             yield Target("missing", f"{base}.{ref.name}", line=ref.line)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan.effects import Effect, Program, loaded_program
 from vane_dagster.plan.hashing import combine, file_digest
 from vane_dagster.plan.modules import Finder, Module, Target
+from vane_dagster.plan.read_names import ReadNames, binding_units
 from vane_dagster.plan.syntax import ImportRef, Scan
 from vane_dagster.plan.units import SourceFile, Unit
 
-_BUILTINS = frozenset(dir(builtins))
 _OWN_LABEL = "."
 
 
 class Reach:
-    """The transitive walk from a UDF; `own` is the module in which names count one by one."""
+    """The transitive walk from a UDF; `own` is the module in which names count one by one.
+
+    Of modules that are only imported, those statements count that change what is read, or the
+    state of a library (see `effects`).
+    """
 
     def __init__(self, finder: Finder, own: Module | None) -> None:
         self.finder = finder
@@ -25,12 +29,14 @@ class Reach:
         self.packages: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
-        self._waiting: deque[tuple[Module, str, Unit | None]] = deque()
-        self._seen: set[tuple[str, str, int]] = set()
+        self._waiting: deque[tuple[Module, str]] = deque()
+        self._seen: set[tuple[str, str]] = set()
         self._whole: set[str] = set()
+        self._read = ReadNames(finder)
 
     def digest(self) -> str:
         """Hashes everything reached so far, in an order that the walk does not change."""
+        self._add_effects()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
 
     def label(self, module: Module) -> str:
@@ -41,7 +47,8 @@ class Reach:
     def name(self, module: Module, name: str) -> None:
         """Reaches one module-level name of a file, and what that name reaches."""
         self.modules.add(module.name)
-        self._waiting.append((module, name, None))
+        self._waiting.append((module, name))
+        self._read.name(module, name)
         self._drain()
 
     def names(self, module: Module, names: Iterable[str]) -> None:
@@ -51,11 +58,13 @@ class Reach:
 
     def imports(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
         """Reaches what code imports, also through the names that it reads of its module."""
+        self._read.imports(module, scan, names)
         self._follow(module, scan, names)
         self._drain()
 
     def module(self, name: str) -> None:
         """Reaches a module that code holds as an object."""
+        self._read.module(name)
         self._follow_import(name)
         self._drain()
 
@@ -65,27 +74,91 @@ class Reach:
 
     def _drain(self) -> None:
         while self._waiting:
-            module, name, reader = self._waiting.popleft()
-            source = self.finder.source(str(module.path))
-            registered = source.registered(name, reader)
-            key = (module.name, name, len(registered))
-            if key in self._seen:
+            module, name = self._waiting.popleft()
+            if (module.name, name) in self._seen:
                 continue
-            self._seen.add(key)
-            units = source.units.get(name)
-            if units is None:
-                units = [] if name in _BUILTINS or name.startswith("__") else source.stars
-            else:
+            self._seen.add((module.name, name))
+            units = binding_units(self.finder, module, name)
+            if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}:{name}"] = digest
-            self._waiting += [(module, item, None) for item in sorted(registered)]
             for unit in units:
                 self._read_unit(module, unit)
 
     def _read_unit(self, module: Module, unit: Unit) -> None:
-        for name in sorted(unit.names):
-            self._waiting.append((module, name, unit))
+        names = set(unit.names | unit.reads.texts)
+        if unit.reads.every:
+            names |= set(self.finder.source(str(module.path)).units)
+        for name in sorted(names):
+            self._waiting.append((module, name))
         self._follow(module, unit.scan, unit.names)
+
+    def _add_effects(self) -> None:
+        """Adds the statements that change what is read, or a library's state, when imported.
+
+        They are hashed in the order of execution, with the others that bind the same names.
+        """
+        roots = sorted(self.modules)
+        if self._own is not None:
+            roots = [self._own.name, *roots]
+        program = loaded_program(self.finder, roots)
+        counting: dict[int, Effect] = {}
+        with program.lock:
+            while True:
+                roots += sorted(self.modules.difference(roots))
+                trace = program.trace(roots)
+                found = [
+                    effect
+                    for effect in trace
+                    if id(effect.unit) not in counting and self._read.counts(program, effect)
+                ]
+                for effect in found:
+                    counting[id(effect.unit)] = effect
+                    self._read.unit(effect.module, effect.unit)
+                    if effect.module.name not in self._whole:
+                        self.modules.add(effect.module.name)
+                        self._read_unit(effect.module, effect.unit)
+                self._drain()
+                if not found:
+                    break
+            changed = self._changed_names(program, counting.values())
+        parts = [
+            part
+            for effect in trace
+            if id(effect.unit) in counting or not effect.unit.is_definition
+            for part in self._ordered(program, effect, counting, changed)
+        ]
+        if parts:
+            self._facts["effects"] = combine("effects", *parts)
+
+    def _changed_names(
+        self, program: Program, effects: Iterable[Effect]
+    ) -> frozenset[tuple[str, str]]:
+        return frozenset(
+            (item.place, item.name)
+            for effect in effects
+            for write in effect.writes
+            for item in program.expand(write)
+            if item.kind == "name"
+        )
+
+    def _ordered(
+        self,
+        program: Program,
+        effect: Effect,
+        counting: dict[int, Effect],
+        changed: frozenset[tuple[str, str]],
+    ) -> Iterator[str]:
+        path = str(effect.module.path)
+        if effect.module.name in self._whole:
+            # The order inside of a module that counts whole is part of its text.
+            if id(effect.unit) in counting and self._read.counts(program, effect, path):
+                yield combine("whole", self.label(effect.module), effect.unit.digest)
+        elif id(effect.unit) in counting or any(
+            (path, name) in changed and (effect.module.name, name) in self._seen
+            for name in effect.unit.touched
+        ):
+            yield combine("statement", self.label(effect.module), effect.unit.digest)
 
     def _follow(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
         if scan.dynamic:
@@ -117,20 +190,21 @@ class Reach:
         elif target.module is not None:
             self.modules.add(target.name)
             if target.role == "passing":
-                self._passing(target.module)
+                self._passing(target.module, target.attribute)
             else:
                 self._reach_whole(target.module, target.attribute)
 
-    def _passing(self, module: Module) -> None:
+    def _passing(self, module: Module, attribute: str | None) -> None:
+        """Reaches what a package makes of a submodule's name; its effects are found by import."""
         if module.is_source:
-            unit = self.finder.source(str(module.path)).whole
-            if unit.nodes:
-                self._facts[f"package {module.label}"] = unit.digest
+            units = self.finder.source(str(module.path)).units
+            for name in {attribute or "", "__getattr__", "__path__"} & set(units):
+                self._waiting.append((module, name))
 
     def _reach_whole(self, module: Module, attribute: str | None) -> None:
         own = self._own
         if attribute and own is not None and module.path is not None and module.path == own.path:
-            self._waiting.append((module, attribute, None))
+            self._waiting.append((module, attribute))
             return
         if module.name in self._whole or module.path is None:
             return

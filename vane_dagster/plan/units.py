@@ -13,6 +13,7 @@ from pathlib import Path
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan import syntax
 from vane_dagster.plan.hashing import FileCache, combine
+from vane_dagster.plan.reads import Reads, reads
 from vane_dagster.plan.syntax import ImportRef, Scan
 
 _HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in 3.13
@@ -21,9 +22,10 @@ _HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in
 class Unit:
     """Some statements of a file, with the conditions that they stand under."""
 
-    def __init__(self, path: str, nodes: Sequence[ast.stmt]) -> None:
+    def __init__(self, path: str, nodes: Sequence[ast.stmt], position: int = 0) -> None:
         self.path = path
         self.nodes = nodes
+        self.position = position
 
     @cached_property
     def digest(self) -> str:
@@ -43,6 +45,21 @@ class Unit:
         except SyntaxError as error:
             raise syntax_problem(self.path, error) from error
 
+    @cached_property
+    def reads(self) -> Reads:
+        """What the statements read, apart from what they only write into."""
+        return reads(self.nodes)
+
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """The module-level names that the last statement binds, deletes or changes in place."""
+        return frozenset(_touched(self.nodes[-1]))
+
+    @property
+    def is_definition(self) -> bool:
+        """Says whether it defines or imports, so that its place among others is no matter."""
+        return isinstance(self.nodes[-1], (*syntax.Definition, ast.Import, ast.ImportFrom))
+
 
 class SourceFile:
     """A parsed file; everything derived from it is computed once, when it is asked for."""
@@ -57,25 +74,42 @@ class SourceFile:
         self.whole = Unit(path, self.tree.body)
         self.units: dict[str, list[Unit]] = {}
         self.stars: list[Unit] = []
-        self._collect(self.tree.body, ())
+        self.statements: list[Unit] = []  # those that an import of the module executes
+        self._count = 0
+        self._collect(self.tree.body, (), True)
 
-    def _collect(self, body: Iterable[ast.stmt], conditions: tuple[ast.stmt, ...]) -> None:
+    def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> Unit:
+        self._count += 1
+        unit = Unit(self.path, nodes, self._count)
+        if executed:
+            self.statements.append(unit)
+        return unit
+
+    def _collect(
+        self, body: Iterable[ast.stmt], conditions: tuple[ast.stmt, ...], executed: bool
+    ) -> None:
         for statement in body:
             if isinstance(statement, ast.If):
                 test = ast.copy_location(ast.Expr(statement.test), statement)
                 negated = ast.copy_location(ast.UnaryOp(ast.Not(), statement.test), statement)
                 otherwise = ast.copy_location(ast.Expr(negated), statement)
-                self._collect(statement.body, (*conditions, test))
-                self._collect(statement.orelse, (*conditions, otherwise))
+                asked = ast.copy_location(ast.If(statement.test, [ast.Pass()], []), statement)
+                self._unit((*conditions, asked), executed)
+                inside = executed and not _is_main_guard(statement.test)
+                self._collect(statement.body, (*conditions, test), inside)
+                self._collect(statement.orelse, (*conditions, otherwise), executed)
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                self._collect_import(statement, conditions)
+                self._collect_import(statement, conditions, executed)
             else:
-                unit = Unit(self.path, (*conditions, statement))
-                for name in sorted(_touched(statement)):
+                unit = self._unit((*conditions, statement), executed)
+                for name in sorted(unit.touched):
                     self.units.setdefault(name, []).append(unit)
 
     def _collect_import(
-        self, statement: ast.Import | ast.ImportFrom, conditions: tuple[ast.stmt, ...]
+        self,
+        statement: ast.Import | ast.ImportFrom,
+        conditions: tuple[ast.stmt, ...],
+        executed: bool,
     ) -> None:
         for alias in statement.names:
             single: ast.stmt
@@ -83,7 +117,7 @@ class SourceFile:
                 single = ast.Import([alias])
             else:
                 single = ast.ImportFrom(statement.module, [alias], statement.level)
-            unit = Unit(self.path, (*conditions, ast.copy_location(single, statement)))
+            unit = self._unit((*conditions, ast.copy_location(single, statement)), executed)
             if alias.name == "*":
                 self.stars.append(unit)
             else:
@@ -92,67 +126,23 @@ class SourceFile:
                     bound = bound.partition(".")[0]
                 self.units.setdefault(bound, []).append(unit)
 
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """The names that are bound somewhere in the file, and not only changed in place."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, syntax.Definition):
+                found.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.update(ref.bound for ref in syntax.import_refs(node, False))
+        return frozenset(found)
+
     def import_refs(self, name: str) -> Iterator[ImportRef]:
         """Yields the module-level imports that bind a name."""
         for unit in self.units.get(name, ()):
             yield from (ref for ref in unit.scan.imports if ref.bound == name)
-
-    @cached_property
-    def _registered(self) -> dict[str, tuple[set[str], set[int]]]:
-        found: dict[str, tuple[set[str], set[int]]] = {}
-        for name, unit, call in self._calls_at_import():
-            root = syntax.root_name(call)
-            if root is None or root not in self.units:
-                continue
-            if isinstance(call, ast.Name) or (
-                isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-            ):
-                targets = self._changed_by(root)
-                users = {root, name}
-            else:
-                imported = any(True for _ in self.import_refs(root))
-                targets = set() if imported else {root}
-                users = {name}
-            for target in targets:
-                names, units = found.setdefault(target, (set(), set()))
-                names.update(users)
-                units.update(id(item) for user in users for item in self.units[user])
-                units.add(id(unit))
-        return found
-
-    def _calls_at_import(self) -> Iterator[tuple[str, Unit, ast.expr]]:
-        seen: set[int] = set()
-        for name, units in self.units.items():
-            for unit in units:
-                if id(unit) in seen:
-                    continue
-                seen.add(id(unit))
-                statement = unit.nodes[-1]
-                if isinstance(statement, syntax.Definition):
-                    yield from ((name, unit, item) for item in statement.decorator_list)
-                call = statement.value if isinstance(statement, ast.Expr) else None
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-                    yield name, unit, call
-
-    def _changed_by(self, function: str) -> set[str]:
-        changed: set[str] = set()
-        for unit in self.units[function]:
-            if isinstance(unit.nodes[-1], syntax.Definition):
-                touched: set[str] = set()
-                for node in ast.walk(unit.nodes[-1]):
-                    touched |= _changes(node)
-                changed |= touched & unit.names
-        return changed - {function}
-
-    def registered(self, name: str, reader: Unit | None) -> set[str]:
-        """Names the functions that put themselves into a module-level object at import time.
-
-        They are found by their decorators (``@REGISTRY.add``, or ``@register`` where that function
-        changes the object) and by bare calls. A reader that is itself among those that
-        change the object does not depend on the others.
-        """
-        names, units = self._registered.get(name, (set(), set()))
-        return set() if reader is not None and id(reader) in units else names
 
     @cached_property
     def _by_start(self) -> dict[tuple[int, str], list[ast.AST]]:
@@ -242,8 +232,23 @@ def _changes(node: ast.AST) -> set[str]:
     if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
         root = syntax.root_name(node)
     elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
-        root = syntax.root_name(node.value)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        # What a plain function changes is told by its effects.
+        is_method = isinstance(call, ast.Call) and not isinstance(call.func, ast.Name)
+        root = syntax.root_name(call) if is_method else None
     return {root} if root else set()
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Eq)
+        and {"__name__", "__main__"}
+        == {
+            getattr(item, "id", getattr(item, "value", None))
+            for item in (test.left, *test.comparators)
+        }
+    )
 
 
 def _extent(node: ast.AST) -> int:

@@ -1,0 +1,1609 @@
+"""What the top-level statements of modules write while the modules are imported.
+
+Data flow: `Program` executes modules by their text, in the order in which Python would import them.
+It evaluates each top-level statement abstractly: an expression's value is a set of `Origin`s, the
+module-level objects, parameters and library states that it may denote or hold. Nothing of the
+user's is run.
+
+An effect is what a statement writes beyond a name that it binds in its own module: objects of
+modules (``settings.K = 3``, ``register(x)``, a class whose base registers it), or the state of
+the standard library or an installed package (``os.environ["A"] = "1"``, ``torch.manual_seed(0)``).
+Calls of user code are followed through one `Summary` per function: what it writes, returns, stores
+in what, and imports, in terms of its parameters. The analysis ignores the order of statements and
+the branch taken, so two names that were ever bound to one object are aliases.
+
+What it can't tell is assumed to write: an unknown method writes its receiver and its arguments, a
+function that is passed to a call is called with the other arguments, ``globals()`` and ``exec``
+write every name of the module. Bounds: calls into dagster, vane_dagster, logging and warnings, and
+into what these return, write nothing; libraries listed as pure write nothing that they are given.
+
+`Reach` decides which effects count: those on library state, and those on what it reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan import syntax
+from vane_dagster.plan.modules import Finder, Module
+from vane_dagster.plan.syntax import ImportRef
+from vane_dagster.plan.units import SourceFile, Unit
+
+CONTENT = "[]"  # the attribute of an origin for what an object holds under keys
+SUBCLASSES = "__subclasses__"
+_INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
+_PURE = frozenset({
+    "__future__", "abc", "argparse", "base64", "collections", "contextlib", "copy", "dataclasses",
+    "datetime", "enum", "fractions", "functools", "hashlib", "inspect", "itertools", "json", "math",
+    "numbers", "pathlib", "pprint", "re", "statistics", "string", "struct", "textwrap", "time",
+    "traceback", "types", "typing", "typing_extensions", "uuid", "zoneinfo",
+})  # fmt: skip
+_PURE_NAMES = (
+    "os.path.", "os.environ.get", "os.environ.copy", "os.getenv", "os.getcwd", "os.cpu_count",
+    "os.fspath", "sys.stdout.", "sys.stderr.", "gc.collect", "platform.", "operator.itemgetter",
+    "operator.attrgetter", "operator.methodcaller", "importlib.metadata.", "importlib.resources.",
+    "threading.Lock", "threading.RLock", "threading.local",
+)  # fmt: skip
+# Functions of the modules above that change what they are given, or the process.
+_IMPURE = frozenset({
+    "dataclasses.dataclass", "functools.total_ordering", "functools.update_wrapper",
+    "abc.update_abstractmethods", "struct.pack_into", "time.tzset", "enum.global_enum",
+    "contextlib.chdir", "contextlib.redirect_stdout", "copy.dispatch_table",
+})  # fmt: skip
+_DECORATOR = "functools.cache"  # stands for what returns what it is given
+_DECORATORS = frozenset({
+    "functools.cache", "functools.lru_cache", "functools.wraps", "functools.singledispatch",
+    "contextlib.contextmanager", "abc.abstractmethod", "typing.overload", "typing.final",
+    "enum.unique", "typing.runtime_checkable", "typing.no_type_check",
+})  # fmt: skip
+# Libraries whose functions return new objects: a change of one is no change of the library.
+_FRESH = frozenset({"duckdb", "numpy", "pandas", "polars", "pyarrow", "torch"})
+_ITEM_WRITERS = frozenset({
+    "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft",
+    "insert", "intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove",
+    "reverse", "rotate", "setdefault", "sort", "symmetric_difference_update", "update",
+    "__setitem__", "__delitem__",
+})  # fmt: skip
+_READERS = frozenset({
+    "absolute", "as_posix", "capitalize", "casefold", "copy", "count", "decode", "difference",
+    "encode", "endswith", "exists", "expanduser", "find", "format", "format_map", "get", "glob",
+    "hexdigest", "index", "intersection", "is_dir", "is_file", "isdigit", "isdisjoint", "issubset",
+    "issuperset", "items", "iterdir", "join", "joinpath", "keys", "lower", "lstrip", "match",
+    "most_common", "partition", "read_bytes", "read_text", "relative_to", "removeprefix",
+    "removesuffix", "replace", "resolve", "rglob", "rpartition", "rsplit", "rstrip", "search",
+    "split", "splitlines", "startswith", "strip", "sub", "title", "union", "upper", "values",
+    "with_name", "with_suffix", "__getitem__", "__len__", "__contains__", "__iter__",
+    SUBCLASSES,
+})  # fmt: skip
+_GETTERS = frozenset({"get", "__getitem__"})
+_STATE_VERBS = frozenset({
+    "activate", "add", "append", "apply", "autolog", "basicconfig", "clear", "component",
+    "configure", "disable", "enable", "extend", "factory", "init", "initialize", "insert",
+    "install", "instrument", "load", "login", "manual", "monkey", "patch", "pop", "putenv",
+    "register", "remove", "reset", "seed", "set", "setdefault", "setlocale", "setup", "unregister",
+    "update", "use",
+})  # fmt: skip
+_LOADERS = frozenset({"load", "loads", "init"})  # verbs that mostly return what is new
+_IMPORTERS = frozenset({
+    "importlib.import_module", "importlib.__import__", "__import__", "pydoc.locate",
+    "pkgutil.resolve_name", "importlib.util.find_spec",
+})  # fmt: skip
+_RUNNERS = frozenset({
+    "importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
+    "importlib.reload", "execfile",
+})  # fmt: skip
+_MAX_APPLIED = 1000  # calls of users' functions by one statement
+_MAX_DEPTH = 40
+_MAX_CALLS = 40  # of parameters in one function; more are taken for unknown ones
+_PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
+_OPERATORS = (
+    "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
+    "__ilshift__", "__irshift__", "__matmul__", "__mod__", "__setitem__", "__setattr__",
+    "__enter__", "__exit__",
+)  # fmt: skip
+
+
+class Origin(NamedTuple):
+    """A part of what an expression may denote.
+
+    Attributes:
+        kind: ``name`` for a module-level object, ``every`` for all of a module's, ``module`` for a
+            user's module, ``library`` for state of another, ``value`` for what a library's
+            function returned, ``new`` for an instance of its class, ``inert``, ``builtin``,
+            ``parameter``, ``function`` or ``instance``.
+        place: The file of a name, the module's name, or the key of a function or class.
+        name: The name in the file, the dotted name in a library, or the parameter's position.
+        attribute: The first attribute that is read from it; with `CONTENT` behind it, or alone, it
+            is what that object holds.
+        inside: Whether the value only holds it: then a store into the value doesn't change it.
+    """
+
+    kind: str
+    place: str
+    name: str
+    attribute: str = ""
+    inside: bool = False
+
+
+Values = frozenset[Origin]
+NOTHING: Values = frozenset()
+LIBRARY = Origin("library", "", "")
+
+
+@dataclass
+class Summary:
+    """What code does when it runs."""
+
+    writes: set[Origin] = field(default_factory=set)
+    returns: set[Origin] = field(default_factory=set)
+    stores: set[tuple[Origin, Origin]] = field(default_factory=set)
+    imports: dict[str, None] = field(default_factory=dict)
+    unknown_imports: set[tuple[str, int]] = field(default_factory=set)
+    calls: dict[ParameterCall, None] = field(default_factory=dict)
+
+    def size(self) -> int:
+        found = len(self.writes) + len(self.returns) + len(self.stores) + len(self.calls)
+        return found + len(self.imports) + len(self.unknown_imports)
+
+
+class ParameterCall(NamedTuple):
+    """A call of a parameter or of its method: what it does is known when the parameter is."""
+
+    function: Values
+    receiver: Values
+    name: str
+    arguments: tuple[Values, ...]
+    keywords: tuple[tuple[str, Values], ...]
+    bare: bool | None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One top-level statement with what it writes when its module is imported."""
+
+    module: Module
+    unit: Unit
+    writes: frozenset[Origin]
+    imports: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Code:
+    """A function or class that can be called, with the frame of its body."""
+
+    node: ast.AST
+    module: Module
+    frame: _Frame
+
+
+def _joined(path: str, step: str) -> str:
+    """Two steps of attributes as one: what ``X.known`` holds is ``known[]``, however deep."""
+    if not path:
+        return step
+    return path if path.endswith(CONTENT) else path + CONTENT
+
+
+def _held(values: Iterable[Origin]) -> Values:
+    """The values as what a container holds."""
+    return frozenset(
+        v if v.inside else Origin(v.kind, v.place, v.name, v.attribute, True) for v in values
+    )
+
+
+def _opened(values: Iterable[Origin], attribute: str = CONTENT) -> Values:
+    """What reading an attribute or item of a value gives."""
+    return frozenset(
+        Origin(
+            v.kind,
+            v.place,
+            v.name,
+            v.attribute if v.inside else _joined(v.attribute, attribute),
+        )
+        for v in values
+    )
+
+
+def _at(values: Values, path: str) -> Values:
+    """What an `Origin.attribute` of values is."""
+    if not path:
+        return values
+    plain = _opened(values, path.removesuffix(CONTENT) or CONTENT)
+    return _opened(plain) if path.endswith(CONTENT) and path != CONTENT else plain
+
+
+def _one(value: Origin) -> Values:
+    return frozenset({value})
+
+
+class Program:
+    """The modules that importing a module executes, with the effects of their statements."""
+
+    def __init__(self, finder: Finder) -> None:
+        self.finder = finder
+        self.found: dict[str, Module | None] = {}
+        self.sources: dict[str, SourceFile] = {}
+        self.modules: dict[str, Module] = {}
+        self.code: dict[str, _Code] = {}
+        self._keys: dict[int, str] = {}
+        self.methods: dict[str, set[str]] = {}
+        self.holds: dict[tuple[str, str], dict[str, set[Origin]]] = {}
+        self.bindings: dict[tuple[str, str], set[Origin]] = {}
+        self._frames: dict[str, _Frame] = {}
+        self._summaries: dict[str, Summary] = {}
+        self._effects: dict[str, list[Effect]] = {}
+        self._settled: set[str] = set()
+        self.classes: dict[str, Origin] = {}
+        self.applied = 0
+        self.applying: set[tuple[str, Values]] = set()
+        self.texts: dict[str, ast.Module] = {}
+        self.round = 0
+        self.lock = threading.Lock()
+        self._expanded: dict[Origin, frozenset[Origin]] = {}
+
+    # Modules.
+
+    def find(self, name: str) -> Module | None:
+        """Locates a module, and notes that the answer was used."""
+        if name not in self.found:
+            self.found[name] = self.finder.find(name)
+        return self.found[name]
+
+    def is_current(self, finder: Finder) -> bool:
+        """Says whether every module is still where it was, with the text it had."""
+        try:
+            return all(finder.find(name) == module for name, module in self.found.items()) and all(
+                finder.source(path) is source for path, source in self.sources.items()
+            )
+        except CodeIdentityError:
+            return False
+
+    def source(self, module: Module) -> SourceFile | None:
+        """Returns a user's module as parsed; None where it is no source or does not parse."""
+        if module.kind != "own" or not module.is_source:
+            return None
+        path = str(module.path)
+        if path not in self.sources:
+            try:
+                self.sources[path] = self.finder.source(path)
+            except CodeIdentityError:
+                return None
+        self.modules.setdefault(path, module)
+        return self.sources[path]
+
+    def trace(self, names: Iterable[str]) -> list[Effect]:
+        """Lists the statements that importing modules executes, in the order of execution."""
+        names = list(names)
+        self._settle(names)
+        found: list[Effect] = []
+        entered: set[str] = set()
+        stack: list[Iterator[str | Effect | tuple[Effect]]] = [iter(names)]
+        while stack:
+            item = next(stack[-1], None)
+            if item is None:
+                stack.pop()
+            elif isinstance(item, tuple) and not isinstance(item, Effect):
+                found.append(item[0])
+            elif isinstance(item, Effect):
+                # What a statement imports is executed before it is done.
+                stack.append(iter([*item.imports, (item,)]))
+            elif item not in entered:
+                entered.add(item)
+                parent = item.rpartition(".")[0]
+                steps: list[str | Effect | tuple[Effect]] = [parent] if parent else []
+                module = self.find(item)
+                if module is not None and module.path not in entered:
+                    entered.add(str(module.path))
+                    steps += self._effects.get(str(module.path), ())
+                stack.append(iter(steps))
+        return found
+
+    def _settle(self, names: Iterable[str]) -> None:
+        """Executes modules, and those that they import, until nothing new is found out."""
+        waiting = list(names)
+        is_new = False
+        while waiting:
+            name = waiting.pop()
+            module = self.find(name)
+            parent = name.rpartition(".")[0]
+            if parent and parent not in self.found:
+                waiting.append(parent)
+            if module is None or self.source(module) is None or module.path in self._settled:
+                continue
+            self._settled.add(str(module.path))
+            is_new = True
+            self._execute(module)
+            waiting += self._frames[str(module.path)].summary.imports
+        if not is_new:
+            return
+        modules = [self.modules[path] for path in sorted(self._settled)]
+        size = -1
+        while size != self._size():
+            size = self._size()
+            self.round += 1
+            for module in modules:
+                self._execute(module)
+        self._effects.clear()
+        for module in modules:
+            frame = self.frame(module)
+            source = self.source(module)
+            self._effects[str(module.path)] = [
+                self._effect(frame, module, unit)
+                for unit in (source.statements if source is not None else ())
+            ]
+        self._expanded.clear()
+        self._settle(
+            name
+            for effects in list(self._effects.values())
+            for effect in effects
+            for name in effect.imports
+        )
+
+    def _execute(self, module: Module) -> None:
+        frame = self.frame(module)
+        source = self.source(module)
+        frame.summary = Summary()
+        for unit in source.statements if source is not None else ():
+            self.applied = 0
+            frame.statement(unit.nodes[-1])
+        self._expanded.clear()
+
+    def _size(self) -> int:
+        frames = [*self._frames.values(), *(code.frame for code in self.code.values())]
+        names = sum(len(values) for frame in frames for values in frame.names.values())
+        held = sum(len(values) for paths in self.holds.values() for values in paths.values())
+        held += sum(map(len, self.bindings.values()))
+        return names + held + sum(item.size() for item in self._summaries.values())
+
+    def _effect(self, frame: _Frame, module: Module, unit: Unit) -> Effect:
+        frame.summary = Summary()
+        self.applied = 0
+        frame.statement(unit.nodes[-1])
+        summary = frame.summary
+        if summary.unknown_imports:
+            found = dict.fromkeys(self._plugins(module, unit, summary))
+            summary.imports.update(found)
+        for container, value in summary.stores:
+            if container.kind == "name" and value.kind != "parameter":
+                held = self.holds.setdefault((container.place, container.name), {})
+                held.setdefault(container.attribute, set()).add(value)
+                self._expanded.clear()
+        writes = frozenset(item for item in summary.writes if item.kind != "parameter")
+        return Effect(module, unit, writes, tuple(summary.imports))
+
+    def _plugins(self, module: Module, unit: Unit, summary: Summary) -> Iterator[str]:
+        """The modules that an import by a computed name may mean: those below its package."""
+        texts = [
+            node.value
+            for node in ast.walk(unit.nodes[-1])
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        tops = {text.split(".")[0] for text in texts if text.split(".")[0].isidentifier()}
+        if module.package:
+            tops.add(module.package.partition(".")[0])
+        packages = [top for top in sorted(tops) if self._is_own_package(top)]
+        if not packages:
+            _, line = min(summary.unknown_imports)
+            raise CodeIdentityError(
+                f"{module.path}, line {line}: a module is imported by a name that only a run "
+                f"knows, so what it changes cannot be told. Import it by a literal name, or give "
+                f"the stage `version=`."
+            )
+        for top in packages:
+            yield top
+            found = self.find(top)
+            for folder in (found.search or ()) if found is not None else ():
+                yield from _below(folder, top)
+
+    def _is_own_package(self, name: str) -> bool:
+        module = self.find(name)
+        return module is not None and module.kind == "own" and module.search is not None
+
+    def frame(self, module: Module) -> _Frame:
+        """Returns the names of a module with what they may stand for, as far as is known."""
+        path = str(module.path)
+        if path not in self._frames:
+            self._frames[path] = _Frame(self, module, "", None)
+        return self._frames[path]
+
+    # Names and aliases.
+
+    def global_values(self, path: str, name: str) -> Values:
+        """What a module-level name may stand for, beside an object of its own."""
+        module = self.modules.get(path)
+        if module is None:
+            return NOTHING
+        frame = self.frame(module)
+        if name in frame.names:
+            return frozenset(frame.names[name])
+        for star in frame.stars:
+            target = self.find(star)
+            source = self.source(target) if target is not None else None
+            if source is not None and (name in source.units or source.stars):
+                return frozenset({Origin("name", source.path, name)})
+        return NOTHING
+
+    def aliases(self, values: Iterable[Origin]) -> Values:
+        """Adds to values all that they are other names of."""
+        found: set[Origin] = set()
+        stack = list(values)
+        while stack:
+            item = stack.pop()
+            if item in found:
+                continue
+            found.add(item)
+            if item.kind == "name":
+                for other in self.global_values(item.place, item.name):
+                    stack += self.read_path(other, item.attribute)
+                if item.attribute and not item.inside:
+                    stack += self.attribute_values(item)
+        return frozenset(found)
+
+    def read_path(self, value: Origin, path: str) -> Values:
+        """What an `Origin.attribute` of a value may denote."""
+        if not path or path == CONTENT:
+            return _opened([value]) if path else frozenset({value})
+        values = self.read(value, path.removesuffix(CONTENT))
+        return _opened(values) if path.endswith(CONTENT) else values
+
+    def read(self, value: Origin, attribute: str) -> Values:
+        """What an attribute of a value, or an item of it, may denote."""
+        if value.inside or attribute == CONTENT or value.attribute:
+            return _opened([value], attribute)
+        if value.kind == "module":
+            module = self.find(value.place)
+            return NOTHING if module is None else self.member(module, attribute)
+        if value.kind == "library":
+            return self.library(f"{value.name}.{attribute}")
+        if value.kind in ("value", "new", "inert", "builtin", "every"):
+            return frozenset({value})
+        return _opened([value], attribute)
+
+    def is_module(self, value: Origin) -> bool:
+        """Says whether a value is a module of the user's, and so no object to be changed."""
+        return any(
+            item.kind == "module" and not item.inside and not item.attribute
+            for item in self.aliases([value])
+        )
+
+    def attribute_values(self, item: Origin) -> Values:
+        """What a class attribute is bound to in the class's body."""
+        key = self.class_of(item._replace(attribute="", inside=False))
+        code = self.code.get(key) if key else None
+        attribute = item.attribute.removesuffix(CONTENT)
+        if code is None or attribute not in code.frame.names:
+            return NOTHING
+        bound = [v for v in code.frame.names[attribute] if v.kind != "function"]
+        return frozenset(bound) if attribute == item.attribute else _opened(bound)
+
+    def expand(self, write: Origin) -> frozenset[Origin]:
+        """Names every object that a write to one may change: its aliases, and what it holds."""
+        if write not in self._expanded:
+            found: set[Origin] = set()
+            stack = [write]
+            while stack:
+                item = stack.pop()
+                if item in found or item.inside:
+                    continue
+                found.add(item)
+                # A store into a library's object was noted as such, and being passed is no store.
+                stack += [other for other in self.aliases([item]) if other.kind != "library"]
+                if item.kind == "name" and item.attribute:
+                    for path, values in self.holds.get((item.place, item.name), {}).items():
+                        if item.attribute == CONTENT or item.attribute == path:
+                            stack += values
+                        if item.attribute.endswith(CONTENT) and item.attribute.startswith(path):
+                            stack += _opened(values)
+            self._expanded[write] = frozenset(found)
+        return self._expanded[write]
+
+    def is_own_class(self, path: str, name: str) -> bool:
+        """Says whether a name is a class, or an instance, of which all bases are the user's.
+
+        Then nobody else reads an attribute that the user's code does not mention.
+        """
+        key = self.class_of(Origin("name", path, name))
+        return bool(key) and all(
+            self.class_of(base) or base.kind == "builtin"
+            for owner, _ in self.lineage(key)
+            for base in self.bases(self.code[owner])
+        )
+
+    def member(self, module: Module, name: str) -> Values:
+        """What ``module.name`` denotes."""
+        if module.kind != "own":
+            return self.library(f"{module.name}.{name}")
+        inner = self.find(f"{module.name}.{name}") if module.search is not None else None
+        source = self.source(module)
+        found: set[Origin] = set()
+        if source is not None and (inner is None or name in source.units):
+            found.add(Origin("name", source.path, name))
+        if inner is not None:
+            found |= self.module_value(inner)
+        return frozenset(found)
+
+    def module_value(self, module: Module) -> Values:
+        """The value of a module object."""
+        if module.kind != "own":
+            return self.library(module.name)
+        return frozenset({Origin("module", module.name, "")})
+
+    def library(self, name: str) -> Values:
+        """The value of a dotted name outside of the user's code."""
+        inert = name.partition(".")[0].startswith(tuple(_INERT)) and _root(name) in _INERT
+        if inert or _root(name).startswith("dagster_"):
+            return frozenset({Origin("inert", "", "")})
+        return frozenset({Origin("library", "", name)})
+
+    # Functions and classes.
+
+    def register(self, node: ast.AST, module: Module, frame: _Frame) -> str:
+        """Keeps a function or class that stands in a frame, and returns its key."""
+        key = self._keys.setdefault(id(node), f"{len(self._keys):06}")
+        if key not in self.code:  # which keeps the node, so that no other one gets its id
+            self.code[key] = _Code(node, module, _Frame(self, module, key, frame))
+        return key
+
+    def class_of(self, value: Origin) -> str:
+        """The key of the class that a value is, or of its instance; empty if it is none."""
+        if value.kind == "instance":
+            return value.place
+        if value.kind == "function":
+            return value.place if isinstance(self.code[value.place].node, ast.ClassDef) else ""
+        if value.kind == "name" and not value.attribute:
+            for other in self.aliases([value]):
+                if other.kind == "function" and not other.inside and not other.attribute:
+                    node = self.code[other.place].node
+                    if isinstance(node, ast.ClassDef):
+                        return other.place
+                if other.kind == "instance" and not other.inside and not other.attribute:
+                    return other.place
+        return ""
+
+    def lineage(self, key: str) -> Iterator[tuple[str, ast.ClassDef]]:
+        """Yields a class and its bases that are the user's, with their keys."""
+        seen: set[str] = set()
+        stack = [key]
+        while stack:
+            item = stack.pop(0)
+            code = self.code.get(item)
+            if item in seen or code is None or not isinstance(code.node, ast.ClassDef):
+                continue
+            seen.add(item)
+            yield item, code.node
+            stack += [base for base in map(self.class_of, self.bases(code)) if base]
+
+    def bases(self, code: _Code) -> list[Origin]:
+        """What the bases of a class may be."""
+        if not isinstance(code.node, ast.ClassDef):
+            return []
+        frame = code.frame.parent or self.frame(code.module)
+        return [value for base in code.node.bases for value in sorted(frame.evaluate(base))]
+
+    def method(self, key: str, name: str) -> str:
+        """The key of a class's method, its bases' included; empty if it has none."""
+        for owner, _ in self.lineage(key):
+            frame = self.code[owner].frame
+            for value in frame.names.get(name, ()):
+                if value.kind == "function" and not value.inside:
+                    return value.place
+        return ""
+
+    def methods_of(self, key: str, name: str) -> set[str]:
+        """The keys of a method in a class and all its bases, as `super` may call each."""
+        return {
+            value.place
+            for owner, _ in self.lineage(key)
+            for value in self.code[owner].frame.names.get(name, ())
+            if value.kind == "function" and not value.inside
+        }
+
+    def summary(self, key: str) -> Summary:
+        """What a function does when it is called."""
+        summary = self._summaries.setdefault(key, Summary())
+        code = self.code[key]
+        if not isinstance(code.node, ast.ClassDef) and code.frame.done_in != self.round:
+            # Once in a round: what a recursion lacks, the next round adds.
+            code.frame.done_in = self.round
+            code.frame.summary = summary
+            applied, self.applied = self.applied, 0
+            code.frame.run(code.node)
+            self.applied = applied
+        return summary
+
+
+_programs: dict[str, Program] = {}
+_MAX_PROGRAMS = 16
+
+
+def loaded_program(finder: Finder, roots: Sequence[str]) -> Program:
+    """Returns the program that some modules are part of, from memory if no file of it changed."""
+    key = roots[0] if roots else ""
+    program = _programs.pop(key, None)
+    if program is None or not program.is_current(finder):
+        program = Program(finder)
+    program.finder = finder
+    _programs[key] = program
+    while len(_programs) > _MAX_PROGRAMS:
+        _programs.pop(next(iter(_programs)))
+    return program
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _below(folder: str, name: str) -> Iterator[str]:
+    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
+        stem, suffix = os.path.splitext(entry.name)
+        if entry.is_file() and suffix == ".py" and stem != "__init__":
+            yield f"{name}.{stem}"
+        elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
+            yield f"{name}.{entry.name}"
+            yield from _below(entry.path, f"{name}.{entry.name}")
+
+
+class _Frame:
+    """The names of a module, class body or function, and what its statements do."""
+
+    def __init__(self, program: Program, module: Module, key: str, parent: _Frame | None) -> None:
+        self.program = program
+        self.module = module
+        self.path = str(module.path)
+        self.key = key
+        self.parent = parent
+        self.names: dict[str, set[Origin]] = {}
+        self.stars: dict[str, None] = {}
+        self.summary = Summary()
+        self.is_class = False
+        self.done_in = -1
+        self._globals: set[str] = set()
+        self._scopes: list[dict[str, set[Origin]]] = []
+
+    @property
+    def is_module(self) -> bool:
+        return self.parent is None
+
+    def chain(self) -> Iterator[_Frame]:
+        """Yields the frame and those around it."""
+        frame: _Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
+    # Statements.
+
+    def run(self, node: ast.AST) -> None:
+        """Executes the body of a function."""
+        if isinstance(node, ast.Lambda):
+            self.summary.returns |= self.evaluate(node.body)
+            return
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for statement in node.body:
+                self.statement(statement)
+
+    def statement(self, node: ast.AST) -> None:
+        """Executes one statement, and those inside of it."""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._define(node)
+        elif isinstance(node, ast.ClassDef):
+            self._define_class(node)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for ref in syntax.import_refs(node, False):
+                self._import(ref)
+        elif isinstance(node, ast.Assign):
+            values = self.evaluate(node.value)
+            bare = all(isinstance(t, ast.Name) and not t.id.strip("_") for t in node.targets)
+            if bare and isinstance(node.value, ast.Call):
+                self.evaluate(node.value, bare=True)
+            for target in node.targets:
+                self._bind(target, values, node.value)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._bind(node.target, self.evaluate(node.value), node.value)
+        elif isinstance(node, ast.AugAssign):
+            values = self.evaluate(node.value)
+            target = ast.copy_location(_loaded(node.target), node.target)
+            current = self.evaluate(target)
+            if not _is_plain(node.value):
+                self._write(current)
+                self._operate(current, values)
+            self._store(current, values)
+            self._bind(node.target, values | current)
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            self._bind(node.target, _opened(self.evaluate(node.iter)))
+            self._block(node.body, node.orelse)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                values = self.evaluate(item.context_expr)
+                self._operate(values, NOTHING)
+                if item.optional_vars is not None:
+                    self._bind(item.optional_vars, values | _opened(values))
+            self._block(node.body)
+        elif isinstance(node, ast.Expr):
+            values = self.evaluate(node.value, bare=True)
+            if isinstance(node.value, ast.BinOp):
+                self._write(values)
+        elif isinstance(node, ast.Return):
+            self.summary.returns |= self.evaluate(node.value)
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                self._bind(target, NOTHING)
+        elif isinstance(node, ast.Global):
+            self._globals.update(node.names)
+        elif isinstance(node, ast.Match):
+            values = self.evaluate(node.subject)
+            for inner in ast.walk(node):
+                names = (getattr(inner, "name", None), getattr(inner, "rest", None))
+                for name in names:
+                    if isinstance(name, str) and isinstance(inner, ast.pattern):
+                        self._name(name, values | _opened(values))
+            for case in node.cases:
+                if case.guard is not None:
+                    self.evaluate(case.guard)
+                self._block(case.body)
+        else:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.evaluate(child)
+                elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+                    self.statement(child)
+
+    def _block(self, *bodies: Sequence[ast.stmt]) -> None:
+        for body in bodies:
+            for statement in body:
+                self.statement(statement)
+
+    def _bind(self, target: ast.expr, values: Values, value: ast.expr | None = None) -> None:
+        if isinstance(target, ast.Name):
+            self._name(target.id, values)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            parts: list[ast.expr] = []
+            if isinstance(value, (ast.Tuple, ast.List)):
+                parts = value.elts
+            if len(parts) == len(target.elts) and not any(
+                isinstance(part, ast.Starred) for part in (*parts, *target.elts)
+            ):
+                for inner, part in zip(target.elts, parts, strict=True):
+                    self._bind(inner, self.evaluate(part), part)
+            else:
+                for inner in target.elts:
+                    self._bind(inner, _opened(values))
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, _held(values))
+        elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            base = self.evaluate(target.value)
+            if isinstance(target, ast.Subscript):
+                self.evaluate(target.slice)
+                self._write(base)
+            else:
+                self._set_attribute(base, target.attr)
+            self._operate(base, values)
+            step = CONTENT
+            if isinstance(target, ast.Attribute):
+                step = target.attr
+                self._call_setter(base, target.attr, values)
+            self._store(base, values, step)
+
+    def _call_setter(self, base: Values, name: str, values: Values) -> None:
+        for item in sorted(self.program.aliases(base)):
+            if item.kind == "instance" and not item.inside and not item.attribute:
+                for method in sorted(self.program.methods_of(item.place, name)):
+                    self._apply(method, [base, values], {})
+
+    def _set_attribute(self, base: Values, name: str | None) -> None:
+        for item in self.program.aliases(base):
+            if item.kind != "module" or item.inside:
+                continue
+            module = self.program.find(item.place)
+            if module is None:
+                continue
+            if name is None:
+                self.summary.writes.add(Origin("every", str(module.path), ""))
+            else:
+                self.summary.writes.add(Origin("name", str(module.path), name))
+        self._write(value for value in base if not self.program.is_module(value))
+
+    def _name(self, name: str, values: Values) -> None:
+        if self._scopes and name in self._scopes[-1]:
+            self._scopes[-1][name] |= values
+        elif name in self._globals:
+            self.summary.writes.add(Origin("name", self.path, name))
+            self.summary.stores |= {(Origin("name", self.path, name), item) for item in values}
+        else:
+            own = Origin("name", self.path, name)
+            self.names.setdefault(name, set()).update(v for v in values if v != own)
+
+    def _write(self, values: Iterable[Origin], *, passed: bool = False) -> None:
+        for value in values:
+            if value.inside:
+                continue
+            for item in self.program.aliases([value]):
+                if item.kind == "library":
+                    if not passed:
+                        self.summary.writes.add(item)
+                elif item.kind == "value" and not item.inside:
+                    if not passed and _root(item.name) not in _FRESH:
+                        self.summary.writes.add(LIBRARY)
+                elif item.kind in ("every", "parameter") and not item.inside:
+                    self.summary.writes.add(item)
+                elif item.kind == "module" and not item.inside:
+                    module = self.program.find(item.place)
+                    if module is not None:
+                        self.summary.writes.add(Origin("every", str(module.path), ""))
+                elif item.kind in ("instance", "function") and item.attribute:
+                    attribute = item.attribute.removesuffix(CONTENT)
+                    for owner, _ in self.program.lineage(item.place):
+                        if attribute in self.program.code[owner].frame.names:
+                            cls = self.program.classes.get(owner)
+                            if cls is not None:
+                                self.summary.writes.add(cls._replace(attribute=item.attribute))
+            if value.kind == "name":
+                self.summary.writes.add(value)
+
+    def _write_passed(self, values: Iterable[Origin]) -> None:
+        """Notes that unknown code is given values: it may change them and what they hold."""
+        for value in values:
+            if not self._is_constant(value) and value.kind not in ("library", "value", "new"):
+                plain = value._replace(inside=False)
+                self._write([plain, *_opened([plain])], passed=True)
+
+    def _is_constant(self, value: Origin) -> bool:
+        if value.kind != "name":
+            return value.kind in ("builtin", "inert")
+        source = self.program.sources.get(value.place)
+        units = source.units.get(value.name, ()) if source is not None else ()
+        return bool(units) and all(_is_constant_binding(unit) for unit in units)
+
+    def _store(self, base: Values, values: Values, step: str = CONTENT) -> None:
+        """Notes that an object holds others from now on, under an attribute or under keys."""
+        for container in base:
+            if container.kind in ("name", "parameter") and not container.inside:
+                path = _joined(container.attribute, step)
+                for value in values:
+                    if value.kind in ("name", "parameter", "module", "every"):
+                        self.summary.stores.add((container._replace(attribute=path), value))
+
+    def _operate(self, receiver: Values, values: Values) -> None:
+        """Calls the operators that a user's class defines, for an operation on its instance."""
+        for item in sorted(self.program.aliases(receiver)):
+            if item.kind == "instance" and not item.inside and not item.attribute:
+                for name in _OPERATORS:
+                    method = self.program.method(item.place, name)
+                    if method:
+                        self._apply(method, [receiver, values, values, values], {})
+
+    def _import(self, ref: ImportRef) -> None:
+        program = self.program
+        base: str | None = ref.module
+        if ref.level:
+            parts = self.module.package.split(".") if self.module.package else []
+            kept = parts[: len(parts) - ref.level + 1]
+            base = ".".join([*kept, ref.module] if ref.module else kept) if kept else None
+        top = program.find(_root(base)) if base else None
+        if base is None or top is None or top.kind != "own":
+            if base is not None:
+                dotted = ref.refers if ref.name is None else f"{base}.{ref.name}"
+                self._name(ref.bound, program.library(dotted))
+            return
+        module = program.find(base)
+        if module is not None:
+            self.summary.imports[module.name] = None
+            program.source(module)
+        if ref.name is None:
+            whole = program.find(ref.refers)
+            values = NOTHING if whole is None else program.module_value(whole)
+        elif module is None:
+            values = NOTHING
+        else:
+            if ref.name == "*":
+                self.stars[module.name] = None
+                return
+            inner = program.find(f"{module.name}.{ref.name}")
+            if inner is not None and inner.kind == "own":
+                self.summary.imports[inner.name] = None
+            values = program.member(module, ref.name)
+        if ref.bound:
+            self._name(ref.bound, values)
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        value = self._function(node)
+        self._name(node.name, frozenset({value}))
+        self._decorate(node, value)
+
+    def _decorate(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, value: Origin
+    ) -> None:
+        values = frozenset({value})
+        if self.is_module:
+            values |= {Origin("name", self.path, node.name)}
+        for decorator in reversed(node.decorator_list):
+            function = self.evaluate(decorator)
+            receiver, name = NOTHING, ""
+            inner = decorator
+            if isinstance(inner, ast.Attribute):
+                receiver, name = self.evaluate(inner.value), inner.attr
+            result = self._invoke(function, receiver, name, [values], {}, None)
+            if self.is_module:
+                self._name(node.name, result)
+
+    def _function(self, node: ast.AST) -> Origin:
+        program = self.program
+        key = program.register(node, self.module, self)
+        self._parameters(node, key)
+        return Origin("function", key, "")
+
+    def _parameters(self, node: ast.AST, key: str) -> None:
+        """Binds a function's parameters, with the values of their defaults."""
+        frame = self.program.code[key].frame
+        arguments = getattr(node, "args", None)
+        if not isinstance(arguments, ast.arguments):
+            return
+        plain = [*arguments.posonlyargs, *arguments.args]
+        for position, argument in enumerate(plain):
+            frame.names.setdefault(argument.arg, set()).add(Origin("parameter", key, str(position)))
+        for argument in arguments.kwonlyargs:
+            frame.names.setdefault(argument.arg, set()).add(Origin("parameter", key, argument.arg))
+        for rest in (arguments.vararg, arguments.kwarg):
+            if rest is not None:
+                value = Origin("parameter", key, "*", "", True)
+                frame.names.setdefault(rest.arg, set()).add(value)
+        defaults = arguments.defaults
+        for argument, default in zip(plain[len(plain) - len(defaults) :], defaults, strict=True):
+            frame.names[argument.arg] |= self.evaluate(default)
+        for argument, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            if given is not None:
+                frame.names[argument.arg] |= self.evaluate(given)
+
+    def _define_class(self, node: ast.ClassDef) -> None:
+        program = self.program
+        key = program.register(node, self.module, self)
+        body = program.code[key].frame
+        body.is_class = True
+        body.summary = self.summary
+        value = Origin("function", key, "")
+        values = frozenset({value})
+        if self.is_module:
+            values |= {Origin("name", self.path, node.name)}
+            program.classes[key] = Origin("name", self.path, node.name)
+        self._name(node.name, frozenset({value}))
+        bases = [self.evaluate(base) for base in node.bases]
+        keywords = {item.arg or "*": self.evaluate(item.value) for item in node.keywords}
+        for statement in node.body:
+            body.statement(statement)
+        for name, bound in body.names.items():
+            for item in list(bound):
+                if item.kind == "function" and not item.inside:
+                    program.methods.setdefault(name, set()).add(item.place)
+                if item.kind == "instance" and not item.inside:
+                    setter = program.method(item.place, "__set_name__")
+                    if setter:
+                        self._apply(setter, [frozenset({item}), values, NOTHING], {})
+        self._make_subclass(values, bases, keywords)
+        self._decorate(node, value)
+
+    def _make_subclass(
+        self, values: Values, bases: list[Values], keywords: dict[str, Values]
+    ) -> None:
+        """Does what the making of a class does: it tells its bases and its metaclasses."""
+        program = self.program
+        given: Values = frozenset(item for options in keywords.values() for item in options)
+        classes = values or frozenset().union(*bases)
+        for base in bases:
+            for item in sorted(program.aliases(base)):
+                key = program.class_of(item)
+                if not key:
+                    continue
+                for owner, _ in program.lineage(key):
+                    if owner in program.classes:
+                        write = program.classes[owner]._replace(attribute=SUBCLASSES)
+                        self.summary.writes.add(write)
+                hook = program.method(key, "__init_subclass__")
+                if hook:
+                    self._apply(hook, [classes, given], {})
+        metaclasses = [keywords.get("metaclass", NOTHING)]
+        for base in bases:
+            for item in sorted(program.aliases(base)):
+                for _, node in program.lineage(program.class_of(item)):
+                    options = [k.value for k in node.keywords if k.arg == "metaclass"]
+                    metaclasses += [self.evaluate(option) for option in options]
+        for metaclass in metaclasses:
+            for item in sorted(program.aliases(metaclass)):
+                key = program.class_of(item)
+                for name in ("__prepare__", "__new__", "__init__") if key else ():
+                    hook = program.method(key, name)
+                    if hook:
+                        self._apply(hook, [classes, given, classes, given], {})
+
+    # Expressions.
+
+    def evaluate(self, node: ast.expr | None, *, bare: bool = False) -> Values:
+        """Returns what an expression may denote; `bare` says that nothing uses its result."""
+        if node is None or isinstance(node, ast.Constant):
+            return NOTHING
+        if isinstance(node, ast.Name):
+            return self._lookup(node.id)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(self.evaluate(node.value), node.attr)
+        if isinstance(node, ast.Subscript):
+            return self._item(node)
+        if isinstance(node, ast.Call):
+            return self._call(node, bare)
+        if isinstance(node, ast.Lambda):
+            return frozenset({self._function(node)})
+        if isinstance(node, ast.NamedExpr):
+            values = self.evaluate(node.value)
+            self._bind(node.target, values, node.value)
+            return values
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            return _held(value for item in node.elts for value in self.evaluate(item))
+        if isinstance(node, ast.Dict):
+            parts = [*(key for key in node.keys if key is not None), *node.values]
+            return _held(value for item in parts for value in self.evaluate(item))
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            return self._comprehension(node)
+        if isinstance(node, ast.IfExp):
+            self.evaluate(node.test)
+            return self.evaluate(node.body, bare=bare) | self.evaluate(node.orelse, bare=bare)
+        if isinstance(node, ast.BoolOp):
+            return frozenset(v for item in node.values for v in self.evaluate(item, bare=bare))
+        if isinstance(node, (ast.Await, ast.Starred)):
+            return self.evaluate(node.value, bare=bare)
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            self.summary.returns |= _held(self.evaluate(node.value))
+            return NOTHING
+        if isinstance(node, ast.BinOp):
+            left, right = self.evaluate(node.left), self.evaluate(node.right)
+            self._operate(left, right)
+            return left | right if bare else _held(left | right)
+        if isinstance(node, (ast.Compare, ast.JoinedStr)):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.evaluate(child)
+            return NOTHING
+        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        return _held(value for child in children for value in self.evaluate(child))
+
+    def _lookup(self, name: str) -> Values:
+        for scope in reversed(self._scopes):
+            if name in scope:
+                return frozenset(scope[name])
+        frame: _Frame | None = self
+        while frame is not None and not frame.is_module:
+            is_visible = frame is self or not frame.is_class
+            if is_visible and name in frame.names and name not in frame._globals:
+                return frozenset(frame.names[name])
+            frame = frame.parent
+        source = self.program.sources.get(self.path)
+        if source is not None:
+            is_bound = name in source.units and (name not in _BUILTINS or name in source.bound)
+            if is_bound or (source.stars and name not in _BUILTINS):
+                return frozenset({Origin("name", self.path, name)})
+        if name in self.names:
+            return frozenset(self.names[name])
+        return frozenset({Origin("builtin", "", name)})
+
+    def _attribute(self, values: Values, name: str) -> Values:
+        program = self.program
+        found: set[Origin] = set()
+        for value in values:
+            foreign = [
+                other
+                for other in program.aliases([value])
+                if other.kind in ("module", "library", "inert") and not other.inside
+            ]
+            for other in foreign or [value]:
+                found |= program.read(other, name)
+                module = program.find(other.place) if other.kind == "module" else None
+                if module is not None and name == "__dict__":
+                    found.add(Origin("every", str(module.path), ""))
+        return frozenset(values | found if name in ("__class__", "__dict__") else found)
+
+    def _item(self, node: ast.Subscript) -> Values:
+        values = self.evaluate(node.value)
+        self.evaluate(node.slice)
+        literal = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        found: set[Origin] = set()
+        for value in self.program.aliases(values):
+            if value.kind == "library" and value.name == "sys.modules":
+                return self._module_named(node.slice)
+            if value.kind == "every" and isinstance(literal, str):
+                found.add(Origin("name", value.place, literal))
+        return frozenset(found) or _opened(values)
+
+    def _module_named(self, node: ast.expr | None) -> Values:
+        if isinstance(node, ast.Name) and node.id == "__name__":
+            return frozenset({Origin("module", self.module.name, "")})
+        name = node.value if isinstance(node, ast.Constant) else None
+        if not isinstance(name, str):
+            return frozenset({Origin("library", "", "sys.modules")})
+        module = self.program.find(name.lstrip("."))
+        return NOTHING if module is None else self.program.module_value(module)
+
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> Values:
+        scope: dict[str, set[Origin]] = {}
+        for generator in node.generators:
+            values = _opened(self.evaluate(generator.iter))
+            for inner in ast.walk(generator.target):
+                if isinstance(inner, ast.Name):
+                    scope.setdefault(inner.id, set())
+            self._scopes.append(scope)
+            self._bind(generator.target, values)
+            for condition in generator.ifs:
+                self.evaluate(condition)
+            self._scopes.pop()
+        self._scopes.append(scope)
+        elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        found = [value for element in elements for value in self.evaluate(element, bare=True)]
+        self._scopes.pop()
+        return _held(found)
+
+    # Calls.
+
+    def _call(self, node: ast.Call, bare: bool) -> Values:
+        receiver, name = NOTHING, ""
+        chained = False
+        if isinstance(node.func, ast.Attribute):
+            receiver, name = self.evaluate(node.func.value), node.func.attr
+            chained = isinstance(node.func.value, ast.Call)
+            function = self._attribute(receiver, name)
+        else:
+            function = self.evaluate(node.func)
+        arguments = [self.evaluate(item) for item in node.args]
+        keywords: dict[str, Values] = {}
+        for item in node.keywords:
+            keywords[item.arg or "*"] = keywords.get(item.arg or "*", NOTHING) | self.evaluate(
+                item.value
+            )
+        special = self._special(node, function, receiver, name, arguments, bare)
+        if special is not None:
+            return special
+        if any(isinstance(item, ast.Starred) for item in node.args):
+            spread = _opened(value for given in arguments for value in given)
+            arguments = [*arguments, *[spread | given for given in arguments] * 3]
+        if bare and chained and any(item.kind == "new" for item in receiver):
+            self.summary.writes.add(LIBRARY)
+        return self._invoke(function, receiver, name, arguments, keywords, bare)
+
+    def _special(
+        self,
+        node: ast.Call,
+        function: Values,
+        receiver: Values,
+        name: str,
+        arguments: list[Values],
+        bare: bool,
+    ) -> Values | None:
+        """Handles the functions that reach names by texts; None for any other."""
+        names = {item.name for item in self.program.aliases(function) if item.kind == "library"}
+        builtin = {item.name for item in function if item.kind == "builtin"} if not name else set()
+        texts = [item.value if isinstance(item, ast.Constant) else None for item in node.args]
+        everything = frozenset({Origin("every", self.path, "")})
+        if (names | builtin) & _IMPORTERS and "find_spec" not in " ".join(names):
+            return self._import_call(node, texts[0] if texts else None)
+        if names & _RUNNERS:
+            self.summary.unknown_imports.add((self.path, node.lineno))
+            return NOTHING
+        if builtin & {"globals", "locals"} or (builtin & {"vars"} and not node.args):
+            if "locals" in builtin and not self.is_module:
+                return NOTHING
+            return everything
+        if builtin & {"vars"} and arguments:
+            modules = [item for item in self.program.aliases(arguments[0]) if item.kind == "module"]
+            places = [self.program.find(item.place) for item in modules]
+            every = {Origin("every", str(m.path), "") for m in places if m is not None}
+            return frozenset(every) or arguments[0]
+        if builtin & {"exec", "eval", "compile"}:
+            if "compile" not in builtin:
+                self._run_text(texts[0] if texts else None, "exec" in builtin)
+            return NOTHING
+        target = receiver if name in ("__setattr__", "__delattr__") else None
+        if builtin & {"setattr", "delattr"} and arguments:
+            target = arguments[0]
+        elif target is not None and any(item.kind == "builtin" for item in receiver):
+            target = arguments[0] if arguments else NOTHING
+        if target is not None:
+            text = next((text for text in texts[:2] if isinstance(text, str)), None)
+            self._set_attribute(target, text)
+            stored = frozenset(value for given in arguments[1:] for value in given)
+            self._store(target, stored, text or CONTENT)
+            return NOTHING
+        if builtin & {"getattr"} and len(arguments) > 1:
+            default = frozenset(value for given in arguments[2:] for value in given)
+            if isinstance(texts[1], str):
+                return self._attribute(arguments[0], texts[1]) | default
+            modules = [item for item in self.program.aliases(arguments[0]) if item.kind == "module"]
+            places = [self.program.find(item.place) for item in modules]
+            every = {Origin("every", str(m.path), "") for m in places if m is not None}
+            return frozenset(every) | _opened(arguments[0]) | default
+        if builtin & {"type"} and len(arguments) == 1:
+            return arguments[0]
+        if builtin & {"type"} and len(arguments) == 3:
+            self._make_subclass(NOTHING, [_opened(arguments[1])], {})
+            return _held(arguments[1] | arguments[2])
+        if builtin & {"super"} and self.parent is not None:
+            return frozenset(item for values in list(self.names.values())[:1] for item in values)
+        return None
+
+    def _import_call(self, node: ast.Call, text: object) -> Values:
+        if not isinstance(text, str):
+            self.summary.unknown_imports.add((self.path, node.lineno))
+            return NOTHING
+        name = text.lstrip(".")
+        if text != name:
+            parts = self.module.package.split(".")
+            name = ".".join([*parts[: len(parts) - (len(text) - len(name)) + 1], name])
+        for prefix, module in self.program.finder.chain(name):
+            if module is not None and module.kind == "own":
+                self.summary.imports[prefix] = None
+        module = self.program.find(name)
+        return self.program.library(name) if module is None else self.program.module_value(module)
+
+    def _run_text(self, text: object, is_exec: bool) -> None:
+        """Executes a text that is given to `exec` or `eval`: if it is computed, it may do all."""
+        if isinstance(text, str):
+            if text not in self.program.texts:
+                try:
+                    self.program.texts[text] = syntax.parse(text)
+                except (SyntaxError, ValueError):
+                    return
+            for statement in self.program.texts[text].body:
+                for inner in ast.walk(statement):
+                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                        self.summary.writes.add(Origin("name", self.path, inner.id))
+                self.statement(statement)
+        elif is_exec:
+            self.summary.writes |= {Origin("every", self.path, ""), LIBRARY}
+
+    def _invoke(
+        self,
+        function: Values,
+        receiver: Values,
+        name: str,
+        arguments: list[Values],
+        keywords: dict[str, Values],
+        bare: bool | None,
+    ) -> Values:
+        """Calls whatever a value may be, and returns what that may return.
+
+        `bare` says that nothing uses the result; it is None where a decorator is called.
+        """
+        program = self.program
+        everything = [*arguments, *keywords.values()]
+        passed: Values = frozenset(value for given in everything for value in given)
+        found: set[Origin] = set()
+        known = False
+        deferred = frozenset(item for item in function | receiver if item.kind == "parameter")
+        if deferred and len(self.summary.calls) < _MAX_CALLS:
+            call = ParameterCall(
+                function & deferred,
+                receiver & deferred,
+                name,
+                tuple(arguments),
+                tuple(sorted(keywords.items())),
+                bare,
+            )
+            self.summary.calls[call] = None
+            found |= _held(passed) | _opened(receiver & deferred) | _held(function & deferred)
+            function, receiver = function - deferred, receiver - deferred
+            if not function and not receiver:
+                return frozenset(found)
+        targets = program.aliases(function)
+        bound = [item._replace(inside=False) for item in targets if item.inside]
+        if bound:  # as by functools.partial
+            arguments = [given | frozenset(bound) for given in [*arguments, *map(_one, bound)]]
+        kinds = {item.kind for item in targets if not item.inside}
+        for item in sorted(targets):
+            if item.inside:
+                continue
+            if item.kind == "function" and not item.attribute:
+                known = True
+                found |= self._run_function(item, arguments, keywords)
+            elif item.kind == "library":
+                known = True
+                found |= self._call_library(item.name, passed, everything, bare)
+            elif item.kind == "inert":
+                known = True
+                found.add(item)
+            elif item.kind == "builtin" and not receiver:
+                known = True
+                found |= self._call_builtin(item.name, passed, everything, bare)
+            elif item.kind == "parameter" and not item.attribute:
+                known = True
+                self._write_passed(passed)
+                found |= _held(passed)
+            elif item.kind == "instance" and not item.attribute:
+                method = program.method(item.place, "__call__")
+                if method:
+                    known = True
+                    found |= self._apply(method, [function, *arguments], keywords)
+        if "inert" in kinds:
+            return frozenset(found)
+        if bare is not None and kinds != {"function"} | kinds & {"name", "module"}:
+            self._call_passed(passed, everything, found)
+        objects = frozenset(item for item in receiver if not program.is_module(item))
+        if name and "library" not in kinds and (objects or not receiver):
+            found |= self._call_method(objects, name, arguments, keywords, passed, bare)
+        elif not known:
+            self._write_passed(passed | function)
+            found |= _held(passed | function)
+        return frozenset(found)
+
+    def _run_function(
+        self, item: Origin, arguments: list[Values], keywords: dict[str, Values]
+    ) -> Values:
+        if isinstance(self.program.code[item.place].node, ast.ClassDef):
+            return self._construct(item, arguments, keywords)
+        return self._apply(item.place, arguments, keywords)
+
+    def _construct(
+        self, item: Origin, arguments: list[Values], keywords: dict[str, Values]
+    ) -> Values:
+        program = self.program
+        passed = frozenset(v for given in [*arguments, *keywords.values()] for v in given)
+        instance = frozenset({Origin("instance", item.place, "")}) | _held(passed)
+        for name in ("__new__", "__init__", "__post_init__", "__enter__", "__exit__"):
+            method = program.method(item.place, name)
+            if method:
+                given = arguments if name in ("__new__", "__init__") else []
+                self._apply(method, [instance, *given], keywords)
+        return instance
+
+    def _call_method(
+        self,
+        receiver: Values,
+        name: str,
+        arguments: list[Values],
+        keywords: dict[str, Values],
+        passed: Values,
+        bare: bool | None,
+    ) -> Values:
+        program = self.program
+        found: set[Origin] = set()
+        owners = {
+            key
+            for item in program.aliases(receiver)
+            if not item.inside and not item.attribute and (key := program.class_of(item))
+        }
+        methods = {method for key in owners for method in program.methods_of(key, name)}
+        is_unknown = not owners or not all(program.method(key, name) for key in owners)
+        if is_unknown and receiver and name not in _ITEM_WRITERS | _READERS:
+            # It may be any method of that name, beside a library's.
+            methods |= program.methods.get(name, set())
+        for method in sorted(methods):
+            found |= self._apply(method, [receiver, *arguments], keywords)
+            decorated = getattr(program.code[method].node, "decorator_list", ())
+            if any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in decorated):
+                found |= self._apply(method, arguments, keywords)
+        if methods and not is_unknown:
+            return frozenset(found)
+        if name in _READERS:
+            items = _opened(receiver)
+            return frozenset(found) | _held(passed) | (items if name in _GETTERS else _held(items))
+        if name in _PATH_WRITERS and bare:
+            self.summary.writes.add(LIBRARY)
+        kinds = {item.kind for item in program.aliases(receiver) if not item.inside}
+        if "builtin" in kinds and arguments:
+            self._write(arguments[0])  # as in dict.update(D, a=1)
+        is_library = "new" in kinds or "value" in kinds
+        if is_library and name not in _ITEM_WRITERS and _is_state_verb(name):
+            self.summary.writes.add(LIBRARY)
+        self._write(
+            item
+            for item in receiver
+            if bare or item.kind != "value"  # else its result is what is wanted of it
+        )
+        self._store(receiver, passed)
+        if name not in _ITEM_WRITERS and receiver:
+            self._write_passed(passed)
+        return frozenset(found) | _held(passed) | _opened(receiver)
+
+    def _call_passed(self, passed: Values, everything: list[Values], found: set[Origin]) -> None:
+        """Calls the functions that are given to a call, with the other arguments."""
+        functions = {
+            item
+            for item in self.program.aliases(passed)
+            if item.kind == "function" and not item.attribute
+        }
+        for item in sorted(functions):
+            if isinstance(self.program.code[item.place].node, ast.ClassDef):
+                continue
+            others = frozenset(
+                v for given in everything if item not in self.program.aliases(given) for v in given
+            )
+            opened = others | _opened(others)
+            count = len(
+                getattr(getattr(self.program.code[item.place].node, "args", None), "args", ())
+            )
+            found |= self._apply(item.place, [opened] * count, {})
+
+    def _call_library(
+        self, name: str, passed: Values, everything: list[Values], bare: bool | None
+    ) -> Values:
+        root = _root(name)
+        last = name.rpartition(".")[2]
+        if (root in _PURE or name.startswith(_PURE_NAMES)) and name not in _IMPURE:
+            if name == "functools.partial":
+                functions = {v for given in everything[:1] for v in given}
+                return frozenset(functions) | _held(passed - functions)
+            if name in _DECORATORS:
+                is_function = passed and name != "functools.wraps"
+                return passed if is_function else frozenset({Origin("library", "", _DECORATOR)})
+            return _held(passed)
+        if name not in _IMPURE and (bare or _is_state_verb(last, assigned=True)):
+            self.summary.writes.add(Origin("library", "", name))
+        self._write_passed(passed)
+        if name in _IMPURE:
+            return passed
+        kind = "new" if last[:1].isupper() or root in _FRESH else "value"
+        return frozenset({Origin(kind, "", name)}) | _held(passed)
+
+    def _call_builtin(
+        self, name: str, passed: Values, everything: list[Values], bare: bool | None
+    ) -> Values:
+        if name not in _BUILTINS:
+            self._write_passed(passed)
+            return _held(passed)
+        if name in ("map", "filter") and everything:
+            items = [_opened(given) for given in everything[1:]]
+            return self._invoke(everything[0], NOTHING, "", items, {}, False) | _held(
+                value for given in items for value in given
+            )
+        if name in ("next", "iter", "reversed", "enumerate", "zip", "min", "max"):
+            return _held(passed) | _held(_opened(passed))
+        if name in ("list", "dict", "tuple", "set", "sorted"):
+            return _held(_opened(passed))
+        if name == "open":
+            return frozenset({Origin("value", "", "io.open")})
+        return NOTHING if name in _SCALARS else _held(passed)
+
+    def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
+        """Does what a user's function does, with its parameters replaced by arguments."""
+        program = self.program
+        program.applied += 1
+        passed = frozenset(v for given in [*arguments, *keywords.values()] for v in given)
+        step = (key, passed)
+        if step in program.applying:
+            return NOTHING
+        if program.applied > _MAX_APPLIED or len(program.applying) > _MAX_DEPTH:
+            self.summary.writes.add(LIBRARY)  # what it does is not bounded, so it counts
+            return _held(passed)
+        program.applying.add(step)
+        try:
+            return self._apply_summary(key, arguments, keywords)
+        finally:
+            program.applying.discard(step)
+
+    def _apply_summary(
+        self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]
+    ) -> Values:
+        program = self.program
+        summary = program.summary(key)
+        code = program.code[key]
+        node_arguments = getattr(code.node, "args", None)
+        names: list[str] = []
+        if isinstance(node_arguments, ast.arguments):
+            names = [a.arg for a in (*node_arguments.posonlyargs, *node_arguments.args)]
+        rest = frozenset(v for given in arguments[len(names) :] for v in given)
+        rest |= frozenset(v for n, given in keywords.items() if n not in names for v in given)
+
+        own_keys = {frame.key for frame in self.chain()}
+        for position in range(len(names)):
+            if position < len(arguments):
+                bound = program.bindings.setdefault((key, str(position)), set())
+                bound |= {v for v in arguments[position] if v.place != key}
+
+        def replaced(value: Origin) -> Values:
+            if value.kind == "parameter" and value.place != key and value.place not in own_keys:
+                # Of a function around this one, which has returned: any call may have been it.
+                given = frozenset(
+                    item
+                    for item in program.bindings.get((value.place, value.name), ())
+                    if item.kind != "parameter" or item.place in own_keys
+                )
+                given = _at(given, value.attribute)
+                return _held(given) if value.inside else given
+            if value.kind != "parameter" or value.place != key:
+                return frozenset({value})
+            found: set[Origin] = set()
+            if value.name.isdigit():
+                position = int(value.name)
+                if position < len(arguments):
+                    found |= arguments[position]
+                found |= keywords.get(names[position], NOTHING)
+                found |= keywords.get("*", NOTHING)
+            elif value.name == "*":
+                found |= rest
+            else:
+                found |= keywords.get(value.name, NOTHING)
+            given = frozenset(found)
+            given = _at(given, value.attribute)
+            return _held(given) if value.inside else given
+
+        def all_replaced(values: Values) -> Values:
+            return frozenset(item for value in values for item in replaced(value))
+
+        for write in list(summary.writes):
+            if write.kind == "parameter":
+                self._write(replaced(write))
+            else:
+                self.summary.writes.add(write)
+        for call in list(summary.calls):
+            function, receiver = map(all_replaced, call[:2])
+            if function | receiver or not call.function | call.receiver:
+                given = [all_replaced(item) for item in call.arguments]
+                options = {item: all_replaced(values) for item, values in call.keywords}
+                self._invoke(function, receiver, call.name, given, options, call.bare)
+        for container, value in list(summary.stores):
+            plain = container._replace(attribute="")
+            for one in replaced(plain):
+                self._store(frozenset({one}), replaced(value), container.attribute)
+        self.summary.imports.update(summary.imports)
+        self.summary.unknown_imports |= summary.unknown_imports
+        returned = frozenset(v for value in list(summary.returns) for v in replaced(value))
+        is_generator = isinstance(code.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
+            isinstance(item, (ast.Yield, ast.YieldFrom)) for item in ast.walk(code.node)
+        )
+        return returned | _opened(returned) if is_generator else returned
+
+
+_BUILTINS = frozenset(dir(builtins))
+_SCALARS = frozenset({
+    "abs", "all", "any", "ascii", "bin", "bool", "bytes", "callable", "chr", "divmod", "float",
+    "format", "frozenset", "hasattr", "hash", "hex", "id", "input", "int", "isinstance",
+    "issubclass", "len", "oct", "ord", "pow", "print", "range", "repr", "round", "str", "sum",
+})  # fmt: skip
+
+
+def _is_state_verb(name: str, *, assigned: bool = False) -> bool:
+    """Says whether a function's name says that it changes the state of its library."""
+    words = name.lower().strip("_").split("_")
+    if assigned and (name in _LOADERS or (words[0] == "load" and words[-1] != "dotenv")):
+        return False
+    whole = name.lower()
+    return words[0] in _STATE_VERBS or words[-1] == "seed" or whole.startswith("set")
+
+
+def _loaded(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Name):
+        return ast.Name(node.id, ast.Load())
+    if isinstance(node, ast.Attribute):
+        return ast.Attribute(node.value, node.attr, ast.Load())
+    if isinstance(node, ast.Subscript):
+        return ast.Subscript(node.value, node.slice, ast.Load())
+    return node
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Says whether a value is evidently a number or text, which no list or dict takes."""
+    if isinstance(node, (ast.Tuple,)):
+        return False
+    return isinstance(node, (ast.Constant, ast.JoinedStr))
+
+
+def _is_constant_binding(unit: Unit) -> bool:
+    node = unit.nodes[-1]
+    value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    return value is not None and _is_constant(value)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    """Says whether an expression evidently gives something that cannot be changed."""
+    if isinstance(node, ast.Tuple):
+        return all(map(_is_constant, node.elts))
+    if isinstance(node, ast.BinOp):
+        return _is_constant(node.left) and _is_constant(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(node.operand)
+    if isinstance(node, ast.Call):
+        root = syntax.root_name(node.func)
+        return root in ("str", "int", "float", "bool", "len", "bytes", "Path", "frozenset", "re")
+    return isinstance(node, (ast.Constant, ast.JoinedStr, ast.Compare))
