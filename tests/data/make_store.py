@@ -45,9 +45,7 @@ def main() -> None:
             "store": vd.FragmentStore(root=str(folder / "store")),
         }
         for partition in frozen.PARTITIONS:
-            dg.materialize(
-                [pipeline.build_assets()], partition_key=partition, resources=resources
-            )
+            dg.materialize([pipeline.build_assets()], partition_key=partition, resources=resources)
         for file in [*folder.glob("store/**/*.json")]:
             file.write_text(file.read_text().replace(str(folder), "@FOLDER@"))
         with tarfile.open(HERE / "store.tar.gz", "w:gz") as archive:

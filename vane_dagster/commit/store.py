@@ -22,7 +22,7 @@ from vane_dagster.commit.manifest import (
 from vane_dagster.errors import StoreError
 
 _SETTING_FORMAT = 1
-"""Of `condemned.json`, `target.json` and a pipeline's settings, which name it only if it is newer."""
+"""Of `condemned.json`, `target.json` and a pipeline's settings, which do not name the first."""
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
 """How the names of manifests begin whose publication is not ended."""

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError
-from vane_dagster.plan.definition import digest, stage_definition
+from vane_dagster.plan.definition import digest
 from vane_dagster.plan.fragment import (
     FragmentRule,
     SourceTable,
@@ -27,11 +27,12 @@ from vane_dagster.plan.fragment import (
 from vane_dagster.plan.inputs import agreed, require_inputs, stages_read
 from vane_dagster.plan.listing import list_source, required
 from vane_dagster.plan.plan import PartitionPlan, RunPlan, StagePlan
-from vane_dagster.plan.retries import FragmentKeys, fragment_keys, has_faults
+from vane_dagster.plan.retries import fragment_keys, has_faults
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
 from vane_dagster.plan.stored import Listed, read_as, stored_schema
 from vane_dagster.plan.stored_parts import stored_parts
+from vane_dagster.plan.versions import stage_definitions
 
 _LISTERS = 16
 
@@ -74,8 +75,8 @@ def plan_run(
             else:
                 failed[key] = outcome
     return RunPlan(
-        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at,
+        pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
+        planner.rule, planner.source, planner.warnings, listed_at,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class _Planner:
         self.store = store
         self.force = force
         self.run_id = run_id
-        self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
+        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
@@ -173,10 +174,10 @@ class _Planner:
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
-            done = None
-            if in_force and in_force.plan == known[stage] and not in_force.unfinished:
-                done = in_force
+            own = [digest(d, generation, *upstream)[:32] for d in self.definitions[stage]]
+            is_same = in_force is not None and in_force.plan in own
+            known[stage] = in_force.plan if in_force and is_same else own[0]
+            done = in_force if in_force and is_same and not in_force.unfinished else None
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
         return plans
 
@@ -224,22 +225,32 @@ class _Planner:
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
-        keys = self._keys(key, fragments, stages, inputs)
+        keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
+        keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
         expanded = {}
         for stage, plan in stages.items():
-            where = (store, self.pipeline, stage, key, keys[stage].keys)
-            condemned = self._condemned(stage)
-            parts, leaving = stored_parts(*where, plan.former, condemned, self.warnings.append)
+            upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
+            in_force, condemned = self._in_force(key, stage), self._condemned(stage)
+            former = None if self.force else in_force
+            folder = store.parts(name, stage, key)
+            made = (self.definitions[stage], plan.generation, upstream, former, folder, self.retry)
+            own = fragment_keys(*made)
+            where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
+            parts, leaving = stored_parts(*where, self.warnings.append)
+            # What is below has the keys of the parts that are there, whichever version's they are.
+            keys[stage] = tuple(
+                parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
+            )
             publisher = publisher_of(self.pipeline[stage].spec, key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
                 plan,
-                keys=keys[stage].keys,
+                keys=keys[stage],
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                mends=keys[stage].mends,
+                mends=own.mends,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
@@ -271,23 +282,3 @@ class _Planner:
             if stage not in self._leaving:
                 self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
             return self._leaving[stage]
-
-    def _keys(
-        self,
-        key: str | None,
-        fragments: Sequence[FragmentRecord],
-        stages: Mapping[str, StagePlan],
-        inputs: Mapping[str, Manifest],
-    ) -> dict[str, FragmentKeys]:
-        known = {SOURCE: tuple(fragment.identity for fragment in fragments)}
-        known |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
-        found = {}
-        for stage in self.selected:
-            generation = stages[stage].generation
-            upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            former = self._in_force(key, stage) if generation and not self.force else None
-            folder = self.store.parts(self.pipeline.name, stage, key)
-            made = (self.definitions[stage], generation, upstream, former, folder, self.retry)
-            found[stage] = fragment_keys(*made)
-            known[stage] = found[stage].keys
-        return found
