@@ -66,7 +66,7 @@ def pipeline(folder: Path, base_url: str = "http://127.0.0.1:1/v1") -> vd.Pipeli
         "frozen",
         source=vd.parquet("dir://source/{partition_key}", storage_options=options),
         id="id",
-        partitions=dg.StaticPartitionsDefinition(list(PARTITIONS)),
+        partitions_def=dg.StaticPartitionsDefinition(list(PARTITIONS)),
     )
     clean = found.project("clean", {"text": "trim(text)", "n": "n"}, where="n >= 0")
     scaled = clean.map_batches(
@@ -101,8 +101,15 @@ def pipeline(folder: Path, base_url: str = "http://127.0.0.1:1/v1") -> vd.Pipeli
     clean.classify("kinds", "text", ["good", "bad"], model="m", on_error="null", **asked)
     vectors = clean.embed("vectors", "text", model="e", dimensions=4, **asked)
     found.join("pairs", clean, split, children="rows")
+    found.join("unnamed", clean, split, children="list")
     listed = found.join(
-        "lists", clean, split, how="left", children="list", checks=[vd.checks.NullRate(0.25)]
+        "lists",
+        clean,
+        split,
+        how="left",
+        children="list",
+        columns={"words": ["word"]},
+        checks=[vd.checks.NullRate(0.25)],
     )
     joined = found.join("joined", clean, answers, vectors, how="left")
     joined.write("files", "files/{partition_key}", checks=[vd.checks.Off("error_rate")])

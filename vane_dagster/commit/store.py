@@ -161,13 +161,28 @@ class Store:
         """The published files of each former or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
-            try:
-                manifest = self.opened(location, name)
-            except StoreError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    continue  # another run has ended its publication
-                raise
-            yield manifest.published_files
+            if (manifest := self._opened_if_there(location, name)) is not None:
+                yield manifest.published_files
+
+    def _opened_if_there(self, location: Location, name: str) -> Manifest | None:
+        """Opens a manifest; None if it is gone, as another run has ended its publication."""
+        try:
+            return self.opened(location, name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
+        """Sees that announced publications can be read, before another one takes their place.
+
+        Raises:
+            StoreError: If one cannot.
+        """
+        location = self.manifests(pipeline, stage, partition)
+        for name in location.names():
+            if name.startswith(ANNOUNCED):
+                self._opened_if_there(location, name)
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Removes what `announce` wrote."""
