@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pprint
 import tarfile
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import frozen_keys
 import frozen_pipeline as frozen
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +21,6 @@ from test_plan import double, keys, missing, plan, settle, source, triple
 import vane_dagster as vd
 from vane_dagster.commit import manifest as records
 from vane_dagster.commit.checking import verdicts
-from vane_dagster.commit.codec import NewerFormatError
 from vane_dagster.commit.garbage import Terms, collect
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import CheckResult, Made, Manifest, PartInfo, Published
@@ -27,23 +30,21 @@ from vane_dagster.commit.reading import read
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.declare.check import Check
+from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.errors import NewerFormatError
 from vane_dagster.execute import cluster
 from vane_dagster.plan import versions
+from vane_dagster.plan.code import code_identity
 from vane_dagster.plan.definition import digest, pool_identity
 from vane_dagster.plan.digest import value_digest
 from vane_dagster.plan.planner import plan_run
 from vane_dagster.plan.versions import VERSIONS, KeyVersion, stage_definitions
 from vane_dagster.providers import registry
+from vane_dagster.providers.base import Answer
 
 STORE = Path(__file__).parent / "data" / "store.tar.gz"
 RECOMPUTED = {"lengths", "unnamed"}
 """Of the former store: code without `version=`, and lists whose names were not keyed."""
-RAISE = (
-    "Keys have changed, so every store would be computed anew. If that is not meant, undo it. If "
-    "it is, raise the version (see vane_dagster/plan/versions.py, or declare/check.py for checks), "
-    "keep the former one there so that its parts are accepted where they are sound, and only then "
-    "put the new values here."
-)
 
 
 @pytest.fixture
@@ -97,6 +98,7 @@ def test_parts_of_the_former_store_are_kept_without_their_manifests(former):
     assert not any(plan.done for p in found.partitions for plan in p.stages.values())
     committed = settle(found, Store(Location(str(former / "store"))))
     assert {m.stage for m in committed} == set(found.selected)
+    assert {m.info["key_version"] for m in committed} == {VERSIONS[0].number}
     again = planned(former)
     assert not missing(again)
     assert all(plan.done for p in again.partitions for plan in p.stages.values())
@@ -279,7 +281,7 @@ def test_a_lost_part_is_made_again_under_the_key_that_is_in_force(tmp_path, stor
     source(tmp_path, {"a.parquet": 8})
     settle(plan(docs(tmp_path), store), store)
     part = store.in_force("docs", "clean", None).parts[0]
-    (tmp_path / "store/docs/clean/parts/_").joinpath(part.name).unlink()
+    store.parts("docs", "clean", None).delete([part.name])
     use(monkeypatch, *newer())
     found = plan(docs(tmp_path, fn=triple), store)
     assert missing(found) == {"clean": 1, "doubled": 2, "joined": 2, "out": 2}
@@ -351,30 +353,44 @@ def test_version_2_is_accepted_where_it_missed_nothing(tmp_path, monkeypatch):
 # Frozen names
 
 
-def test_a_built_in_provider_keeps_its_name_when_it_is_moved(monkeypatch):
-    def found(name: str) -> tuple[str, ...]:
-        docs = vd.Pipeline("docs", source=vd.parquet("src"), id="id")
-        given = {"provider": name, "model": "m"}
-        for method, add in (
-            ("submit", lambda: docs.prompt("s", "Say {t}", **given)),
-            ("embed", lambda: docs.embed("s", "t", **given)),
-            ("classify", lambda: docs.classify("s", "t", ["a", "b"], **given)),
-        ):
-            if registry.answers("", name, method):
-                spec = add().spec
-                moved.append(spec.provider)
-                return (*stage_definitions(docs, spec), pool_identity(docs, spec))
-        raise AssertionError(name)
-
-    for name in registry._BUILT_IN:
-        moved: list[type] = []
-        before = found(name)
-        monkeypatch.setattr(moved[0], "__module__", "vane_dagster.providers.elsewhere")
-        monkeypatch.setattr(moved[0], "__qualname__", "Renamed")
-        assert found(name) == before
+@contextlib.contextmanager
+def moved(*kinds: type) -> Iterator[None]:
+    """Classes as if they had another name and were in another file."""
+    before = [(kind.__module__, kind.__name__, kind.__qualname__) for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.__module__ = "vane_dagster.elsewhere"
+            kind.__name__ = kind.__qualname__ = "Renamed"
+        yield
+    finally:
+        for kind, (module, name, qualname) in zip(kinds, before):
+            kind.__module__, kind.__name__, kind.__qualname__ = module, name, qualname
 
 
-def test_a_users_provider_is_none_of_ours(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, None) for name in registry._BUILT_IN), *registry._BY_METHOD]
+)
+def test_a_built_in_provider_keeps_its_name_when_it_is_moved(name, method):
+    docs = vd.Pipeline("docs", source=vd.parquet("src"), id="id")
+    given = {"provider": name, "model": "m"}
+    ways = {
+        "submit": lambda: docs.prompt("s", "Say {t}", **given),
+        "embed": lambda: docs.embed("s", "t", **given),
+        "classify": lambda: docs.classify("s", "t", ["a", "b"], **given),
+    }
+    able = [way for way in ways if registry.answers("", name, way)]
+    spec = ways[method or able[0]]().spec
+
+    def identities() -> tuple[str, ...]:
+        return (*stage_definitions(docs, spec), pool_identity(docs, spec))
+
+    before = identities()
+    assert len(before) == 3, "today's definition, version 2's, and the pool's"
+    with moved(spec.provider):
+        assert identities() == before
+
+
+def test_a_users_provider_is_none_of_ours():
     class Provider:
         async def submit(self, request: Any) -> Any:
             raise NotImplementedError
@@ -392,13 +408,11 @@ def test_each_built_in_provider_has_a_frozen_name():
     ]  # fmt: skip
 
 
-def test_a_check_keeps_its_name_when_its_class_is_moved(monkeypatch):
+def test_a_check_keeps_its_name_when_its_class_is_moved():
     check = vd.checks.NullRate(0.1)
     before = check.definitions
-    monkeypatch.setattr(vd.checks.NullRate, "__name__", "ShareOfNulls")
-    monkeypatch.setattr(vd.checks.NullRate, "__qualname__", "ShareOfNulls")
-    monkeypatch.setattr(vd.checks.NullRate, "__module__", "vane_dagster.elsewhere")
-    assert check.definitions == before
+    with moved(vd.checks.NullRate):
+        assert check.definitions == before
 
 
 def test_each_check_has_a_name_and_all_of_its_thresholds_count():
@@ -407,16 +421,15 @@ def test_each_check_has_a_name_and_all_of_its_thresholds_count():
     assert len({kind.kind for kind in built_in}) == len(built_in) >= 7
     for kind in built_in:
         attributes = {*kind.thresholds.values(), "name", "blocking", "severity"}
-        assert attributes == set(kind.__dataclass_fields__), kind
+        assert attributes == {field.name for field in fields(kind)}, kind
 
 
-def test_our_own_classes_count_by_their_public_names(monkeypatch):
-    before = value_digest([vd.RowErrors, vd.checks.NullRate])
-    for kind in (vd.RowErrors, vd.checks.NullRate):
-        monkeypatch.setattr(kind, "__module__", "vane_dagster.elsewhere")
-        monkeypatch.setattr(kind, "__qualname__", "Renamed")
-    assert value_digest([vd.RowErrors, vd.checks.NullRate]) == before
-    assert value_digest(vd.RowErrors) != value_digest(vd.checks.NullRate)
+def test_our_own_classes_count_by_their_public_names():
+    kinds = [vd.RowErrors, vd.checks.NullRate, Answer]
+    before = value_digest(kinds)
+    with moved(*kinds):
+        assert value_digest(kinds) == before
+    assert len({value_digest(kind) for kind in kinds}) == 3
 
 
 # Records on disk
@@ -468,8 +481,8 @@ def test_names_on_disk_are_frozen():
     footer = json.loads(records.part_footer(replace(manifest.parts[0], sample=({"id": "1"},))))
     assert footer == {"part": record["parts"][0], "sample": [{"id": "1"}]}
     assert sorted(cluster._HEAD_CODEC.names) == [
-        "address", "birth", "name", "pid", "prefix", "python_version", "raylet_birth",
-        "raylet_pid", "ray_version", "session_dir", "settings", "started_at", "token_path",
+        "address", "birth", "name", "pid", "prefix", "python_version", "ray_version",
+        "raylet_birth", "raylet_pid", "session_dir", "settings", "started_at", "token_path",
     ]  # fmt: skip
 
 
@@ -585,3 +598,66 @@ def test_newer_settings_are_refused(former, name):
         else:
             list(collect(store, Terms(now=4e9, keep=0, grace=0)))
     assert snapshot(former) == before
+
+
+# Keys, as they are
+
+
+def test_keys_of_every_kind_of_stage_are_pinned(former):
+    """Of a pipeline with no code that is keyed by what it says; see the next test for that."""
+    pipeline = frozen.pipeline(former)
+    store = Store(Location(str(former / "empty")))
+    found = plan_run(pipeline, tuple(pipeline.stages), ["a"], store)
+    (partition,) = found.partitions
+    maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
+    pinned = {
+        "fragments": [fragment.identity for fragment in partition.fragments],
+        "keys": {s: plan.keys[0] for s, plan in partition.stages.items() if s != "lengths"},
+        "plans": {s: plan.digest for s, plan in partition.stages.items() if s != "lengths"},
+        "pools": {m.name: pool_identity(pipeline, m) for m in maps if m.name != "lengths"},
+    }
+    assert pinned == frozen_keys.STAGES, told(pinned)
+
+
+def test_definitions_of_checks_are_pinned():
+    expected = {"id": [1], "y": [2.0]}
+    found = {
+        check.kind: check.definition
+        for check in [
+            vd.checks.IdsComplete(), vd.checks.ErrorRate(0.02), vd.checks.NullRate({"a": 0.1}),
+            vd.checks.Vectors(dimension=3), vd.checks.Text(columns=["t"]), vd.checks.Drift("n"),
+            vd.checks.Golden(expected),
+        ]
+    }  # fmt: skip
+    assert found == frozen_keys.CHECKS, told(found)
+
+
+def test_identities_of_code_are_pinned():
+    """The only literals that hang on how code is read."""
+    found = {
+        "function": code_identity(frozen.length).digest,
+        "class": code_identity(frozen.Scale).digest,
+        "version": code_identity(frozen.Scale, version="1").digest,
+        "value": value_digest({"a": [1, 2.5, None, True, b"x"], "b": (vd.RowErrors,)}),
+    }
+    assert found == frozen_keys.CODE, told(found)
+
+
+def test_names_of_files_are_pinned():
+    name = records.ManifestName(7, 1, "0" * 32, "1" * 16)
+    assert str(name) == f"00000007-g1-{'0' * 32}-{'1' * 16}.json"
+    assert records.part_name("2" * 40, "3" * 16) == f"{'2' * 40}-{'3' * 16}.parquet"
+    part = PartInfo("2" * 40, "3" * 16, 1, 1)
+    assert records.content_digest([part]) == "CONTENT"
+    store = Store(Location("/store"))
+    assert store.parts("p", "s", "a/b").path == "PARTS"
+    assert store.manifests("p", "s", None).path == "MANIFESTS"
+
+
+def told(found: Any) -> str:
+    return (
+        "Keys have changed, so that every store would be computed anew. If that is not meant, undo "
+        "it. If it is, raise the version (vane_dagster/plan/versions.py says how; for checks it is "
+        "in declare/check.py), keep the former one, so that its parts are taken where they are "
+        f"sound, and put this into frozen_keys.py:\n{pprint.pformat(found, width=100)}"
+    )

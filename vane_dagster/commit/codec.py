@@ -1,7 +1,8 @@
-"""Records as JSON: under which names fields are on disk, which hold however attributes are called.
+"""Records as JSON: the names of fields on disk, which stay when an attribute is renamed.
 
-The names in these tables are in every store, so they are never changed. A new field gets a default,
-by which older records are read. What older releases would misread raises the format's number.
+Stores hold these names, so a table gains names and never changes or loses one. A new attribute has
+a default, by which older records are read. A change that older releases would misread raises the
+format's number.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import NewerFormatError
 
 T = TypeVar("T")
 
@@ -25,8 +26,8 @@ class Codec(Generic[T]):
     Attributes:
         kind: The dataclass.
         names: Each field's name on disk, and its attribute.
-        read: What makes an attribute's value of what JSON has, by attribute. Default: nothing.
-        write: The reverse, likewise.
+        read: By name on disk, what makes the attribute of what JSON holds, where it is not that.
+        write: The reverse.
     """
 
     kind: Callable[..., T]
@@ -37,7 +38,7 @@ class Codec(Generic[T]):
     def record(self, value: T) -> dict[str, Any]:
         """An object as JSON holds it."""
         return {
-            name: self.write.get(attribute, _same)(getattr(value, attribute))
+            name: self.write.get(name, _same)(getattr(value, attribute))
             for name, attribute in self.names.items()
         }
 
@@ -52,7 +53,7 @@ class Codec(Generic[T]):
             TypeError: If one without a default is in neither.
         """
         given = {
-            attribute: self.read.get(attribute, _same)(record[name])
+            attribute: self.read.get(name, _same)(record[name])
             for name, attribute in self.names.items()
             if name in record
         }
@@ -61,10 +62,6 @@ class Codec(Generic[T]):
 
 def _same(value: Any) -> Any:
     return value
-
-
-class NewerFormatError(StoreError):
-    """A file was written by a newer release, in a format that this one does not know."""
 
 
 def require_format(record: Any, newest: int, file: str) -> None:
@@ -82,6 +79,6 @@ def require_format(record: Any, newest: int, file: str) -> None:
     if not isinstance(found, int) or found > newest:
         raise NewerFormatError(
             f"{file!r} has format {found!r}, and this release of vane_dagster knows formats up to "
-            f"{newest}: a newer one has written it. Upgrade vane_dagster here, in each environment "
-            "that uses the store; nothing was changed"
+            f"{newest}: a newer one has written it. Upgrade vane_dagster here, and in each "
+            "environment that uses the store"
         )
