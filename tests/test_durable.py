@@ -648,10 +648,10 @@ def test_names_of_files_are_pinned():
     assert str(name) == f"00000007-g1-{'0' * 32}-{'1' * 16}.json"
     assert records.part_name("2" * 40, "3" * 16) == f"{'2' * 40}-{'3' * 16}.parquet"
     part = PartInfo("2" * 40, "3" * 16, 1, 1)
-    assert records.content_digest([part]) == "CONTENT"
+    assert records.content_digest([part]) == "90c6192b04cfbdcd"
     store = Store(Location("/store"))
-    assert store.parts("p", "s", "a/b").path == "PARTS"
-    assert store.manifests("p", "s", None).path == "MANIFESTS"
+    assert store.parts("p", "s", "a/b").path == "/store/p/s/parts/a-b~c14cddc033f64b9dea80"
+    assert store.manifests("p", "s", None).path == "/store/p/s/manifests/~unpartitioned"
 
 
 def told(found: Any) -> str:
