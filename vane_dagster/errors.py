@@ -40,6 +40,10 @@ class StoreError(VaneError):
     """The store cannot be read or written."""
 
 
+class NewerFormatError(StoreError):
+    """A newer release has written a file of the store, in a format that this one does not know."""
+
+
 class DamagedPartError(StoreError):
     """A part in the store is damaged or gone; `part` is its file's name."""
 

@@ -43,21 +43,22 @@ def evaluate(checks: Iterable[Check], subject: Subject) -> tuple[CheckResult, ..
 def verdicts(checks: Iterable[Check], manifest: Manifest) -> dict[str, CheckResult]:
     """The results in a manifest, by name, of checks that are still defined as they were.
 
-    One that has raised is not among them, so that it is evaluated again.
+    Results of a former version of the definition are kept, as `Check.definitions` says. One that
+    has raised is not among them, so that it is evaluated again.
     """
     stored = {result.name: result for result in manifest.checks}
     return {
         check.name: stored[check.name]
         for check in checks
-        if check.name in stored and stored[check.name].definition == _definition(check)
+        if check.name in stored and stored[check.name].definition in _definitions(check)
     }
 
 
-def _definition(check: Check) -> str | None:
+def _definitions(check: Check) -> tuple[str, ...]:
     try:
-        return check.definition
+        return check.definitions
     except Exception:  # of reading the file of a `Golden`, by drivers of many kinds
-        return None
+        return ()
 
 
 def _evaluated(check: Check, subject: Subject) -> CheckResult:

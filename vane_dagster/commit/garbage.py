@@ -71,12 +71,16 @@ class Collected:
 def collect(store: Store, terms: Terms) -> Iterator[Collected]:
     """Collects the garbage of every pipeline below a store's root, stage by stage.
 
+    All pipelines are surveyed first: where a newer release has written into one of them, nothing is
+    deleted in any, as what it has written may need parts of the others.
+
     Raises:
+        NewerFormatError: If a newer release has written a manifest that is to be kept.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    for pipeline in store.root.folders():
-        for stage, needed in _survey(store, pipeline, terms):
-            yield stage.collect(needed, terms)
+    surveyed = [_survey(store, pipeline, terms) for pipeline in store.root.folders()]
+    for stage, needed in itertools.chain(*surveyed):
+        yield stage.collect(needed, terms)
 
 
 class _ChangedError(Exception):

@@ -6,12 +6,18 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster.commit.codec import FORMAT, Codec, require_format
+
+MANIFEST_FORMAT = 2
+"""Raised when an older release would misread a manifest."""
+PART_FORMAT = 1
+"""Raised when an older release would misread a part's footer."""
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
@@ -75,20 +81,14 @@ class PartInfo:
         return part_name(self.key, self.digest)
 
     def as_record(self) -> dict[str, Any]:
-        """The fields as JSON holds them, without those that have their default."""
-        record = {name: getattr(self, name) for name in _PART_FIELDS}
-        record = {name: value for name, value in record.items() if value}
-        if self.made:
-            record["made"] = asdict(self.made)
-        return {"rows": 0, "id_min": self.id_min, "id_max": self.id_max, **record}
+        """The fields as JSON holds them, without those that are empty."""
+        record = _PART_CODEC.record(self)
+        return {n: v for n, v in record.items() if v or n in ("rows", "id_min", "id_max")}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
         """Reads what `as_record` wrote."""
-        made = record.get("made")
-        if made:
-            made = Made(**{**made, "workers": tuple(made["workers"])})
-        return cls(**{**record, "made": made})
+        return _PART_CODEC.load(record)
 
 
 def part_name(key: str, digest: str) -> str:
@@ -102,7 +102,28 @@ def parse_part_name(name: str) -> tuple[str, str] | None:
     return (match.group(1), match.group(2)) if match else None
 
 
-_PART_FIELDS = tuple(set(PartInfo.__dataclass_fields__) - {"made", "sample"})
+def part_footer(part: PartInfo) -> str:
+    """What a part says of itself in its footer."""
+    return json.dumps({"part": part.as_record(), "sample": part.sample})
+
+
+def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
+    """Reads what `part_footer` wrote.
+
+    Args:
+        text: The footer's text.
+        file: The part, for messages.
+        **known: Attributes that are known from elsewhere.
+
+    Raises:
+        NewerFormatError: If a newer release has written it.
+        ValueError: If it is no JSON.
+        KeyError: If something is missing in it.
+        TypeError: If something is missing in it.
+    """
+    record = json.loads(text)
+    require_format(record, PART_FORMAT, file)
+    return _PART_CODEC.load(record["part"], sample=record["sample"], **known)
 
 
 @dataclass(frozen=True)
@@ -272,50 +293,149 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """The manifest as JSON."""
-        record = {
-            **{name: getattr(self, name) for name in (*_PLAIN, "keys", "reads", "sample")},
-            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
-            "fragments": [asdict(f) for f in self.fragments],
-            "parts": [p.as_record() for p in self.parts],
-            "files": [asdict(f) for f in self.files],
-            "checks": [asdict(c) for c in self.checks],
-            "published": self.published and asdict(self.published),
-            "format": 2,
-        }
-        return json.dumps(record).encode()
+        return json.dumps({**_MANIFEST_CODEC.record(self), FORMAT: MANIFEST_FORMAT}).encode()
 
     @classmethod
-    def loads(cls, data: bytes) -> Manifest:
-        """Reads what `dumps` wrote."""
+    def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
+        """Reads what `dumps` wrote.
+
+        Args:
+            data: The manifest as JSON.
+            file: Where it was read, for messages.
+
+        Raises:
+            NewerFormatError: If a newer release has written it.
+            ValueError: If it is no JSON.
+            KeyError: If something is missing in it.
+            TypeError: If something is missing in it.
+        """
         record = json.loads(data)
-        return cls(
-            **{name: record[name] for name in _PLAIN if name in record},
-            keys=tuple(record.get("keys", ())),
-            reads=tuple(record.get("reads", ())),
-            sample=tuple(record.get("sample", ())),
-            schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record["schema"]))),
-            fragments=[FragmentRecord(**f) for f in record["fragments"]],
-            parts=[PartInfo.from_record(p) for p in record["parts"]],
-            files=[FileRecord(**f) for f in record["files"]],
-            checks=tuple(CheckResult(**c) for c in record.get("checks", ())),
-            published=Published(**found) if (found := record.get("published")) else None,
-        )
+        require_format(record, MANIFEST_FORMAT, file)
+        return _MANIFEST_CODEC.load(record)
 
 
-_PLAIN = (
-    "pipeline",
-    "stage",
-    "partition",
-    "generation",
-    "plan",
-    "definition",
-    "upstream",
-    "run_id",
-    "committed_at",
-    "info",
-    "kind",
-    "model",
-    "lineage",
+def _schema_record(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _read_schema(record: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record)))
+
+
+def _many(codec: Codec[Any]) -> Callable[[Any], Any]:
+    return lambda values: [codec.record(value) for value in values]
+
+
+def _read_many(codec: Codec[Any]) -> Callable[[Any], Any]:
+    return lambda records: [codec.load(record) for record in records]
+
+
+def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value and convert(value)
+
+
+# What is on disk: the names on the left are in every store and stay as they are.
+
+_MADE_CODEC = Codec(
+    Made,
+    {"run_id": "run_id", "workers": "workers", "at": "at", "seconds": "seconds"},
+    read={"workers": tuple},
+)
+_PART_CODEC = Codec(
+    PartInfo,
+    {
+        "key": "key",
+        "digest": "digest",
+        "rows": "rows",
+        "bytes": "bytes",
+        "id_min": "id_min",
+        "id_max": "id_max",
+        "rows_in": "rows_in",
+        "filtered": "filtered",
+        "quarantined": "quarantined",
+        "nulled": "nulled",
+        "faults": "faults",
+        "made": "made",
+        "measures": "measures",
+    },
+    read={"made": _optional(_MADE_CODEC.load)},
+    write={"made": _optional(_MADE_CODEC.record)},
+)
+_FRAGMENT_CODEC = Codec(
+    FragmentRecord,
+    {
+        "url": "url",
+        "start": "start",
+        "stop": "stop",
+        "identity": "identity",
+        "bytes": "bytes",
+    },
+)
+_FILE_CODEC = Codec(
+    FileRecord,
+    {"url": "url", "size": "size", "version": "version", "content": "content"},
+)
+_CHECK_CODEC = Codec(
+    CheckResult,
+    {
+        "name": "name",
+        "passed": "passed",
+        "blocking": "blocking",
+        "severity": "severity",
+        "description": "description",
+        "metadata": "metadata",
+        "definition": "definition",
+    },
+)
+_PUBLISHED_CODEC = Codec(
+    Published,
+    {"url": "url", "files": "files", "format": "format", "version": "version"},
+)
+_MANIFEST_CODEC = Codec(
+    Manifest,
+    {
+        "pipeline": "pipeline",
+        "stage": "stage",
+        "partition": "partition",
+        "generation": "generation",
+        "plan": "plan",
+        "definition": "definition",
+        "upstream": "upstream",
+        "run_id": "run_id",
+        "committed_at": "committed_at",
+        "info": "info",
+        "kind": "kind",
+        "model": "model",
+        "lineage": "lineage",
+        "keys": "keys",
+        "reads": "reads",
+        "sample": "sample",
+        "schema": "schema",
+        "fragments": "fragments",
+        "parts": "parts",
+        "files": "files",
+        "checks": "checks",
+        "published": "published",
+    },
+    read={
+        "keys": tuple,
+        "reads": tuple,
+        "sample": tuple,
+        "schema": _read_schema,
+        "fragments": _read_many(_FRAGMENT_CODEC),
+        "parts": _read_many(_PART_CODEC),
+        "files": _read_many(_FILE_CODEC),
+        "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
+        "published": _optional(_PUBLISHED_CODEC.load),
+    },
+    write={
+        "schema": _schema_record,
+        "fragments": _many(_FRAGMENT_CODEC),
+        "parts": lambda parts: [part.as_record() for part in parts],
+        "files": _many(_FILE_CODEC),
+        "checks": _many(_CHECK_CODEC),
+        "published": _optional(_PUBLISHED_CODEC.record),
+    },
 )
 
 

@@ -56,10 +56,12 @@ def publish(
         The manifest, which says what was published where, and its name.
 
     Raises:
+        NewerFormatError: If a newer release has announced a publication of the partition.
         StoreError: If the target refuses, or parts are in neither place.
         SchemaError: If the target has another schema.
     """
     place = (manifest.pipeline, manifest.stage, manifest.partition)
+    store.require_announced(*place)
     name = store.latest(*place[:2], [place[2]]).get(place[2])
     former = None
     if name is not None and name.content == manifest.content:

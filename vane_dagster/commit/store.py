@@ -8,12 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vane_dagster.commit.codec import FORMAT, require_format
 from vane_dagster.commit.damage import read_whole
 from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.location import Location, protocol_of
-from vane_dagster.commit.manifest import Manifest, ManifestName, PartInfo, parse_part_name
+from vane_dagster.commit.manifest import (
+    Manifest,
+    ManifestName,
+    PartInfo,
+    parse_part_name,
+    read_part_footer,
+)
 from vane_dagster.errors import StoreError
 
+_SETTING_FORMAT = 1
+"""Of `condemned.json`, `target.json` and a pipeline's settings, which do not name the first."""
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
 """How the names of manifests begin whose publication is not ended."""
@@ -79,10 +88,11 @@ class Store:
         """Opens a manifest by its place.
 
         Raises:
+            NewerFormatError: If a newer release has written it.
             StoreError: If it cannot be read as one.
         """
         try:
-            return Manifest.loads(location.read(name))
+            return Manifest.loads(location.read(name), location.file_url(name))
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
             raise StoreError(
                 f"manifest {location.file_url(name)!r} cannot be read: {type(error).__name__}: "
@@ -151,13 +161,28 @@ class Store:
         """The published files of each former or announced manifest, the newest first."""
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
-            try:
-                manifest = self.opened(location, name)
-            except StoreError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    continue  # another run has ended its publication
-                raise
-            yield manifest.published_files
+            if (manifest := self._opened_if_there(location, name)) is not None:
+                yield manifest.published_files
+
+    def _opened_if_there(self, location: Location, name: str) -> Manifest | None:
+        """Opens a manifest; None if it is gone, as another run has ended its publication."""
+        try:
+            return self.opened(location, name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
+        """Sees that announced publications can be read, before another one takes their place.
+
+        Raises:
+            StoreError: If one cannot.
+        """
+        location = self.manifests(pipeline, stage, partition)
+        for name in location.names():
+            if name.startswith(ANNOUNCED):
+                self._opened_if_there(location, name)
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Removes what `announce` wrote."""
@@ -180,10 +205,9 @@ class Store:
         """Parts of a stage that are about to be deleted: path below its parts, and since when."""
         folder = self.root.child(pipeline, stage)
         try:
-            return {
-                str(path): float(since)
-                for path, since in json.loads(folder.read(CONDEMNED)).items()
-            }
+            record = json.loads(folder.read(CONDEMNED))
+            require_format(record, _SETTING_FORMAT, folder.file_url(CONDEMNED))
+            return {str(path): float(since) for path, since in record.items() if path != FORMAT}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError) as error:
@@ -195,7 +219,9 @@ class Store:
         """The URL pattern of a `write` stage's target, as the last run has kept it."""
         folder = self.root.child(pipeline, stage)
         try:
-            return str(json.loads(folder.read(TARGET))["url"])
+            record = json.loads(folder.read(TARGET))
+            require_format(record, _SETTING_FORMAT, folder.file_url(TARGET))
+            return str(record["url"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -214,7 +240,9 @@ class Store:
         """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""
         folder = self.root.child(pipeline)
         try:
-            return dict(json.loads(folder.read(f"{name}.json")))
+            record = dict(json.loads(folder.read(f"{name}.json")))
+            require_format(record, _SETTING_FORMAT, folder.file_url(f"{name}.json"))
+            return record
         except FileNotFoundError:
             folder.write(f"{name}.json", json.dumps(dict(default)).encode())
             return dict(default)
@@ -248,6 +276,7 @@ def read_part_info(folder: Location, name: str) -> PartInfo:
 
     Raises:
         DamagedPartError: If it is damaged, gone, or not a part.
+        NewerFormatError: If a newer release has written it.
         StoreError: If the file system refuses.
     """
     import pyarrow.parquet as pq
@@ -256,9 +285,9 @@ def read_part_info(folder: Location, name: str) -> PartInfo:
 
     def read(file: Any) -> PartInfo:
         metadata = pq.read_metadata(file)
-        stored = json.loads((metadata.metadata or {})[b"vane"])
-        known = {**stored["part"], "key": key, "digest": digest, "rows": metadata.num_rows}
+        footer = (metadata.metadata or {})[b"vane"]
+        known = {"key": key, "digest": digest, "rows": metadata.num_rows}
         size = file.seek(0, os.SEEK_END)
-        return PartInfo.from_record({**known, "bytes": size, "sample": stored["sample"]})
+        return read_part_footer(footer, folder.file_url(name), bytes=size, **known)
 
     return read_whole(folder, name, read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster.commit.damage import read_whole
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import PartInfo, part_name
+from vane_dagster.commit.manifest import PartInfo, part_footer, part_name
 from vane_dagster.commit.measures import measure
 from vane_dagster.commit.sample import sample_rows
 
@@ -65,10 +64,9 @@ def write_part(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
-    stored = json.dumps({"part": info.as_record(), "sample": info.sample})
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table.replace_schema_metadata({"vane": stored}),
+        table.replace_schema_metadata({"vane": part_footer(info)}),
         sink,
         compression=_codecs(table.schema, target.compression),
         use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, Union
 
 import pyarrow as pa
@@ -17,6 +17,18 @@ from vane_dagster.errors import DefinitionError, names
 Severity = Literal["ERROR", "WARN"]
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
+_VERSION = 2
+"""Raised when digests are computed in another way; `Check.definitions` has the former ones."""
+_VERSION_1 = {
+    "ids_complete": "IdsComplete",
+    "error_rate": "ErrorRate",
+    "null_rate": "NullRate",
+    "vectors": "Vectors",
+    "text": "Text",
+    "drift": "Drift",
+    "golden": "Golden",
+}
+_COMMON = {"name": "name", "blocking": "blocking", "severity": "severity"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +45,10 @@ class Check:
     blocking: bool = False
     severity: Severity = "ERROR"
 
+    kind: ClassVar[str]
+    """Its name in digests, which stays however the class is called."""
+    thresholds: ClassVar[Mapping[str, str]]
+    """What else counts in digests: the name there, which stays too, and the attribute."""
     formula: ClassVar[int] = 1
     """Raised when the same thresholds come to mean something else, so that it is evaluated anew."""
     compares: ClassVar[bool] = False
@@ -54,7 +70,12 @@ class Check:
     @property
     def definition(self) -> str:
         """Digest of the kind and the thresholds; 16 hex digits, the same in every process."""
-        return self._digest()
+        return self.definitions[0]
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """The definition, then those of former versions, whose results are kept."""
+        return self._digests()
 
     @property
     def description(self) -> str:
@@ -72,14 +93,16 @@ class Check:
     def _culprit(self) -> str:
         return f"vd.checks.{type(self).__name__}"
 
-    def _digest(self, **replaced: Any) -> str:
-        """Digest of all fields, some of them with other values."""
-        state = hashlib.blake2b(digest_size=8)
-        state.update(f"{type(self).__name__} {self.formula}\n".encode())
-        for each in fields(self):
-            value = replaced.get(each.name, getattr(self, each.name))
-            state.update(f"{each.name}={_token(value)}\n".encode())
-        return state.hexdigest()
+    def _digests(self, **replaced: Any) -> tuple[str, ...]:
+        """The definitions, some thresholds with other values than the attributes have."""
+        names = {**_COMMON, **self.thresholds}
+        values = {name: getattr(self, attribute) for name, attribute in names.items()} | replaced
+        lines = [f"{name}={_token(value)}" for name, value in values.items()]
+        heads = [f"version {_VERSION} {self.kind}"]
+        if self.kind in _VERSION_1:  # which had the name of the class; nothing else has changed
+            heads.append(_VERSION_1[self.kind])
+        texts = ["\n".join([f"{head} {self.formula}", *lines, ""]) for head in heads]
+        return tuple(hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for t in texts)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

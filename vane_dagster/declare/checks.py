@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -42,6 +43,9 @@ DEFAULT_ERROR_RATE = 0.01
 class IdsComplete(Check):
     """Every row that went in came out, was filtered or was quarantined; none was invented."""
 
+    kind: ClassVar[str] = "ids_complete"
+    thresholds: ClassVar[Mapping[str, str]] = {}
+
     name: str = field(default="ids_complete", kw_only=True)
     blocking: bool = field(default=True, kw_only=True)
 
@@ -57,6 +61,9 @@ class ErrorRate(Check):
     Attributes:
         max_rate: The largest share, of the rows that went in, that may be quarantined.
     """
+
+    kind: ClassVar[str] = "error_rate"
+    thresholds: ClassVar[Mapping[str, str]] = {"max_rate": "max_rate"}
 
     max_rate: float = DEFAULT_ERROR_RATE
     name: str = field(default="error_rate", kw_only=True)
@@ -80,6 +87,9 @@ class NullRate(Check):
             checked unless `columns` names more, which then may have no null.
         columns: The columns that are checked; by default all but the ids.
     """
+
+    kind: ClassVar[str] = "null_rate"
+    thresholds: ClassVar[Mapping[str, str]] = {"max_rate": "max_rate", "columns": "columns"}
 
     max_rate: float | Mapping[str, float] = field(default=0.5, hash=False)
     columns: Sequence[str] | None = None
@@ -128,6 +138,13 @@ class Vectors(Check):
             The dimension may differ in none.
     """
 
+    kind: ClassVar[str] = "vectors"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "columns": "columns",
+        "dimension": "dimension",
+        "max_rate": "max_rate",
+    }
+
     columns: Sequence[str] | None = None
     dimension: int | None = None
     max_rate: float = 0.0
@@ -161,6 +178,12 @@ class Text(Check):
         max_empty_rate: The largest share of the texts that are not null.
         columns: The columns that are checked; by default all texts but the ids.
     """
+
+    kind: ClassVar[str] = "text"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "max_empty_rate": "max_empty_rate",
+        "columns": "columns",
+    }
 
     max_empty_rate: float = 0.5
     columns: Sequence[str] | None = None

@@ -45,6 +45,16 @@ class Drift(Check):
             about ``2 * bins / rows``.
     """
 
+    kind: ClassVar[str] = "drift"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "column": "column",
+        "max_psi": "max_psi",
+        "max_distance": "max_distance",
+        "bins": "bins",
+        "sample_rows": "sample_rows",
+        "min_rows": "min_rows",
+    }
+
     column: str
     max_psi: float = field(default=0.2, kw_only=True)
     max_distance: float = field(default=0.1, kw_only=True)
@@ -106,6 +116,16 @@ class Golden(Check):
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
+    kind: ClassVar[str] = "golden"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "expected": "expected",
+        "columns": "columns",
+        "tolerance": "tolerance",
+        "max_distance": "max_distance",
+        "min_found": "min_found",
+        "storage_options": "storage_options",
+    }
+
     expected: Expected = field(hash=False)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
@@ -138,10 +158,10 @@ class Golden(Check):
             self._require(self.expected.schema, f"{self._culprit}: expected", self.columns)
 
     @property
-    def definition(self) -> str:
-        """Digest of the thresholds and of the expected rows; reads the file."""
+    def definitions(self) -> tuple[str, ...]:
+        """Digests of the thresholds and of the expected rows; reads the file."""
         rows = hashlib.blake2b(_serialized(self.opened().rows), digest_size=16)
-        return self._digest(expected=rows.hexdigest(), storage_options=None)
+        return self._digests(expected=rows.hexdigest(), storage_options=None)
 
     @property
     def rows(self) -> pa.Table:

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from vane_dagster.commit.codec import Codec
 from vane_dagster.commit.home import HOME, state_home
 from vane_dagster.errors import ComputeError
 from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY, connect, connect_environment
@@ -104,6 +105,27 @@ class Head:
             and birth(self.raylet_pid) == self.raylet_birth
             and Path(self.session_dir).is_dir()
         )
+
+
+_HEAD_CODEC = Codec(
+    Head,
+    {
+        "address": "address",
+        "pid": "pid",
+        "birth": "birth",
+        "raylet_pid": "raylet_pid",
+        "raylet_birth": "raylet_birth",
+        "session_dir": "session_dir",
+        "token_path": "token_path",
+        "started_at": "started_at",
+        "ray_version": "ray_version",
+        "python_version": "python_version",
+        "prefix": "prefix",
+        "settings": "settings",
+        "name": "name",
+    },
+    read={"settings": tuple},
+)
 
 
 @dataclass(frozen=True)
@@ -245,8 +267,7 @@ class HeadFolder:
         if not self._verify_folder():
             return None
         try:
-            record = json.loads((self.folder / "head.json").read_text())
-            return Head(**{**record, "settings": tuple(record["settings"])})
+            return _HEAD_CODEC.load(json.loads((self.folder / "head.json").read_text()))
         except (OSError, ValueError, TypeError, KeyError):
             # Written by another version of this module, or not at all: `_clean` sees to the rest.
             return None
@@ -441,7 +462,7 @@ class LocalHead(HeadFolder):
         except BaseException:
             end(self.mark)
             raise
-        _write_private(self.folder / "head.json", json.dumps(asdict(head), indent=1))
+        _write_private(self.folder / "head.json", json.dumps(_HEAD_CODEC.record(head), indent=1))
         self._set_idle_minutes(self.idle_minutes)
         return head
 

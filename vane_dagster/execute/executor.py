@@ -166,11 +166,12 @@ def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]
         for stage in stages:
             if partition.stages[stage].done:
                 continue
-            in_force = store.latest(pipeline.name, stage, [partition.key]).get(partition.key)
+            manifest = store.in_force(pipeline.name, stage, partition.key)
+            keys = [(key,) for key in partition.stages[stage].keys]
             condemned = store.condemned(pipeline.name, stage)
             found[stage], _ = stored_parts(
-                store, pipeline, stage, partition.key, partition.stages[stage].keys, in_force,
-                condemned, lambda text: state.emit(Noticed(text)), set(state.parts[index, stage]),
+                store, pipeline, stage, partition.key, keys, manifest, condemned,
+                lambda text: state.emit(Noticed(text)), set(state.parts[index, stage]),
             )  # fmt: skip
         return found
 

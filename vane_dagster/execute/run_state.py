@@ -23,7 +23,7 @@ from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.spending import Spending
 from vane_dagster.execute.work import LoadReport
 from vane_dagster.execute.work_claims import Claims, Group, NoClaims, claim_key, claim_root
-from vane_dagster.plan.definition import pool_identity
+from vane_dagster.plan.definition import VERSION, pool_identity
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.plan.source import content_hash
 
@@ -225,7 +225,7 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info={**self._info, "children": is_one_to_many(spec)},
+            info={**self._info, "children": is_one_to_many(spec), "key_version": VERSION},
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline.keys(stage)),
             reads=spec.upstream,

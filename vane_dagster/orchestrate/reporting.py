@@ -94,6 +94,7 @@ class RunReport:
         self._failed: list[Failed] = []
         self._done: ReadAhead | None = None
         self._before = _logged_before(context)
+        self._definitions: Mapping[str, str] = {}
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, writer, pipeline, partitions)
         self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
@@ -169,7 +170,7 @@ class RunReport:
                     tags={
                         DATA_VERSION: each.name.content,
                         "dagster/data_version_is_user_provided": "true",
-                        "dagster/code_version": code_version(each.manifest.definition),
+                        "dagster/code_version": code_version(self._definitions[stage]),
                         **self._provenance.tags(key, each.partition, versions),
                         **_dimension_tags(each.partition),
                     },
@@ -231,6 +232,7 @@ class RunReport:
         """Tells Dagster which source files the run has found, so that nothing below is stale."""
         self._log.info(str(plan))
         self._done = ReadAhead(self._store, plan)
+        self._definitions = plan.definitions
         if self._source is None:
             return
         listed = {partition.key: partition.found for partition in plan.partitions}

@@ -27,11 +27,15 @@ from vane_dagster.plan.digest import value_digest
 from vane_dagster.plan.files import LocalFiles
 from vane_dagster.plan.inputs import quarantining
 from vane_dagster.plan.objects import unwrapped
+from vane_dagster.providers.registry import built_in_name
 
 _PROMPTS = 1
 """Raised when our providers' answers, or what is made of them, change."""
-_FORMAT = 2
-"""Raised when the meaning of a stage's parameters changes, so that no old part is taken for new."""
+VERSION = 3
+"""Raised when definitions are computed in another way, or parameters come to mean something else.
+
+`versions` says which parts of former versions are kept.
+"""
 
 
 def digest(*values: object) -> str:
@@ -51,7 +55,7 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
-    return digest(_FORMAT, spec.kind, pipeline.id, *_parameters(pipeline, spec))
+    return digest(VERSION, spec.kind, pipeline.id, *_parameters(pipeline, spec))
 
 
 def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
@@ -115,19 +119,18 @@ def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
     """Identity of a stage's provider, and of the user's classes that its recipe needs.
 
     These are part of it, since a worker that has imported one never meets it again once it was
-    edited. Our providers count by their names and a number, so that a new version of this package
+    edited. Our providers count by frozen names and a number, so that a new version of this package
     computes nothing again unless it answers in another way.
     """
-    own = spec.provider.__module__.startswith(f"{__package__.partition('.')[0]}.")
-    name = f"{spec.provider.__module__}.{spec.provider.__qualname__}"
+    name = built_in_name(spec.provider)
     try:
-        classes = [*([] if own else [spec.provider]), *spec.recipe.classes]
+        classes = [*([] if name else [spec.provider]), *spec.recipe.classes]
         found = [code_identity(kind, files=_files(pipeline, spec)) for kind in classes]
     except CodeIdentityError as error:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
     modules = dict.fromkeys(module for one in found for module in one.modules)
     packages = dict.fromkeys(package for one in found for package in one.packages)
-    code = digest(name, _PROMPTS, *(one.digest for one in found))
+    code = digest("provider", name, _PROMPTS, *(one.digest for one in found))
     return CodeIdentity(code, tuple(modules), tuple(packages))
 
 

@@ -15,6 +15,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan import syntax
 from vane_dagster.plan.files import LocalFiles, UnboundedContentError
 from vane_dagster.plan.hashing import combine
+from vane_dagster.plan.library_names import library_name
 from vane_dagster.plan.modules import Module, path_kind
 from vane_dagster.plan.reach import Reach
 from vane_dagster.plan.units import SourceFile, code_digest
@@ -95,7 +96,7 @@ class ObjectEncoder:
     def _library(self, obj: Any, name: str, module: Module | None) -> str:
         if module is None or module.kind == "installed":
             self._reach.package(name)
-        return combine("library", name, getattr(obj, "__qualname__", type(obj).__qualname__))
+        return combine("library", *library_name(obj, name))
 
     def _by_name(self, obj: Any, module: Module) -> str:
         self._reach.name(module, obj.__qualname__.partition(".")[0])

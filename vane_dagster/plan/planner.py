@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from vane_dagster.commit.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.commit.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, WriteSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError
-from vane_dagster.plan.definition import digest, stage_definition
+from vane_dagster.plan.definition import digest
 from vane_dagster.plan.fragment import (
     FragmentRule,
     SourceTable,
@@ -27,11 +27,12 @@ from vane_dagster.plan.fragment import (
 from vane_dagster.plan.inputs import agreed, require_inputs, stages_read
 from vane_dagster.plan.listing import list_source, required
 from vane_dagster.plan.plan import Part, PartitionPlan, RunPlan, StagePlan
-from vane_dagster.plan.retries import FragmentKeys, fragment_keys, has_faults
+from vane_dagster.plan.retries import fragment_keys, has_faults
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_identity, reconcile
 from vane_dagster.plan.stored import Listed, read_as, stored_schema
 from vane_dagster.plan.stored_parts import stored_parts
+from vane_dagster.plan.versions import stage_definitions
 
 _LISTERS = 16
 
@@ -74,8 +75,8 @@ def plan_run(
             else:
                 failed[key] = outcome
     return RunPlan(
-        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at,
+        pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
+        planner.rule, planner.source, planner.warnings, listed_at,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class _Planner:
         self.store = store
         self.force = force
         self.run_id = run_id
-        self.definitions = {s: stage_definition(pipeline, pipeline[s].spec) for s in selected}
+        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
@@ -177,13 +178,13 @@ class _Planner:
             in_force = self.latest[stage].get(key)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             renamed = None if in_force else self._renamed(key, stage, upstream)
-            generation = in_force.generation if in_force else 0
-            generation = renamed[1].generation if renamed else generation
+            found = renamed[1] if renamed else in_force
+            generation = found.generation if found else 0
             generation += self._is_raised(key, stage)
-            known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
-            done = None
-            if in_force and in_force.plan == known[stage] and not in_force.unfinished:
-                done = in_force
+            own = [digest(d, generation, *upstream)[:32] for d in self.definitions[stage]]
+            is_same = found is not None and found.plan in own
+            known[stage] = found.plan if found and is_same else own[0]
+            done = in_force if in_force and is_same and not in_force.unfinished else None
             plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
             plans[stage] = plan
         return plans
@@ -197,8 +198,8 @@ class _Planner:
         for former, names in self.undeclared.items():
             name = names.get(key)
             if name is not None and not name.unfinished:
-                plan = digest(self.definitions[stage], name.generation, *upstream)[:32]
-                if plan == name.plan:
+                own = [digest(d, name.generation, *upstream)[:32] for d in self.definitions[stage]]
+                if name.plan in own:
                     return former, name
         return None
 
@@ -246,28 +247,41 @@ class _Planner:
             )
         schemas = resolve_schemas(self.pipeline, self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
-        keys = self._keys(key, fragments, stages, inputs)
+        keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
+        keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
         expanded = {}
         for stage, plan in stages.items():
-            where = (store, self.pipeline, stage, key, keys[stage].keys)
-            condemned = self._condemned(stage)
-            parts, leaving = stored_parts(*where, plan.former, condemned, self.warnings.append)
-            parts = {**self._former_parts(key, plan, keys[stage].keys), **parts}
+            upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
+            in_force, condemned = self._in_force(key, stage), self._condemned(stage)
+            former = None if self.force else in_force
+            folder = store.parts(name, stage, key)
+            if plan.renamed:
+                former = store.read(name, plan.renamed[0], key, plan.renamed[1])
+                folder = store.parts(name, plan.renamed[0], key)
+            made = (self.definitions[stage], plan.generation, upstream, former, folder, self.retry)
+            own = fragment_keys(*made)
+            where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
+            parts, leaving = stored_parts(*where, self.warnings.append)
+            parts = {**self._former_parts(key, plan, own.keys), **parts}
+            # What is below has the keys of the parts that are there, whichever version's they are.
+            keys[stage] = tuple(
+                parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
+            )
             publisher = publisher_of(self.pipeline[stage].spec, key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
                 plan,
-                keys=keys[stage].keys,
+                keys=keys[stage],
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                mends=keys[stage].mends,
+                mends=own.mends,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
     def _former_parts(
-        self, key: str | None, plan: StagePlan, keys: Sequence[str]
+        self, key: str | None, plan: StagePlan, keys: Sequence[Sequence[str]]
     ) -> dict[int, Part]:
         """The parts that a renamed stage has under its former name, by index of fragment."""
         if plan.renamed is None:
@@ -276,7 +290,7 @@ class _Planner:
         present = folder.names()
         manifest = self.store.read(self.pipeline.name, plan.renamed[0], key, plan.renamed[1])
         known = {part.key: part for part in manifest.parts if part.name in present}
-        return {i: Part(folder, known[k]) for i, k in enumerate(keys) if k in known}
+        return {i: Part(folder, known[k[0]]) for i, k in enumerate(keys) if k[0] in known}
 
     def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
         if not files:
@@ -306,26 +320,3 @@ class _Planner:
             if stage not in self._leaving:
                 self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
             return self._leaving[stage]
-
-    def _keys(
-        self,
-        key: str | None,
-        fragments: Sequence[FragmentRecord],
-        stages: Mapping[str, StagePlan],
-        inputs: Mapping[str, Manifest],
-    ) -> dict[str, FragmentKeys]:
-        known = {SOURCE: tuple(fragment.identity for fragment in fragments)}
-        known |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
-        found = {}
-        for stage in self.selected:
-            generation = stages[stage].generation
-            upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            former = self._in_force(key, stage) if generation and not self.force else None
-            folder = self.store.parts(self.pipeline.name, stage, key)
-            if renamed := stages[stage].renamed:
-                former = self.store.read(self.pipeline.name, renamed[0], key, renamed[1])
-                folder = self.store.parts(self.pipeline.name, renamed[0], key)
-            made = (self.definitions[stage], generation, upstream, former, folder, self.retry)
-            found[stage] = fragment_keys(*made)
-            known[stage] = found[stage].keys
-        return found

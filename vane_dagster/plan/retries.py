@@ -2,7 +2,8 @@
 
 A forced run raises a stage's generation for all of its fragments. A run that tries failed rows
 again raises it too, but fragments without any keep their key and so their part. So the parts of a
-manifest may be of several generations.
+manifest may be of several generations. So they may be of several versions of the algorithm; see
+`versions`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class FragmentKeys:
     """The keys of a stage's fragments.
 
     Attributes:
-        keys: A key for each.
+        keys: For each the keys under which its part may be, the one to compute it under first.
         mends: Former parts of those whose failed rows alone are done again, by index.
     """
 
-    keys: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
     mends: dict[int, Part] = field(default_factory=dict)
 
 
@@ -35,7 +36,7 @@ def has_faults(manifest: Manifest) -> bool:
 
 
 def fragment_keys(
-    definition: str,
+    definitions: Sequence[str],
     generation: int,
     upstream: Sequence[Sequence[str]],
     former: Manifest | None,
@@ -45,33 +46,37 @@ def fragment_keys(
     """The keys of a stage's fragments in a generation.
 
     Args:
-        definition: The stage's.
+        definitions: The stage's, and those of former versions whose parts are taken for the same.
         generation: The stage's in this run.
         upstream: For each stage above the keys of its fragments.
-        former: The manifest in force, whose parts of former generations are kept; None to keep
-            none.
+        former: The manifest in force, whose parts of former generations and versions are kept; None
+            to keep none.
         folder: Where its parts are.
         retry: Whether the failed rows of its parts are done again.
     """
     parts = {part.key: part for part in former.parts} if former else {}
-    keys: list[str] = []
+    keys: list[tuple[str, ...]] = []
     mends: dict[int, Part] = {}
     for above in zip(*upstream):
-        newest = digest(definition, generation, *above)
-        known = _kept(definition, generation, above, parts) or newest
-        if retry and known != newest and parts[known].faults:
+        own = [digest(definition, generation, *above) for definition in definitions]
+        known = _kept(definitions, generation, above, parts) or own[0]
+        if retry and known != own[0] and parts[known].faults:
             mends[len(keys)] = Part(folder, parts[known])
-            known = newest
-        keys.append(known)
+            known = own[0]
+        keys.append(tuple(dict.fromkeys([known, *own])))
     return FragmentKeys(tuple(keys), mends)
 
 
 def _kept(
-    definition: str, generation: int, above: Sequence[str], parts: Mapping[str, PartInfo]
+    definitions: Sequence[str],
+    generation: int,
+    above: Sequence[str],
+    parts: Mapping[str, PartInfo],
 ) -> str | None:
     """The key of the part that is kept of a fragment, of this generation or a former one."""
     for made_in in range(generation, -1, -1) if parts else ():
-        key = digest(definition, made_in, *above)
-        if key in parts:
-            return key
+        for definition in definitions:
+            key = digest(definition, made_in, *above)
+            if key in parts:
+                return key
     return None

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vane_dagster.commit.folders import partition_folder
 from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import ManifestName
+from vane_dagster.commit.manifest import Manifest
 from vane_dagster.commit.publish import STAGING, publisher_of
 from vane_dagster.commit.store import Store, read_part_info
 from vane_dagster.declare.pipeline import Pipeline
@@ -22,8 +22,8 @@ def stored_parts(
     pipeline: Pipeline,
     stage: str,
     partition: str | None,
-    keys: Sequence[str],
-    in_force: ManifestName | None,
+    keys: Sequence[Sequence[str]],
+    manifest: Manifest | None,
     condemned: Collection[str],
     warn: Callable[[str], None],
     known: Collection[int] = (),
@@ -38,8 +38,8 @@ def stored_parts(
         pipeline: The pipeline.
         stage: The stage.
         partition: The partition's key.
-        keys: The fragment keys.
-        in_force: The manifest in force.
+        keys: For each fragment the keys under which its part may be, the first to be preferred.
+        manifest: The manifest in force.
         condemned: Names of the stage's condemned parts, as `Store.condemned` gives them.
         warn: Takes a line about each damaged part, which is passed over.
         known: Indexes of `keys` to leave out.
@@ -53,31 +53,32 @@ def stored_parts(
     if publisher:
         folder, label = publisher.staging, STAGING
     existing = store.existing_parts(folder)
-    manifest = None
-    if in_force:
-        manifest = store.read(pipeline.name, stage, partition, in_force)
     named = {part.name: part for part in manifest.parts} if manifest else {}
-    published = publisher.parts(manifest, keys, store) if publisher else None
+    kept = {part.key for part in named.values()}
+    first = [next((key for key in each if key in kept), each[0]) for each in keys]
+    published = publisher.parts(manifest, first, store) if publisher else None
     found: dict[int, Part] = {}
     leaving = set()
     unread: dict[int, dict[str, Location]] = {}
-    for index, fragment_key in enumerate(keys):
+    for index, candidates in enumerate(keys):
         if index in known:
             continue
-        candidates = existing.get(fragment_key, {})
-        if published is None:
-            staying = {file: place for file, place in candidates.items() if file in named}
-        else:
-            staying = dict(published.get(fragment_key, {}))
-        for file, place in candidates.items():
-            if f"{label}/{file}" not in condemned:
-                staying.setdefault(file, place)
+        staying: dict[str, Location] = {}
+        for key in dict.fromkeys((first[index], *candidates)):
+            staged = existing.get(key, {})
+            if published is None:
+                staying |= {file: place for file, place in staged.items() if file in named}
+            else:
+                staying |= published.get(key, {})
+            for file, place in sorted(staged.items()):
+                if f"{label}/{file}" not in condemned:
+                    staying.setdefault(file, place)
+            if not staying.keys() >= staged.keys():
+                leaving.add(index)
         if in_manifest := [file for file in staying if file in named]:
             found[index] = Part(staying[in_manifest[0]], named[in_manifest[0]])
-            continue
-        if not staying.keys() >= candidates.keys():
-            leaving.add(index)
-        if staying:
+            leaving.discard(index)
+        elif staying:
             unread[index] = staying
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
         read = threads.map(lambda files: _first_whole(files, warn), unread.values())
@@ -87,7 +88,7 @@ def stored_parts(
 
 def _first_whole(candidates: Mapping[str, Location], warn: Callable[[str], None]) -> Part | None:
     """Of several parts for a fragment the first that says what it is; None to make another."""
-    for file in sorted(candidates):
+    for file in candidates:
         try:
             return Part(candidates[file], read_part_info(candidates[file], file))
         except DamagedPartError as error:

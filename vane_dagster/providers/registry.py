@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -12,7 +13,7 @@ from vane_dagster.errors import DefinitionError, names
 
 GROUP = "vane_dagster.providers"
 """The entry-point group under which a package registers its provider class."""
-_OWN = {
+_BUILT_IN = {
     "openai": "vane_dagster.providers.openai:OpenAIProvider",
     "sentence_transformers": (
         "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"
@@ -25,6 +26,23 @@ _OWN = {
 }
 _BY_METHOD = {("vllm", "embed"): "vane_dagster.providers.vllm_embedding:VllmEmbedder"}
 """Classes of their own: an engine of vLLM generates or embeds."""
+_FROZEN = {
+    **{place: name for name, place in _BUILT_IN.items()},
+    _BY_METHOD["vllm", "embed"]: "vllm_embedding",
+}
+"""Names of classes in keys, which stay when a class is moved or renamed; never change one."""
+
+
+def built_in_name(provider: type) -> str | None:
+    """The name by which a class of ours counts in keys; None for a user's own.
+
+    It is found by the class itself, as a user's class may have any name.
+    """
+    for place, name in _FROZEN.items():
+        module, _, attribute = place.partition(":")
+        if getattr(sys.modules.get(module), attribute, None) is provider:
+            return name
+    return None
 
 
 def provider_class(where: str, provider: str | type, method: str = "submit") -> type:
@@ -72,12 +90,12 @@ def _has(provider: Any, method: str) -> bool:
 
 
 def _known() -> list[str]:
-    return sorted({*_OWN, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def _named(where: str, name: str, method: str) -> Any:
-    if name in _OWN:
-        module, _, attribute = _BY_METHOD.get((name, method), _OWN[name]).partition(":")
+    if name in _BUILT_IN:
+        module, _, attribute = _BY_METHOD.get((name, method), _BUILT_IN[name]).partition(":")
         return getattr(importlib.import_module(module), attribute)
     for point in entry_points(group=GROUP):
         if point.name == name:
