@@ -25,12 +25,15 @@ class Made:
         workers: Names of the workers that computed its rows.
         at: Unix time in seconds at which it was written.
         seconds: What the workers took, all together.
+        packages: The installed packages that the user's code imports, as "name==version" on the
+            workers; one in several versions if workers differed.
     """
 
     run_id: str
     workers: tuple[str, ...]
     at: float
     seconds: float
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class PartInfo:
         record = {name: getattr(self, name) for name in _PART_FIELDS}
         record = {name: value for name, value in record.items() if value}
         if self.made:
-            record["made"] = asdict(self.made)
+            made = asdict(self.made)
+            record["made"] = {k: v for k, v in made.items() if v or k != "packages"}
         return {"rows": 0, "id_min": self.id_min, "id_max": self.id_max, **record}
 
     @classmethod
@@ -87,7 +91,8 @@ class PartInfo:
         """Reads what `as_record` wrote."""
         made = record.get("made")
         if made:
-            made = Made(**{**made, "workers": tuple(made["workers"])})
+            packages = tuple(made.get("packages", ()))
+            made = Made(**{**made, "workers": tuple(made["workers"]), "packages": packages})
         return cls(**{**record, "made": made})
 
 
