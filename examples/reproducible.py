@@ -77,10 +77,9 @@ def tell(result: dg.ExecuteInProcessResult) -> None:
     for found in result.get_asset_check_evaluations():
         print(f"{found.check_name} {'passed' if found.passed else 'failed'}: {found.description}")
         if not found.passed:
-            for row in found.metadata["differences"].value.records[:3]:
-                print(
-                    "  id {id}: {column} is stored as {stored}, now {computed}".format(**row.data)
-                )
+            for record in found.metadata["differences"].records[:3]:
+                told = "  id {id}: {column} is stored as {stored}, now {computed}"
+                print(told.format(**record.data))
 
 
 if __name__ == "__main__":

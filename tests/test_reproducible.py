@@ -337,7 +337,7 @@ def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_pa
     options = {"schema": {"n": "BIGINT"}, "on_error": "null", "max_error_rate": 0.5}
     long.map_batches("nulls", length_of_most, checks=given, batch_size=4, **options)
     options = {"schema": {"letter": "VARCHAR"}, "cardinality": "zero_to_many", "id": "letter_id"}
-    words = lengths.map_batches("words", letters, columns=[], checks=given, **options)
+    words = lengths.map_batches("words", letters, columns=["n"], checks=given, **options)
     words.map_batches("upper", upper, schema={"upper": "VARCHAR"}, checks=given)
     docs.join("rows", lengths, words, children="rows", checks=given)
     docs.join("lists", long, words, how="left", children="list", checks=given)

@@ -19,8 +19,12 @@ def distributions(imported: Iterable[str]) -> tuple[str, ...]:
     may have.
     """
     wanted = sorted(set(imported) - {_OWN})  # whose code has numbers of its own in the keys
-    known = _by_module() if wanted else {}
-    return tuple(sorted({package for name in wanted for package in known.get(name, [name])}))
+    own = {name: _package_of_its_name(name) for name in wanted}
+    known = {} if all(own.values()) else _by_module()  # reads what all packages have installed
+    found: set[str] = set()
+    for module, package in own.items():
+        found.update([package] if package else known.get(module, [module]))
+    return tuple(sorted(found))
 
 
 def installed(packages: Iterable[str]) -> tuple[str, ...]:
@@ -86,6 +90,18 @@ def versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
         name, _, version = text.partition("==")
         found.setdefault(name, []).append(version)
     return found
+
+
+def _package_of_its_name(module: str) -> str | None:
+    """The package of a module's name, as it writes it, if it has installed the module."""
+    try:
+        package = importlib.metadata.distribution(module)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    files = f"\n{package.read_text('RECORD') or ''}"
+    named = (package.read_text("top_level.txt") or "").split()
+    owns = module in named or f"\n{module}/" in files or f"\n{module}.py," in files
+    return package.metadata["Name"] if owns else None
 
 
 @functools.lru_cache(maxsize=1)

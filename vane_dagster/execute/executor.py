@@ -8,6 +8,7 @@ from typing import Any
 
 from vane_dagster.commit.packages import distributions
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.asking import AskSpec
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend
@@ -219,9 +220,15 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
             udf.style,
             bundle.digest,
             bundle.payload,
-            distributions(udf_code(plan.pipeline, spec).packages),
+            _packages(plan, spec),
         ),
         archive=bundle.archive,
         env_vars=spec.env_vars,
         upkeep=spec.upkeep,
     )
+
+
+def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
+    """The installed packages whose versions are recorded with what a stage computes."""
+    own = getattr(spec.provider, "PACKAGES", ()) if isinstance(spec, AskSpec) else ()
+    return distributions((*udf_code(plan.pipeline, spec).packages, *own))
