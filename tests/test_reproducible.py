@@ -448,7 +448,7 @@ def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
     assert "source files of 2 of 2 fragments have changed since" in source.description
     assert value(source, "rows") == 0
     assert below.passed, "it reads the part that it was made from"
-    assert value(below, "rows") == 10
+    assert value(below, "rows") == 20
 
 
 def test_a_function_that_fails_now_fails_the_check(tmp_path, checked):

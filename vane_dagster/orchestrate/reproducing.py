@@ -163,7 +163,7 @@ class Reproduction:
             compared = self._compared(check, key, sample, results)
         except VaneError as error:
             text = masked(str(error))
-            described = f"The rows could not be computed again: {text}"
+            described = f"The rows could not be computed again: {text.partition(chr(10))[0]}"
             return _checked(check, False, check.severity, described, {**metadata, "error": text})
         sampled = sample.sampled[key]
         metadata |= {
