@@ -425,13 +425,14 @@ def test_a_function_that_gives_other_results_each_time_is_found(tmp_path, checke
         assert run.success
         names = [each.check_name for each in run.get_asset_check_evaluations()]
         assert "reproducible" not in names, "it is executed alone"
-    found = checked.evaluation(docs, partition="b")
+    found = checked.evaluation(docs, config={"reproduce_partitions": ["b"]})
     assert not found.passed
     assert found.partition == "b"
     assert len(table(found)) == 5
     both = checked.evaluations(docs)
     assert sorted(each.partition for each in both) == ["a", "b"]
-    rows = checked.evaluation(docs, partition="a", config={"reproduce_rows": 8})
+    only = {"reproduce_rows": 8, "reproduce_partitions": ["a"]}
+    rows = checked.evaluation(docs, config=only)
     assert value(rows, "rows") == 8
 
 

@@ -34,6 +34,13 @@ class RunOptions(dg.Config):
         default=False,
         description="Compute the rows again that could not be computed, and what lies below them.",
     )
+    reproduce_partitions: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Partitions of which a Reproducible check computes rows again. Default: those of the "
+            "run; four at random, if it names none."
+        ),
+    )
     reproduce_rows: int | None = Field(
         default=None,
         ge=1,
@@ -93,6 +100,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 compute,
                 check=lambda: _check_is_wanted(context),
                 priority=_priority(context.run),
+                partitions=config.reproduce_partitions,
                 rows=config.reproduce_rows,
                 seed=config.reproduce_seed,
             ).evaluate(checks, judging)

@@ -215,7 +215,7 @@ def evaluate_alone(
         chosen = {dg.AssetCheckKey(stage.key, c.name) for c in pipeline.checks(stage.name)} & checks
         if not chosen or stage.key in context.selected_asset_keys:
             continue
-        manifests = stored_manifests(context, pipeline, store, stage)
+        manifests = stored_manifests(pipeline, store, stage, run_partitions(context))
         for partition, manifest in manifests.items():
             results = judging.results(manifest)
             wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
@@ -225,16 +225,20 @@ def evaluate_alone(
         raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
 
 
+def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
+    """The partitions that a run names; None if it names none."""
+    named = context.has_partition_key or context.has_partition_key_range
+    return list(context.partition_keys) if named else None
+
+
 def stored_manifests(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store, stage: Stage
+    pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
 ) -> dict[str | None, Manifest]:
-    """A stage's manifests of the run's partitions; without any, of all that were materialized.
+    """A stage's manifests in force of some partitions; of None, of all that were materialized.
 
     Raises:
         StoreError: If one was never materialized.
     """
-    named = context.has_partition_key or context.has_partition_key_range
-    partitions = list(context.partition_keys) if named else None
     manifests = find(store, stage.key.path, partitions)
     if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
         which = f", partition {names(missing)}," if isinstance(missing, list) else ""

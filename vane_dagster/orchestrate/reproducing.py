@@ -28,7 +28,7 @@ from vane_dagster.execute.events import (
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.recomputing import Compared, compare_sample, delete_parts
 from vane_dagster.masking import masked
-from vane_dagster.orchestrate.check_events import CheckLog, stored_manifests
+from vane_dagster.orchestrate.check_events import CheckLog, run_partitions, stored_manifests
 from vane_dagster.orchestrate.resources import Compute
 from vane_dagster.orchestrate.runner import recompute
 from vane_dagster.plan.plan import Part
@@ -78,6 +78,7 @@ class Reproduction:
         compute: Where they are computed.
         check: Called every few seconds; what it raises stops the run.
         priority: Where runs compete for workers, the one with the highest goes first.
+        partitions: The partitions that are sampled, in place of the run's.
         rows: Rows of each partition, in place of a check's own.
         seed: Chooses the rows; None for others each time.
     """
@@ -88,6 +89,7 @@ class Reproduction:
     compute: Compute
     check: Callable[[], None]
     priority: int = 0
+    partitions: Sequence[str] = ()
     rows: int | None = None
     seed: int | None = None
 
@@ -134,8 +136,8 @@ class Reproduction:
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """The partitions of the run, or some of all if it names none."""
-        manifests = stored_manifests(self.context, self.pipeline, self.store, stage)
-        named = self.context.has_partition_key or self.context.has_partition_key_range
+        named = list(self.partitions) or run_partitions(self.context)
+        manifests = stored_manifests(self.pipeline, self.store, stage, named)
         if named or len(manifests) <= MOST_PARTITIONS:
             return manifests
         keys = random.Random(seed).sample(list(manifests), MOST_PARTITIONS)
