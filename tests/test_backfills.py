@@ -264,7 +264,7 @@ def test_backfill_is_one_run_with_an_event_a_partition(dev):
         counts = [found[key]["metadata"]["dagster/partition_row_count"] for key in keys]
         assert counts == [4, 5, 6]
     assert _passed(dev, "days/doubles", keys) == {
-        "ids_complete": True, "error_rate": True, "null_rate": True
+        "ids_complete": True, "error_rate": True, "packages_unchanged": True, "null_rate": True
     }  # fmt: skip
     assert _passed(dev, "days/kept", keys) == {"ids_complete": True, "error_rate": True}
     for rows, key in enumerate(keys, start=4):
@@ -555,6 +555,7 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
     assert dev.checks("judged/doubles") == {
         "ids_complete": dict.fromkeys("abc", "SUCCEEDED"),
         "error_rate": dict.fromkeys("abc", "SUCCEEDED"),
+        "packages_unchanged": dict.fromkeys("abc", "SUCCEEDED"),
         "null_rate": {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"},
     }
     below = {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"}

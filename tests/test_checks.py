@@ -47,11 +47,12 @@ def test_defaults_follow_what_a_stage_makes():
         return [check.name for check in defaults_for(*args)]
 
     always = ["ids_complete", "error_rate"]
+    calls = [*always, "packages_unchanged"]
     made = pa.schema(list(SCHEMA)[1:])
-    assert named(made, "map_batches", False) == [*always, "null_rate", "vectors", "text"]
+    assert named(made, "map_batches", False) == [*calls, "null_rate", "vectors", "text"]
     lists = pa.schema({"v": pa.list_(pa.float32()), "n": pa.list_(pa.int32(), 3)})
-    assert named(lists, "map_batches", False) == [*always, "null_rate"]
-    assert named(pa.schema([]), "map_batches", False) == always
+    assert named(lists, "map_batches", False) == [*calls, "null_rate"]
+    assert named(pa.schema([]), "map_batches", False) == calls
     assert named(None, "project", False) == [*always, "null_rate"]
     assert named(made, "join", False) == always
     assert named(made, "join", True) == [*always, "null_rate"]
@@ -71,12 +72,13 @@ def test_given_checks_replace_defaults_and_off_removes_them():
     assert [check.name for check in merged] == [
         "ids_complete",
         "error_rate",
+        "packages_unchanged",
         "null_rate",
         "vectors",
         "drift_score",
         "drift_text",
     ]
-    assert merged[2] == c.NullRate(0.1, blocking=True)
+    assert merged[3] == c.NullRate(0.1, blocking=True)
 
 
 @pytest.mark.parametrize(

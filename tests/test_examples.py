@@ -39,6 +39,8 @@ PRINTED = {
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
     "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
+    "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"
+    r"reproducible failed: \d+ of 20 rows .* ids \d+.*id \d+: euros is stored as \d+\.\d+, now",
     "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
     "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
     "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",

@@ -112,13 +112,14 @@ def test_every_stage_has_checks_for_each_partition_with_numbers(tmp_path, runs):
     result = runs(pipeline(tmp_path), "a", "b")
     assert result.success
     found = evaluations(result, runs.instance)
+    always = ["ids_complete", "error_rate"]
     assert set(found) == {
         (stage, name, key)
         for key in "ab"
         for stage, names in {
-            "vectors": ["ids_complete", "error_rate", "null_rate", "vectors", "text"],
-            "labels": ["ids_complete", "error_rate"],
-            "out": ["ids_complete", "error_rate"],
+            "vectors": [*always, "packages_unchanged", "null_rate", "vectors", "text"],
+            "labels": always,
+            "out": always,
         }.items()
         for name in names
     }
@@ -139,7 +140,7 @@ def test_thresholds_are_set_on_the_stage_and_checks_turned_off(tmp_path, runs):
     given = [checks.NullRate(0.1), checks.Off("vectors"), checks.Text(name="words")]
     found = evaluations(runs(pipeline(tmp_path, given, below=False), "a"), runs.instance)
     assert {name for _, name, _ in found} == {
-        "ids_complete", "error_rate", "null_rate", "text", "words",
+        "ids_complete", "error_rate", "packages_unchanged", "null_rate", "text", "words",
     }  # fmt: skip
     failed = found["vectors", "null_rate", "a"]
     assert not failed.passed

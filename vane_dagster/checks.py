@@ -1,13 +1,23 @@
 """Checks of a stage's rows, for ``checks=[...]``: thresholds of those by default, and more.
 
-Every stage has `IdsComplete` and `ErrorRate`; one that makes columns has `NullRate`, and `Vectors`
-and `Text` where there are any. A check that is given replaces the default of its name; `Off`
-removes it.
+Every stage has `IdsComplete` and `ErrorRate`; one that runs a function or a model has
+`PackagesUnchanged`; one that makes columns has `NullRate`, and `Vectors` and `Text` where there are
+any. A check that is given replaces the default of its name; `Off`
+removes it. `Reproducible`, which computes rows again, is evaluated when it is executed, all others
+when a partition is committed.
 """
 
 from vane_dagster.declare.check import Check, CheckLike, Off
-from vane_dagster.declare.checks import ErrorRate, IdsComplete, NullRate, Text, Vectors
+from vane_dagster.declare.checks import (
+    ErrorRate,
+    IdsComplete,
+    NullRate,
+    PackagesUnchanged,
+    Text,
+    Vectors,
+)
 from vane_dagster.declare.comparisons import Drift, Golden
+from vane_dagster.declare.reproducible import Reproducible
 
 __all__ = [
     "Check",
@@ -15,9 +25,11 @@ __all__ = [
     "IdsComplete",
     "ErrorRate",
     "NullRate",
+    "PackagesUnchanged",
     "Vectors",
     "Text",
     "Drift",
     "Golden",
+    "Reproducible",
     "Off",
 ]

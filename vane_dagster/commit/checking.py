@@ -13,9 +13,17 @@ from vane_dagster.commit.drift import drift
 from vane_dagster.commit.golden import golden
 from vane_dagster.commit.manifest import CheckResult, Manifest
 from vane_dagster.commit.measures import Measures, measure, merge_measures
+from vane_dagster.commit.packages import changed, versions
 from vane_dagster.commit.subject import Finding, Subject, batches
 from vane_dagster.declare.check import Check
-from vane_dagster.declare.checks import ErrorRate, IdsComplete, NullRate, Text, Vectors
+from vane_dagster.declare.checks import (
+    ErrorRate,
+    IdsComplete,
+    NullRate,
+    PackagesUnchanged,
+    Text,
+    Vectors,
+)
 from vane_dagster.declare.comparisons import Drift, Golden
 from vane_dagster.declare.kinds import is_floats, is_text
 from vane_dagster.errors import SchemaError, names
@@ -44,13 +52,16 @@ def verdicts(checks: Iterable[Check], manifest: Manifest) -> dict[str, CheckResu
     """The results in a manifest, by name, of checks that are still defined as they were.
 
     Results of a former version of the definition are kept, as `Check.definitions` says. One that
-    has raised is not among them, so that it is evaluated again.
+    has raised is not among them, so that it is evaluated again, nor is one that tells of the
+    present.
     """
     stored = {result.name: result for result in manifest.checks}
     return {
         check.name: stored[check.name]
         for check in checks
-        if check.name in stored and stored[check.name].definition in _definitions(check)
+        if check.lasting
+        and check.name in stored
+        and stored[check.name].definition in _definitions(check)
     }
 
 
@@ -119,6 +130,22 @@ def _error_rate(check: ErrorRate, subject: Subject) -> Finding:
     )
 
 
+def _packages_unchanged(check: PackagesUnchanged, subject: Subject) -> Finding:
+    parts = subject.manifest.parts
+    found = changed(parts, subject.run_id)
+    metadata: dict[str, Any] = {"packages": len(versions(parts)), "changed": len(found)}
+    told = []
+    for each in found:
+        then, now = " and ".join(each.then), " and ".join(each.now)
+        metadata |= {f"then/{each.name}": then, f"now/{each.name}": now}
+        share = f"{each.parts:,} of {len(parts):,} fragments"
+        told.append(f"{each.name} is {now} and was {then} when {share} were computed")
+    if told:
+        return Finding(False, _first(told), metadata)
+    described = "Packages have the versions that the rows were computed with"
+    return Finding(True, described, metadata)
+
+
 def _null_rate(check: NullRate, subject: Subject) -> Finding:
     columns = _columns(subject, check.columns)
     measures, rows = _measured(subject, columns), subject.manifest.rows
@@ -182,6 +209,7 @@ def _vectors(check: Vectors, subject: Subject) -> Finding:
 _FINDERS: Mapping[type[Check], Callable[[Any, Subject], Finding]] = {
     IdsComplete: _ids_complete,
     ErrorRate: _error_rate,
+    PackagesUnchanged: _packages_unchanged,
     NullRate: _null_rate,
     Text: _text,
     Vectors: _vectors,

@@ -31,12 +31,15 @@ class Made:
         workers: Names of the workers that computed its rows.
         at: Unix time in seconds at which it was written.
         seconds: What the workers took, all together.
+        packages: The installed packages that the user's code imports, as "name==version" on the
+            workers; one in several versions if workers differed.
     """
 
     run_id: str
     workers: tuple[str, ...]
     at: float
     seconds: float
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -338,8 +341,14 @@ def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _MADE_CODEC = Codec(
     Made,
-    {"run_id": "run_id", "workers": "workers", "at": "at", "seconds": "seconds"},
-    read={"workers": tuple},
+    {
+        "run_id": "run_id",
+        "workers": "workers",
+        "at": "at",
+        "seconds": "seconds",
+        "packages": "packages",
+    },
+    read={"workers": tuple, "packages": tuple},
 )
 _PART_CODEC = Codec(
     PartInfo,

@@ -27,12 +27,14 @@ class Subject:
         id: The column that identifies a row.
         dataset: Opens its rows.
         previous: Names and opens the stage in the previous partition, or returns None.
+        run_id: The run that asks; empty outside of one.
     """
 
     manifest: Manifest
     id: str
     dataset: Callable[[], ds.Dataset]
     previous: Callable[[], tuple[str, ds.Dataset] | None] = lambda: None
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

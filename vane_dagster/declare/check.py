@@ -53,6 +53,10 @@ class Check:
     """Raised when the same thresholds come to mean something else, so that it is evaluated anew."""
     compares: ClassVar[bool] = False
     """Whether it looks at the previous partition, which has to be committed first."""
+    lasting: ClassVar[bool] = True
+    """Whether what it found once holds as long as rows and thresholds stay the same."""
+    at_commit: ClassVar[bool] = True
+    """Whether it is evaluated when a partition is committed; else only when it is executed."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

@@ -29,6 +29,7 @@ __all__ = [
     "IdsComplete",
     "NullRate",
     "Off",
+    "PackagesUnchanged",
     "Text",
     "Vectors",
     "defaults_for",
@@ -206,6 +207,25 @@ class Text(Check):
         self._require(schema, culprit, self.columns, is_text, "texts")
 
 
+@dataclass(frozen=True)
+class PackagesUnchanged(Check):
+    """Rows that are kept were computed with the versions of packages that there are now.
+
+    Versions are no part of a fragment key, so that an upgrade recomputes nothing by itself. Those
+    of the packages that the stage's code imports are recorded with each part, as the workers have
+    them. With `Reproducible` it shows whether an upgrade makes a difference.
+    """
+
+    name: str = field(default="packages_unchanged", kw_only=True)
+    severity: Severity = field(default="WARN", kw_only=True)
+
+    lasting: ClassVar[bool] = False
+
+    @property
+    def description(self) -> str:
+        return "Packages that the code imports have the versions that the rows were computed with"
+
+
 def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -> tuple[Check, ...]:
     """The checks of a stage: those given replace defaults of the same name, `Off` removes one.
 
@@ -256,6 +276,8 @@ def defaults_for(
         max_error_rate: The largest share of rows that may be quarantined.
     """
     found: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
+    if kind == "map_batches":
+        found.append(PackagesUnchanged())
     if kind == "write" or (kind == "join" and not nullable):
         return tuple(found)
     if columns is None or len(columns):

@@ -17,6 +17,7 @@ from vane_dagster.declare.stage import (
     ProjectSpec,
     StageSpec,
 )
+from vane_dagster.errors import DefinitionError
 
 if TYPE_CHECKING:
     from vane_dagster.declare.pipeline import Pipeline
@@ -64,6 +65,11 @@ def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Che
     left = isinstance(spec, JoinSpec) and spec.how == "left"
     rate = spec.failures.max_error_rate if isinstance(spec, MapBatchesSpec) else 0.0
     checks = merge(defaults_for(known, spec.kind, left, rate), spec.asset.checks, culprit)
+    if spec.kind == "write" and (late := [check for check in checks if not check.at_commit]):
+        raise DefinitionError(
+            f"{culprit}: check {late[0].name!r} computes rows again, and a write stage computes "
+            "none; give it to the stage that is published"
+        )
     if known is not None and isinstance(spec, MapBatchesSpec):
         carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
         for check in checks:

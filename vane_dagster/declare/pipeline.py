@@ -17,6 +17,7 @@ from vane_dagster.declare.arguments import (
 from vane_dagster.declare.check import Check
 from vane_dagster.declare.columns import stage_checks
 from vane_dagster.declare.keys import Key, Keys, stage_keys
+from vane_dagster.declare.reproducible import Reproducible
 from vane_dagster.declare.rows import Rows
 from vane_dagster.declare.source import ParquetSource, Source, as_source, check_url
 from vane_dagster.declare.stage import (
@@ -148,8 +149,12 @@ class Pipeline(Rows):
         return self._keys[node]
 
     def checks(self, stage: str) -> tuple[Check, ...]:
-        """The checks of a stage."""
-        return self._checks[stage]
+        """The checks of a stage that are evaluated when a partition is committed."""
+        return tuple(check for check in self._checks[stage] if check.at_commit)
+
+    def reproducible(self, stage: str) -> tuple[Reproducible, ...]:
+        """The checks of a stage that compute rows again, whenever they are executed."""
+        return tuple(check for check in self._checks[stage] if isinstance(check, Reproducible))
 
     def join(
         self,

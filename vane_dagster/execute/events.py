@@ -9,7 +9,7 @@ from typing import Union
 from vane_dagster.commit.manifest import Manifest, ManifestName
 from vane_dagster.errors import VaneError
 from vane_dagster.execute.work import LoadReport
-from vane_dagster.plan.plan import RunPlan
+from vane_dagster.plan.plan import Part, RunPlan
 
 
 @dataclass
@@ -159,6 +159,19 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """The sampled rows of a stage's partition are computed; the parts are not committed.
+
+    Attributes:
+        parts: A part for each fragment of the sample.
+    """
+
+    stage: str
+    partition: str | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class Unchanged:
     """A stage's partition was in force already."""
 
@@ -186,6 +199,7 @@ Event = Union[
     Waiting,
     Progress,
     Committed,
+    Recomputed,
     Unchanged,
     Failed,
     Writing,

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vane_dagster.commit.packages import distributions
 from vane_dagster.commit.store import Store
+from vane_dagster.declare.asking import AskSpec
 from vane_dagster.declare.stage import MapBatchesSpec
 from vane_dagster.execute.admission import pack_waves
 from vane_dagster.execute.backend import IO_POOL, Backend
@@ -29,7 +31,7 @@ from vane_dagster.execute.stream import Stream
 from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
 from vane_dagster.execute.work_claims import Claims, NoClaims
-from vane_dagster.plan.definition import pool_identity
+from vane_dagster.plan.definition import pool_identity, udf_code
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.shipping import CodeBundle
 from vane_dagster.plan.stored_parts import stored_parts
@@ -141,7 +143,8 @@ def _compute(
         if not state.fragments_left(stages):  # what is above them failed
             continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
-        claimed = _merged(own, min(capacity.cpus, state.fragments_left(stages)))
+        readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
+        claimed = _merged(own, readers)
         labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
@@ -205,14 +208,28 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
     assert isinstance(spec, MapBatchesSpec)
     udf, cpus = spec.udf, checked.capacity.cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
+    workers = spec.concurrency or (1, max(1, useful))
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
-        workers=spec.concurrency or (1, max(1, useful)),
+        workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for some rows
         bundle=spec.resources.bundle(),
         slots=2 if udf.is_async else 1,
-        model=ModelSpec(udf.name, udf.stateful, udf.style, bundle.digest, bundle.payload),
+        model=ModelSpec(
+            udf.name,
+            udf.stateful,
+            udf.style,
+            bundle.digest,
+            bundle.payload,
+            _packages(plan, spec),
+        ),
         archive=bundle.archive,
         env_vars=spec.env_vars,
         upkeep=spec.upkeep,
     )
+
+
+def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
+    """The installed packages whose versions are recorded with what a stage computes."""
+    own = getattr(spec.provider, "PACKAGES", ()) if isinstance(spec, AskSpec) else ()
+    return distributions((*udf_code(plan.pipeline, spec).packages, *own))

@@ -6,6 +6,7 @@ another.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from vane_dagster import failpoints
 from vane_dagster.commit.manifest import Made, PartInfo
+from vane_dagster.commit.packages import installed
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
 from vane_dagster.declare.upkeep import Upkeep
@@ -63,6 +65,7 @@ class Host:
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
+        self._packages: tuple[str, ...] = ()
         self._upkeep = Upkeep()
         self.startup = Startup()
         self.served = 0
@@ -92,6 +95,7 @@ class Host:
                 with self.startup.watched(upkeep.startup_timeout_s):
                     if model is not None:
                         self._caller = Caller(model, _construct(model, archive))
+                        self._packages = installed(model.packages)
                     else:
                         connection()
                 _check_size(model, upkeep)
@@ -175,7 +179,10 @@ class Host:
         inputs = [relational.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
             assert self._caller is not None, "a worker without a model was given a call"
-            return self._caller.call(op, inputs[0], work, lambda: work.lease in self._revoked)
+            revoked = functools.partial(self._revoked.__contains__, work.lease)
+            rows, facts = self._caller.call(op, inputs[0], work, revoked)
+            facts["tally"] = replace(facts["tally"], packages=self._packages)
+            return rows, facts
         if isinstance(op, Join):
             table, given = relational.join(op, inputs, work)
             return table, {"tally": Tally(given, given - table.num_rows)}
@@ -206,7 +213,8 @@ class Host:
         assert work.target is not None
         aside = "" if faults is None else write_faults(work.target.folder, work.target.key, faults)
         seconds = tally.seconds + time.perf_counter() - started
-        made = Made(work.run_id, tally.workers or (work.worker,), time.time(), seconds)
+        workers = tally.workers or (work.worker,)
+        made = Made(work.run_id, workers, time.time(), seconds, tally.packages)
         return write_part(
             table,
             work.target,

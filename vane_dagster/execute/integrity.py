@@ -7,7 +7,6 @@ own work: that all of a fragment's rows went through.
 from __future__ import annotations
 
 from vane_dagster.commit.writer import read_part
-from vane_dagster.declare.keys import join_shape
 from vane_dagster.declare.stage import (
     SOURCE,
     JoinSpec,
@@ -22,6 +21,7 @@ from vane_dagster.execute.fragment_run import FragmentRun
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.work import Report
+from vane_dagster.plan.inputs import base_node
 from vane_dagster.plan.plan import Part
 
 _MOST_IDS = 6
@@ -37,9 +37,11 @@ class RowCounts:
     def violation(self, run: FragmentRun, spec: StageSpec, part: Part) -> VaneError | None:
         """What is wrong with a part's counts; it is removed then, so that nothing builds on it."""
         info = part.info
-        base = self._base(spec)
+        base = base_node(self._pipeline, spec)
         above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
         expected = above.info.rows if above else run.fragment.stop - run.fragment.start
+        sample = self._state.plan.partitions[run.partition].sample
+        expected = len(sample[run.index]) if sample else expected
         passed = info.rows_in - info.filtered - info.quarantined
         many = is_one_to_many(spec)
         if (
@@ -73,12 +75,6 @@ class RowCounts:
             f"{culprit}: {faults} of at most {rows} rows of the partition failed, more than "
             f"max_error_rate allows. The last: {told}"
         )
-
-    def _base(self, spec: StageSpec) -> str:
-        if not isinstance(spec, JoinSpec):
-            return spec.upstream[0]
-        keys = {node: self._pipeline.keys(node) for node in spec.upstream}
-        return join_shape(spec, keys, spec.name).base
 
     def _missing_ids(self, spec: StageSpec, part: Part, base: str, above: Part) -> str:
         """Ids that are in what the part was made from and not in the part, or the reverse."""

@@ -31,10 +31,14 @@ class Judge:
         store: Where the rows are.
         earlier: Partitions before one, for checks that compare with the one before. Default: none
             are known.
+        run_id: The run, whose own parts tell what its workers have.
     """
 
-    def __init__(self, pipeline: Pipeline, store: Store, earlier: Earlier = _nothing) -> None:
+    def __init__(
+        self, pipeline: Pipeline, store: Store, earlier: Earlier = _nothing, run_id: str = ""
+    ) -> None:
         self._pipeline, self._store, self._earlier = pipeline, store, earlier
+        self._run_id = run_id
 
     def results(self, manifest: Manifest) -> tuple[CheckResult, ...]:
         """What the checks of the manifest's stage find.
@@ -48,6 +52,7 @@ class Judge:
             id=self._pipeline[manifest.stage].id,
             dataset=lambda: self._dataset(manifest),
             previous=lambda: self._previous(manifest),
+            run_id=self._run_id,
         )
         new = evaluate([check for check in checks if check.name not in known], subject)
         known |= {result.name: result for result in new}

@@ -56,7 +56,15 @@ class HeldRows:
     stop: int | None = None
 
 
-Rows = Union[FileRows, PartRows, HeldRows]
+@dataclass(frozen=True)
+class SampledRows:
+    """Some rows of a file or a part, by their places."""
+
+    rows: Union[FileRows, PartRows]
+    places: tuple[int, ...]
+
+
+Rows = Union[FileRows, PartRows, HeldRows, SampledRows]
 
 
 @dataclass(frozen=True)

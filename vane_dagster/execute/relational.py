@@ -29,6 +29,7 @@ from vane_dagster.execute.operations import (
     Project,
     Quarantined,
     Rows,
+    SampledRows,
 )
 from vane_dagster.execute.scan import scan, scan_projected
 from vane_dagster.execute.work import Work
@@ -41,6 +42,8 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
         return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
     if isinstance(rows, FileRows):
         return scan(rows, work)
+    if isinstance(rows, SampledRows):
+        return resolve(rows.rows, tables, work).take(pa.array(rows.places, pa.int64()))
     return read_part(rows.folder, rows.name, rows.columns)
 
 

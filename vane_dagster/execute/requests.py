@@ -47,9 +47,10 @@ from vane_dagster.execute.operations import (
     Reject,
     Restore,
     Rows,
+    SampledRows,
 )
 from vane_dagster.execute.work import Work
-from vane_dagster.plan.inputs import quarantining
+from vane_dagster.plan.inputs import base_node, quarantining
 from vane_dagster.plan.plan import Part, RunPlan
 
 _Inputs = tuple[Rows, ...]
@@ -139,9 +140,10 @@ class Requests:
         faults = Faults(former.folder, info.faults)
         op = Mend(faults, keys[1] if is_one_to_many(spec) else keys[0], given)
         again = node.tally
+        before = info.made.packages if info.made else ()
         tally = replace(
             again, rows_in=info.rows_in, filtered=info.filtered + again.filtered,
-            workers=again.workers or (worker,),
+            workers=again.workers or (worker,), packages=tuple(sorted({*before, *again.packages})),
         )  # fmt: skip
         inputs = (PartRows(former.folder, info.name), read, *rows)
         return self._part(run, node, worker, op, inputs, tally=tally)
@@ -256,11 +258,23 @@ class Requests:
             fragment, options = run.fragment, self._plan.source.storage_options
             file = self._plan.partitions[run.partition].listed[fragment.url]
             span, id = (fragment.start, fragment.stop), self._pipeline.id
-            return FileRows(fragment.url, *span, schema, file, id, options), []
+            rows: FileRows | PartRows
+            rows = FileRows(fragment.url, *span, schema, file, id, options)
+            return self._sampled(run, node, upstream, rows), []
         if (held := run.nodes.get(upstream)) is not None and held.table is not None:
             return HeldRows(position), [held.table]
         part = self._parts[run.partition, upstream][run.index]
-        return PartRows(part.folder, part.info.name, columns), []
+        rows = PartRows(part.folder, part.info.name, columns)
+        return self._sampled(run, node, upstream, rows), []
+
+    def _sampled(
+        self, run: FragmentRun, node: Node, upstream: str, rows: FileRows | PartRows
+    ) -> Rows:
+        """The rows that a stage is based on, where some of them alone are computed."""
+        sample = self._plan.partitions[run.partition].sample
+        if not sample or upstream != base_node(self._pipeline, node.spec):
+            return rows
+        return SampledRows(rows, sample[run.index])
 
     def _upstream_schema(self, run: FragmentRun, spec: StageSpec, upstream: str) -> pa.Schema:
         """The schema of what a stage reads of an upstream."""

@@ -18,7 +18,14 @@ from vane_dagster.declare.checks import ErrorRate
 from vane_dagster.declare.columns import column_lineage
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
 from vane_dagster.errors import VaneError
-from vane_dagster.execute.events import Committed, Event, Failed, StageStats, Unchanged
+from vane_dagster.execute.events import (
+    Committed,
+    Event,
+    Failed,
+    Recomputed,
+    StageStats,
+    Unchanged,
+)
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.spending import Spending
 from vane_dagster.execute.work import LoadReport
@@ -171,6 +178,8 @@ class RunState:
 
     def most_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail, where it has as many as the source."""
+        if sample := self.plan.partitions[index].sample:
+            return sum(map(len, sample.values()))
         rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
         return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
 
@@ -195,6 +204,10 @@ class RunState:
                 if self._waits_for_former(index, stage):
                     continue
                 self._queued.add((index, stage))
+                if partition.sample:
+                    made = tuple(part for _, part in sorted(self.parts[index, stage].items()))
+                    self.emit(Recomputed(stage, partition.key, made))
+                    continue
                 self._committer.put(self._commit(index, partition, stage, above))
                 self._commit_complete(index + 1)  # which may have waited for this
 

@@ -29,6 +29,7 @@ class Tally:
         workers: Names of the workers that computed them.
         seconds: Time that they took, all together.
         wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+        packages: The installed packages that the user's code imports, as "name==version".
     """
 
     rows_in: int = 0
@@ -38,6 +39,7 @@ class Tally:
     workers: tuple[str, ...] = ()
     seconds: float = 0.0
     wasted: Counter[str] = field(default_factory=Counter)
+    packages: tuple[str, ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -48,6 +50,7 @@ class Tally:
             tuple(dict.fromkeys((*self.workers, *other.workers))),
             self.seconds + other.seconds,
             self.wasted + other.wasted,
+            tuple(sorted({*self.packages, *other.packages})),
         )
 
 
@@ -180,6 +183,7 @@ class ModelSpec:
         style: How a call answers; see `declare.udf`.
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
+        packages: The installed packages that the code imports, whose versions parts record.
     """
 
     label: str
@@ -187,6 +191,7 @@ class ModelSpec:
     style: str
     code: str
     payload: bytes = field(repr=False)
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vane_dagster.orchestrate.check_events import CheckLog, check_specs, evaluat
 from vane_dagster.orchestrate.event_writer import EventWriter
 from vane_dagster.orchestrate.observing import SourceLog, observe
 from vane_dagster.orchestrate.reporting import LOGGED_ALREADY, RunReport
+from vane_dagster.orchestrate.reproducing import Reproduction
 from vane_dagster.orchestrate.resources import Compute, FragmentStore
 from vane_dagster.orchestrate.runner import run_pipeline
 from vane_dagster.orchestrate.specs import source_spec, stage_key, stage_spec
@@ -32,6 +33,23 @@ class RunOptions(dg.Config):
     retry_quarantined: bool = Field(
         default=False,
         description="Compute the rows again that could not be computed, and what lies below them.",
+    )
+    reproduce_partitions: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Partitions of which a Reproducible check computes rows again. Default: those of the "
+            "run; four at random, if it names none."
+        ),
+    )
+    reproduce_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rows of each partition that a Reproducible check computes again.",
+    )
+    reproduce_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Chooses these rows, as a former evaluation tells. Default: others each time.",
     )
 
 
@@ -75,6 +93,17 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         checks = CheckLog(context, writer, pipeline)
         try:
             evaluate_alone(context, checks, pipeline, opened, judging)
+            Reproduction(
+                context,
+                pipeline,
+                opened,
+                compute,
+                check=lambda: _check_is_wanted(context),
+                priority=_priority(context.run),
+                partitions=config.reproduce_partitions,
+                rows=config.reproduce_rows,
+                seed=config.reproduce_seed,
+            ).evaluate(checks, judging)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error
         selected = {key.path[-1] for key in context.selected_asset_keys}

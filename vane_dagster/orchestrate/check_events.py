@@ -9,10 +9,10 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.commit.manifest import CheckResult
+from vane_dagster.commit.manifest import CheckResult, Manifest
 from vane_dagster.commit.reading import find
 from vane_dagster.commit.store import Store
-from vane_dagster.declare.pipeline import Pipeline
+from vane_dagster.declare.pipeline import Pipeline, Stage
 from vane_dagster.errors import StoreError, VaneError, names
 from vane_dagster.execute.judging import Earlier, Judge
 from vane_dagster.orchestrate.event_log import Target
@@ -33,7 +33,7 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
                 partitions_def=pipeline.partitions_def,
             )
             for stage in pipeline
-            for check in pipeline.checks(stage.name)
+            for check in (*pipeline.checks(stage.name), *pipeline.reproducible(stage.name))
         ]
 
 
@@ -192,7 +192,7 @@ def told_blocked(found: Sequence[Blocked]) -> str:
 
 def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:
     """What evaluates checks, with the partitions in the order that Dagster has them in."""
-    return Judge(pipeline, store, _earlier(context, pipeline))
+    return Judge(pipeline, store, _earlier(context, pipeline), context.run.run_id)
 
 
 def evaluate_alone(
@@ -211,19 +211,11 @@ def evaluate_alone(
         dg.Failure: If a blocking check failed, as Dagster does; it gates all that is selected.
     """
     checks = context.selected_asset_check_keys
-    chosen = {key.asset_key for key in checks}
-    named = context.has_partition_key or context.has_partition_key_range
-    partitions = list(context.partition_keys) if named else None
     for stage in pipeline:
-        if stage.key not in chosen - context.selected_asset_keys:
+        chosen = {dg.AssetCheckKey(stage.key, c.name) for c in pipeline.checks(stage.name)} & checks
+        if not chosen or stage.key in context.selected_asset_keys:
             continue
-        manifests = find(store, stage.key.path, partitions)
-        if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
-            which = f", partition {names(missing)}," if isinstance(missing, list) else ""
-            raise StoreError(
-                f"stage '{pipeline.name}/{stage.name}'{which} was never materialized, so there is "
-                "nothing to check; materialize it first"
-            )
+        manifests = stored_manifests(pipeline, store, stage, run_partitions(context))
         for partition, manifest in manifests.items():
             results = judging.results(manifest)
             wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
@@ -231,6 +223,30 @@ def evaluate_alone(
         log.flush()
     if log.blocked:
         raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
+
+
+def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
+    """The partitions that a run names; None if it names none."""
+    named = context.has_partition_key or context.has_partition_key_range
+    return list(context.partition_keys) if named else None
+
+
+def stored_manifests(
+    pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
+) -> dict[str | None, Manifest]:
+    """A stage's manifests in force of some partitions; of None, of all that were materialized.
+
+    Raises:
+        StoreError: If one was never materialized.
+    """
+    manifests = find(store, stage.key.path, partitions)
+    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
+        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
+        raise StoreError(
+            f"stage '{pipeline.name}/{stage.name}'{which} was never materialized, so there is "
+            "nothing to check; materialize it first"
+        )
+    return manifests
 
 
 def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:

@@ -112,6 +112,35 @@ def run_pipeline(
     return plan
 
 
+def recompute(
+    plan: RunPlan,
+    compute: Compute,
+    store: Store,
+    run_id: str,
+    listen: Callable[[Event], None],
+    log: Callable[[str], None],
+    check: Callable[[], None],
+    judge: Judge,
+    priority: int = 0,
+) -> None:
+    """Carries out the plan of a sample; see `run_pipeline` for the arguments.
+
+    Raises:
+        VaneError: If the cluster cannot do it.
+    """
+    backend = compute.backend(log)
+    given = (plan, backend, store, run_id)
+    try:
+        _on_a_thread(
+            lambda emit, cancelled: execute(*given, emit, cancelled, {}, judge, priority=priority),
+            listen,
+            check,
+            lambda: None,
+        )
+    finally:
+        compute.close(backend)
+
+
 @dataclass(frozen=True)
 class _Look:
     """Looks for what else stands in the way, where the plan or the cluster has failed already."""

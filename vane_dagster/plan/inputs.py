@@ -45,6 +45,14 @@ def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
     return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
 
 
+def base_node(pipeline: Pipeline, spec: StageSpec) -> str:
+    """The node whose rows a stage's rows are: of a join its base, else what the stage reads."""
+    if not isinstance(spec, JoinSpec):
+        return spec.upstream[0]
+    keys = {node: pipeline.keys(node) for node in spec.upstream}
+    return join_shape(spec, keys, spec.name).base
+
+
 def require_inputs(
     pipeline: Pipeline,
     selected: Sequence[str],

@@ -75,6 +75,8 @@ class PartitionPlan:
         inputs: Manifests of stages that are read and not selected.
         input_names: Their names.
         schemas: Output schemas of the source, the inputs and the selected stages.
+        sample: Where some rows alone are computed, to be compared and not committed: their places
+            in each fragment of what the stage is based on, by index of fragment.
     """
 
     key: str | None
@@ -85,6 +87,7 @@ class PartitionPlan:
     inputs: Mapping[str, Manifest]
     input_names: Mapping[str, ManifestName]
     schemas: Mapping[str, pa.Schema]
+    sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -127,6 +130,11 @@ class RunPlan:
     source: ParquetSource
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether some rows alone are computed, of stages that are not committed."""
+        return any(partition.sample for partition in self.partitions)
 
     def missing(self, stage: str) -> int:
         """Fragments of a stage that have to be computed, over all partitions."""

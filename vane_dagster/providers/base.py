@@ -65,7 +65,8 @@ class Provider(Protocol):
     Where it has them, these are used too: ``check_health()``, which raises when the model is dead;
     ``shared_by(workers)``, called with the most workers that there may be, for limits of them all;
     ``OPERATIONAL``, names of options that don't change answers, such as addresses and limits, and
-    so are no part of fragment keys; one within an option is ``"option.name"``.
+    so are no part of fragment keys; one within an option is ``"option.name"``; ``PACKAGES``, names
+    of modules whose packages' versions are recorded with the answers, beside those that it imports.
     """
 
     async def submit(self, request: Request) -> Answer:

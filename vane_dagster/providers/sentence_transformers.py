@@ -18,6 +18,7 @@ class SentenceTransformersProvider:
         options: Passed to `SentenceTransformer`, such as revision, device, model_kwargs.
     """
 
+    PACKAGES = ("sentence_transformers", "torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})
 
     def __init__(self, model: str, *, batch_size: int = 64, **options: Any) -> None:

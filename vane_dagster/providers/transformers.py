@@ -31,6 +31,7 @@ class TransformersProvider:
         chat_template_kwargs: For the tokenizer's chat template.
     """
 
+    PACKAGES = ("torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})
 
     def __init__(

@@ -29,6 +29,7 @@ class TransformersClassifier:
         ValueError: If the model has no such head, or one that gives no single label.
     """
 
+    PACKAGES = ("torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})
 
     def __init__(

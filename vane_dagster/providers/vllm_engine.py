@@ -63,6 +63,7 @@ class VllmEngine:
         EngineLoadError: If the engine does not start, with the cause as vLLM logs it.
     """
 
+    PACKAGES = ("torch", "transformers", "vllm")
     OPERATIONAL = frozenset(
         {"tensor_parallel_size", *(f"engine_kwargs.{name}" for name in _OPERATIONAL_ENGINE)}
     )
