@@ -91,7 +91,7 @@ class ValueEncoder:
         if typing.get_origin(value) is not None:  # `list[int]`, which Python 3.10 calls a type
             parts = (typing.get_origin(value), *typing.get_args(value))
             return combine("generic", *self._each(parts, path))
-        if kind is type(typing.ClassVar):
+        if isinstance(value, type(typing.ClassVar)):
             return combine("typing", repr(value))
         if isinstance(value, _CODE):
             return self._code(value, path)
