@@ -36,12 +36,15 @@ class CodeIdentity:
     packages: tuple[str, ...]
 
 
-def code_identity(obj: Callable[..., Any], *, version: str | None = None) -> CodeIdentity:
+def code_identity(
+    obj: Callable[..., Any], *, version: str | None = None, hints: bool = False
+) -> CodeIdentity:
     """Tells the identity of a function, a class or a partial of one.
 
     Args:
         obj: The UDF.
         version: Stands for the code's content: with it only the name and the version are hashed.
+        hints: Whether the type hints of the UDF itself are read, and so are part of its code.
 
     Raises:
         CodeIdentityError: Something that the UDF depends on has no stable identity, and no version
@@ -56,6 +59,7 @@ def code_identity(obj: Callable[..., Any], *, version: str | None = None) -> Cod
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     reach = Reach(finder, module)
+    reach.hints_of = frozenset({target.__qualname__} if hints else ())
     encoder = ObjectEncoder(reach)
     if version is None:
         token = encoder.digest(obj, target.__qualname__)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.hashing import combine, file_digest
+from vane_dagster.plan.introspection import Counting
 from vane_dagster.plan.modules import Finder, Module, Target
 from vane_dagster.plan.syntax import ImportRef, Scan
 from vane_dagster.plan.units import SourceFile, Unit
@@ -28,9 +29,12 @@ class Reach:
         self._waiting: deque[tuple[Module, str, Unit | None]] = deque()
         self._seen: set[tuple[str, str, int]] = set()
         self._whole: set[str] = set()
+        self._read: list[tuple[Module, Unit]] = []
+        self.hints_of: frozenset[str] = frozenset()
 
     def digest(self) -> str:
         """Hashes everything reached so far, in an order that the walk does not change."""
+        self._count_texts()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
 
     def label(self, module: Module) -> str:
@@ -54,6 +58,14 @@ class Reach:
         self._follow(module, scan, names)
         self._drain()
 
+    def unit(self, module: Module, unit: Unit, names: Iterable[str]) -> None:
+        """Reaches what some code of a file reads and imports, and what it says about texts."""
+        self._read.append((module, unit))
+        if module.is_source:
+            self.modules.add(module.name)
+            self.names(module, names)
+        self.imports(module, unit.scan, names)
+
     def module(self, name: str) -> None:
         """Reaches a module that code holds as an object."""
         self._follow_import(name)
@@ -62,6 +74,32 @@ class Reach:
     def package(self, name: str) -> None:
         """Notes an installed package."""
         self.packages.add(name.partition(".")[0])
+
+    def _count_texts(self) -> None:
+        """Adds the docstrings and hints that count, and what those hints reach."""
+        done: set[int] = set()
+        size = -1
+        while size != len(self._read):
+            size = len(self._read)
+            pieces = [unit.evidence for _, unit in self._read]
+            counting = Counting(pieces, self._kind_of, self.hints_of)
+            for module, unit in list(self._read):
+                for name, nodes in counting.texts(unit.evidence):
+                    if nodes and id(nodes[0]) not in done:
+                        done.add(id(nodes[0]))
+                        self._count_text(module, name, Unit(unit.path, nodes))
+            self._drain()
+
+    def _count_text(self, module: Module, name: str, text: Unit) -> None:
+        self._facts[f"{self.label(module)}:{name} {text.digest}"] = ""
+        if module.name in self._whole:
+            self._follow(module, text.scan, text.names)
+        elif module.is_source:
+            self._read_unit(module, text)
+
+    def _kind_of(self, name: str) -> str | None:
+        module = self.finder.find(name)
+        return None if module is None else module.kind
 
     def _drain(self) -> None:
         while self._waiting:
@@ -83,6 +121,7 @@ class Reach:
                 self._read_unit(module, unit)
 
     def _read_unit(self, module: Module, unit: Unit) -> None:
+        self._read.append((module, unit))
         for name in sorted(unit.names):
             self._waiting.append((module, name, unit))
         self._follow(module, unit.scan, unit.names)
@@ -126,6 +165,7 @@ class Reach:
             unit = self.finder.source(str(module.path)).whole
             if unit.nodes:
                 self._facts[f"package {module.label}"] = unit.digest
+                self._read.append((module, unit))
 
     def _reach_whole(self, module: Module, attribute: str | None) -> None:
         own = self._own
@@ -140,6 +180,7 @@ class Reach:
             return
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
+        self._read.append((module, unit))
         self._follow(module, unit.scan, ())
 
     def _follow_import(self, name: str) -> None:
