@@ -311,14 +311,11 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
         if context.callees is not None and inner is not context:
             # A call in a call: what it makes goes to the outer one.
             inner = _Context(True, callees)
-        for item in node.args:
-            yield item, inner
-        for keyword in node.keywords:
-            yield keyword.value, inner
-        if isinstance(node.func, ast.Name) and (context.is_value or context.callees):
-            made = ast.copy_location(ast.Name(f"{node.func.id}()", ast.Load()), node)
-            if context.callees is not None:
-                yield made, context
+        yield from ((item, inner) for item in node.args)
+        yield from ((keyword.value, inner) for keyword in node.keywords)
+        if isinstance(node.func, ast.Name) and context.callees is not None:
+            # An object that is made for a call: it may read the class's texts.
+            yield ast.Name(f"{node.func.id}()", ast.Load()), context
         return
     if isinstance(node, _ENDS):
         inner = _NOWHERE
