@@ -1,5 +1,7 @@
 """Edits of what code says: factories, docstrings, type hints, local names and texts that import."""
 
+# ruff: noqa: E501  # one edit a line
+
 from __future__ import annotations
 
 from edits import Edit

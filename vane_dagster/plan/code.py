@@ -59,7 +59,10 @@ def code_identity(
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     reach = Reach(finder, module)
-    reach.hints_of = frozenset({target.__qualname__} if hints else ())
+    if hints:
+        name = target.__qualname__.replace("<locals>.", "")
+        names = {name, name.rpartition(".")[2]}
+        reach.hints_of = frozenset(names | {f"{item}.__call__" for item in names})
     encoder = ObjectEncoder(reach)
     if version is None:
         token = encoder.digest(obj, target.__qualname__)

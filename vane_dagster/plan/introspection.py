@@ -110,9 +110,7 @@ def without_hint(statement: ast.stmt, scope: ast.AST) -> ast.stmt:
     if not isinstance(statement, ast.AnnAssign):
         return statement
     if isinstance(scope, ast.ClassDef) and isinstance(statement.target, ast.Name):
-        hint = _hint(statement.target.id, statement.annotation)
-        if hint not in scope.__dict__["hints"]:
-            scope.__dict__["hints"].append(hint)
+        scope.__dict__["hints"].append(_hint(statement.target.id, statement.annotation))
     if statement.value is None:
         # In a function it still makes the name a local one.
         statement.annotation = ast.copy_location(ast.Constant(None), statement)
@@ -163,11 +161,15 @@ def keep_module_docstring(tree: ast.Module) -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """A name that is passed to a call: `result_is_used` where the call's result goes on."""
+    """A name that is passed to a call: `result_is_used` where the call's result goes on.
+
+    `is_import` tells an imported path from the same text as a name: texts alone compare equal.
+    """
 
     name: str
     callees: frozenset[str]
     result_is_used: bool
+    is_import: bool
 
 
 @dataclass(eq=False)
@@ -261,7 +263,8 @@ def _record(found: Evidence, name: str, context: _Context, holder: Definition | 
         places = [holder]
     for place in places:
         if context.callees is not None:
-            place.uses.add(Use(name, context.callees, context.is_value))
+            is_import = any(isinstance(item, Imported) for item in context.callees)
+            place.uses.add(Use(name, context.callees, context.is_value, is_import))
         elif context.is_value:
             place.values.add(name)
 
@@ -355,6 +358,8 @@ def _readers(node: ast.AST) -> Iterator[Kind]:
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         names, reads = {item.name for item in node.names}, frozenset()
         module = getattr(node, "module", None)
+        if "*" in names and module in ("inspect", "pydoc", "typing"):
+            yield from KINDS
         if module is not None:
             reads = frozenset(f"{module}.{item.name}" for item in node.names)
     else:
@@ -380,10 +385,12 @@ class Counting:
 
     def __post_init__(self) -> None:
         self._definitions: dict[str, list[Definition]] = {}
+        self._inner: dict[Definition, list[Definition]] = {}
         for piece in self.pieces:
             for item in piece.definitions:
                 self._definitions.setdefault(item.name, []).append(item)
-        self._all = [item for piece in self.pieces for item in piece.definitions]
+                if item.holder is not None:
+                    self._inner.setdefault(item.holder, []).append(item)
         self._readers = {kind for piece in self.pieces for kind in piece.readers}
         self._values = {name for piece in self.pieces for name in piece.values}
         self._uses = {use for piece in self.pieces for use in piece.uses}
@@ -510,7 +517,7 @@ class Counting:
             return False
         # A class gets it in a method, a decorator with arguments in a function that it returns.
         outer = [item for item in found if is_factory or isinstance(item.node, ast.ClassDef)]
-        held = [item for item in self._all if item.holder in outer]
+        held = [inner for item in outer for inner in self._inner.get(item, ())]
         for item in (*found, *held):
             key = (item, kind)
             if key not in self._leaks:

@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
@@ -28,7 +28,10 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
-_FIELD_DETAILS = ("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen")
+_FIELD = "field "
+_FIELD_DETAILS = (
+    *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
+)
 _CLASS_DETAILS = {
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__",
     "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
@@ -125,7 +128,7 @@ class ObjectEncoder:
                 captured = self._captured(function, path, syntax.local_labels(node))
                 captured += self._attributes_of(function, node, path)
                 unit = Unit(source.path, [_statement(node)])
-                self._reach.unit(module, unit, unit.names - set(function.__code__.co_freevars))
+                self._reach.unit(module, unit, syntax.names_of_function(function.__code__, node))
                 return combine("function", syntax.tree_digest([node]), *captured)
         return combine("function", self._in_memory(function, module, path), *captured)
 
@@ -194,21 +197,23 @@ class ObjectEncoder:
         node = cell.function_node(code) if cell is not None else None
         importer = module or Module("__main__", "own", None)
         if node is not None:
-            self._reach.imports(importer, syntax.scan([node]), ())
+            self._reach.unit(importer, Unit(code.co_filename, [_statement(node)]), ())
             digest = syntax.tree_digest([node])
+            names = syntax.names_of_function(code, node)
         else:
             digest = code_digest(code)
-        names = syntax.global_names(code)
+            names = syntax.global_names(code)
         return combine("memory", digest, *self._globals(names, function.__globals__, path))
 
-    def _globals(self, names: set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:
+    def _globals(self, names: Set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:
         for name in sorted(names):
             if name in scope and not name.startswith("__"):
                 yield combine(name, self.digest(scope[name], f"{path}.__globals__[{name!r}]"))
 
     def _class(self, cls: type, module: Module, path: str) -> str:
         bases = [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
-        if type(cls) is not type:
+        kind = self._reach.finder.find(type(cls).__module__)
+        if kind is not None and kind.kind == "own":
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
@@ -229,7 +234,9 @@ class ObjectEncoder:
         captured = self._state(cls, source, node, path)
         self._reach.unit(module, unit, unit.names if module.is_source else ())
         if not module.is_source:
-            captured += self._globals(set(unit.names) - {cls.__name__}, scope, path)
+            hints = [item for part in ast.walk(node) for item in part.__dict__.get("hints", ())]
+            names = unit.names | Unit(source.path, hints).names
+            captured += self._globals(names - {cls.__name__}, scope, path)
         return combine("class", syntax.tree_digest([node]), *captured, *bases)
 
     def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
@@ -250,7 +257,9 @@ class ObjectEncoder:
                 parts.append(combine(name, self._member(member, where)))
             except CodeIdentityError:
                 # Without anything of an enclosing function, the text says what it is.
-                if name not in body or any(map(free_variables, body[name])):
+                texts = body.get(name.removeprefix(_FIELD))
+                is_text = texts is not None or name.startswith(_FIELD)
+                if not is_text or any(map(free_variables, texts or ())):
                     raise
         return parts
 
@@ -380,7 +389,7 @@ def _fields(cls: type) -> Iterator[tuple[str, Any]]:
         plain = [None if _is_unset(value) else value for value in values]
         hint = getattr(item, "type", None) or getattr(item, "annotation", None)
         text = hint if isinstance(hint, str) else getattr(hint, "__qualname__", repr(hint))
-        yield f"field {name}", [*plain, None if " at 0x" in text else text]
+        yield f"{_FIELD}{name}", [*plain, None if " at 0x" in text else text]
 
 
 def _is_unset(value: Any) -> bool:

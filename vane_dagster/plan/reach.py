@@ -29,7 +29,7 @@ class Reach:
         self._waiting: deque[tuple[Module, str, Unit | None]] = deque()
         self._seen: set[tuple[str, str, int]] = set()
         self._whole: set[str] = set()
-        self._read: list[tuple[Module, Unit]] = []
+        self._walked: dict[int, tuple[Module, Unit]] = {}
         self.hints_of: frozenset[str] = frozenset()
 
     def digest(self) -> str:
@@ -60,7 +60,7 @@ class Reach:
 
     def unit(self, module: Module, unit: Unit, names: Iterable[str]) -> None:
         """Reaches what some code of a file reads and imports, and what it says about texts."""
-        self._read.append((module, unit))
+        self._walked[id(unit)] = (module, unit)
         if module.is_source:
             self.modules.add(module.name)
             self.names(module, names)
@@ -79,11 +79,11 @@ class Reach:
         """Adds the docstrings and hints that count, and what those hints reach."""
         done: set[int] = set()
         size = -1
-        while size != len(self._read):
-            size = len(self._read)
-            pieces = [unit.evidence for _, unit in self._read]
+        while size != len(self._walked):
+            size = len(self._walked)
+            pieces = [unit.evidence for _, unit in self._walked.values()]
             counting = Counting(pieces, self._kind_of, self.hints_of)
-            for module, unit in list(self._read):
+            for module, unit in list(self._walked.values()):
                 for name, nodes in counting.texts(unit.evidence):
                     if nodes and id(nodes[0]) not in done:
                         done.add(id(nodes[0]))
@@ -121,7 +121,7 @@ class Reach:
                 self._read_unit(module, unit)
 
     def _read_unit(self, module: Module, unit: Unit) -> None:
-        self._read.append((module, unit))
+        self._walked[id(unit)] = (module, unit)
         for name in sorted(unit.names):
             self._waiting.append((module, name, unit))
         self._follow(module, unit.scan, unit.names)
@@ -165,7 +165,7 @@ class Reach:
             unit = self.finder.source(str(module.path)).whole
             if unit.nodes:
                 self._facts[f"package {module.label}"] = unit.digest
-                self._read.append((module, unit))
+                self._walked[id(unit)] = (module, unit)
 
     def _reach_whole(self, module: Module, attribute: str | None) -> None:
         own = self._own
@@ -180,7 +180,7 @@ class Reach:
             return
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
-        self._read.append((module, unit))
+        self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
 
     def _follow_import(self, name: str) -> None:

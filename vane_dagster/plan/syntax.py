@@ -181,13 +181,30 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
     return combine("tree", dump(nodes))
 
 
+def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
+    """Returns the module-level names that a function reads, without those of hints."""
+    texts = list(evaluated([node]))
+    named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    declared = {
+        name for item in ast.walk(node) if isinstance(item, ast.Global) for name in item.names
+    }
+    return global_names(code) & (named | declared) | global_names(compile_nodes(texts, "<text>"))
+
+
 def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
     """Compiles statements that stand at module level, without running them.
 
     What the texts in them read when they are evaluated is read at the end.
     """
     read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
-    module = ast.Module(body=[*nodes, *read], type_ignores=[])
+    try:
+        return _compiled([*nodes, *read], filename)
+    except SyntaxError:
+        return _compiled([*_bound(nodes), *read], filename)
+
+
+def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
+    module = ast.Module(body=body, type_ignores=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -195,6 +212,21 @@ def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
             module, filename, "exec", flags=flags, dont_inherit=True, optimize=0
         )
     return code
+
+
+def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Puts nodes that rebind variables of an enclosing function into a function that binds them."""
+    inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
+    free = {name for node in nodes for name in free_variables(node)} if inner else set()
+    names = sorted(free.intersection(name for item in inner for name in item.names))
+    if not names:
+        return list(nodes)
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
+    bound = ast.Assign(targets, ast.Constant(None))
+    around = ast.parse("def around(): pass").body[0]
+    assert isinstance(around, ast.FunctionDef)
+    around.body = [bound, *nodes]
+    return [ast.fix_missing_locations(around)]
 
 
 def global_names(code: types.CodeType) -> set[str]:
