@@ -465,6 +465,7 @@ def _hint(name: str, defs: str, changes: bool = True, **files: str) -> Edit:
                  changes, **files)  # fmt: skip
 
 
+_MODEL = "class Config(pydantic.BaseModel):\n    SIZE: int = 3\n"
 _CONFIG = "class Config:\n    SIZE = 3\n"
 HINTS = [
     _hint("dataclass", "from dataclasses import dataclass, fields\n@dataclass\nclass C:\n    x: HINT\ndef udf(b):\n    return C(b)\n"),
@@ -476,7 +477,7 @@ HINTS = [
     _hint("get_type_hints", "import typing\ndef f(x: HINT): ...\ndef udf(b):\n    return typing.get_type_hints(f)\n"),
     _hint("inspect.signature", "from inspect import signature as s\ndef f(x: HINT): ...\ndef udf(b):\n    return s(f)\n"),
     _hint("__annotations__", "class C:\n    x: HINT\ndef udf(b):\n    return C.__annotations__\n"),
-    _hint("singledispatch", "import functools\n@functools.singledispatch\ndef f(x): ...\n@f.register\ndef _(x: HINT): ...\ndef udf(b):\n    return f(b)\n"),
+    _edit("hint: singledispatch", "import functools\n@functools.singledispatch\ndef f(x): ...\n@f.register\ndef _(x: int): ...\ndef udf(b):\n    return f(b)\n", "x: int", "x: float"),
     _hint("unknown decorator", "import click\n@click.command()\ndef f(x: HINT): ...\ndef udf(b):\n    return f\n"),
     _hint("passed to a library", "import pydantic\ndef f(x: HINT): ...\ndef udf(b):\n    return pydantic.validate_call(f)\n"),
     _hint("return of a tool", "import click\ndef f() -> HINT: ...\ndef udf(b):\n    return click.Group(commands=[f])\n"),
@@ -493,8 +494,8 @@ HINTS = [
     _kept("hint: added to a local variable", "def udf(b):\n    x = b\n    return x\n", "x = b", "x: int = b"),
     _kept("hint: added to a constant", "K = 1\ndef udf(b):\n    return K\n", "K = 1", "K: int = 1"),
     _kept("hint: added to a function", "def udf(b):\n    return b\n", "(b):", "(b: int) -> int:"),
-    _edit("hint: forward reference", f"import pydantic\n{_CONFIG}class C(pydantic.BaseModel):\n    x: 'Config'\ndef udf(b):\n    return C(x=b)\n", "SIZE = 3", "SIZE = 4"),
-    _edit("hint: nested forward reference", f"import pydantic\n{_CONFIG}class C(pydantic.BaseModel):\n    x: list['Config | None']\ndef udf(b):\n    return C(x=b)\n", "SIZE = 3", "SIZE = 4"),
+    _edit("hint: forward reference", f"import pydantic\n{_MODEL}class C(pydantic.BaseModel):\n    x: 'Config'\ndef udf(b):\n    return C(x=b)\n", "int = 3", "int = 4"),
+    _edit("hint: nested forward reference", f"import pydantic\n{_MODEL}class C(pydantic.BaseModel):\n    x: list['Config | None']\ndef udf(b):\n    return C(x=b)\n", "int = 3", "int = 4"),
     _edit("hint: under future annotations", f"from __future__ import annotations\nfrom dataclasses import dataclass\n{_CONFIG}@dataclass\nclass C:\n    x: Config\ndef udf(b):\n    return C(x=b)\n", "SIZE = 3", "SIZE = 4"),
     _edit("hint: of another module", "import pydantic, kinds\nclass C(pydantic.BaseModel):\n    x: kinds.K\ndef udf(b):\n    return C(x=b)\n", "int", "float", kinds="K = int\n"),
     _edit("hint: Literal", "import pydantic, typing\nclass C(pydantic.BaseModel):\n    x: typing.Literal['a']\ndef udf(b):\n    return C(x=b)\n", "['a']", "['b']"),
@@ -602,7 +603,7 @@ EVALUATED = [
     _edit("eval: under another name", "import builtins\nK = 1\ndef udf(b):\n    return builtins.eval('K')\n", "K = 1\n", "K = 2\n"),
     _edit("eval: own module by sys.modules", "import sys\nK = 1\ndef udf(b):\n    return getattr(sys.modules[__name__], b)\n", "K = 1\n", "K = 2\n"),
     _edit("eval: globals by a name", "K = 1\ndef udf(b):\n    return globals()[b]\n", "K = 1\n", "K = 2\n"),
-    _edit("eval: a text that is executed", "TEXT = open(__file__).read()\nK = 1\ndef udf(b):\n    exec(TEXT)\n", "K = 1\n", "K = 2\n"),
+    _edit("eval: a text that is executed", "import pathlib\nTEXT = pathlib.Path(__file__).read_text()\nK = 1\ndef udf(b):\n    exec(TEXT)\n", "K = 1\n", "K = 2\n"),
     _kept("eval: a name that is not read", "K = 1\nL = 1\ndef udf(b):\n    return eval('L')\n", "K = 1\n", "K = 2\n"),
     _kept("eval: with its own names", "K = 1\ndef udf(b):\n    return eval(b, {'x': 1})\n", "K = 1\n", "K = 2\n"),
     _kept("eval: of a model", "K = 1\ndef udf(b):\n    return b.eval()\n", "K = 1\n", "K = 2\n"),

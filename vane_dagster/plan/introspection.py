@@ -163,11 +163,13 @@ def keep_module_docstring(tree: ast.Module) -> None:
 class Use:
     """A name that is passed to a call: `result_is_used` where the call's result goes on.
 
-    `is_import` tells an imported path from the same text as a name: texts alone compare equal.
+    `at` is the position or the name of the argument, None where it is not known. `is_import` tells
+    an imported path from the same text as a name: texts alone compare equal.
     """
 
     name: str
     callees: frozenset[str]
+    at: int | str | None
     result_is_used: bool
     is_import: bool
 
@@ -182,9 +184,16 @@ class Definition:
     holder: Definition | None
     decorators: tuple[ast.expr, ...]
     bases: tuple[frozenset[str], ...]
+    positions: tuple[str, ...]
     parameters: set[str]
     values: set[str] = field(default_factory=set)
     uses: set[Use] = field(default_factory=set)
+
+    def given(self, at: int | str | None) -> set[str]:
+        """The parameters that may hold an argument."""
+        if isinstance(at, int) and at < len(self.positions):
+            return {self.positions[at]}
+        return {at} if isinstance(at, str) and at in self.parameters else self.parameters
 
     def texts(self, kind: Kind) -> list[ast.stmt]:
         """The docstring or the hints, as statements."""
@@ -217,6 +226,7 @@ class _Context:
 
     is_value: bool = False
     callees: frozenset[str] | None = None
+    at: int | str | None = None
     is_returned: bool = False
 
 
@@ -264,7 +274,8 @@ def _record(found: Evidence, name: str, context: _Context, holder: Definition | 
     for place in places:
         if context.callees is not None:
             is_import = any(isinstance(item, Imported) for item in context.callees)
-            place.uses.add(Use(name, context.callees, context.is_value, is_import))
+            use = Use(name, context.callees, context.at, context.is_value, is_import)
+            place.uses.add(use)
         elif context.is_value:
             place.values.add(name)
 
@@ -274,15 +285,19 @@ def _definition(
 ) -> Definition:
     bases: list[ast.expr] = []
     parameters: set[str] = set()
+    positions: list[str] = []
     if isinstance(node, ast.ClassDef):
         bases = [*node.bases, *(item.value for item in node.keywords if item.arg == "metaclass")]
     else:
+        plain = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
+        positions = plain[1:] if plain[:1] in (["self"], ["cls"]) else plain
         parameters = {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
     decorators = tuple(node.decorator_list)
     qualname = node.name if holder is None else f"{holder.qualname}.{node.name}"
     inherited = tuple(_callees(item) for item in bases)
     names = parameters - {"self", "cls"}
-    return Definition(node, node.name, qualname, holder, decorators, inherited, names)
+    at = tuple(positions)
+    return Definition(node, node.name, qualname, holder, decorators, inherited, at, names)
 
 
 def _around(node: ast.AST) -> Iterator[tuple[ast.AST, _Context]]:
@@ -310,12 +325,15 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
     if isinstance(node, ast.Call):
         callees = paths(node.func) or frozenset({"?"})
         yield node.func, _NOWHERE
-        inner = context if callees <= _CARRIERS else _Context(context.is_value, callees)
-        if context.callees is not None and inner is not context:
-            # A call in a call: what it makes goes to the outer one.
-            inner = _Context(True, callees)
-        yield from ((item, inner) for item in node.args)
-        yield from ((keyword.value, inner) for keyword in node.keywords)
+        is_used = context.is_value or context.callees is not None
+        starred = False
+        places: list[tuple[ast.expr, int | str | None]] = []
+        for index, argument in enumerate(node.args):
+            starred |= isinstance(argument, ast.Starred)
+            places.append((argument, None if starred else index))
+        places += [(keyword.value, keyword.arg) for keyword in node.keywords]
+        for argument, at in places:
+            yield argument, context if callees <= _CARRIERS else _Context(is_used, callees, at)
         if isinstance(node.func, ast.Name) and context.callees is not None:
             # An object that is made for a call: it may read the class's texts.
             yield ast.Name(f"{node.func.id}()", ast.Load()), context
@@ -394,7 +412,8 @@ class Counting:
         self._readers = {kind for piece in self.pieces for kind in piece.readers}
         self._values = {name for piece in self.pieces for name in piece.values}
         self._uses = {use for piece in self.pieces for use in piece.uses}
-        self._leaks: dict[tuple[Definition, Kind], bool] = {}
+        self._leaking: dict[tuple[Definition, Kind, int | str | None], bool] = {}
+        self._inherited: dict[tuple[Definition, Kind], bool] = {}
         self._found: dict[tuple[Definition, Kind], bool] = {}
         self._escaped = {kind: self._escaping(kind) for kind in KINDS}
 
@@ -450,7 +469,7 @@ class Counting:
     def _escaping(self, kind: Kind) -> set[str]:
         found = set(self._values)
         for use in self._uses:
-            harmless = self._is_harmless(use.callees, kind)
+            harmless = self._is_harmless(use.callees, kind, use.at)
             own = any(self._is_own(callee) for callee in use.callees)
             if not harmless or (use.result_is_used and own):
                 found.add(use.name)
@@ -460,22 +479,38 @@ class Counting:
         return callee.rpartition(".")[2] in self._definitions
 
     def _is_harmless_decorator(self, decorator: ast.expr, kind: Kind) -> bool:
-        return self._is_harmless(_callees(decorator), kind, isinstance(decorator, ast.Call))
+        return self._is_harmless(_callees(decorator), kind, 0, isinstance(decorator, ast.Call))
 
-    def _is_harmless(self, callees: frozenset[str], kind: Kind, is_factory: bool = False) -> bool:
-        found = [self._is_harmless_call(item, kind, is_factory) for item in callees]
+    def _is_harmless(
+        self,
+        callees: frozenset[str],
+        kind: Kind,
+        at: int | str | None,
+        is_factory: bool = False,
+    ) -> bool:
+        """Says whether a call reads no texts of the argument at a place.
+
+        Args:
+            callees: What is called.
+            kind: Which texts.
+            at: The argument's position or name.
+            is_factory: Whether what is called returns the function that gets the argument.
+        """
+        found = [self._is_harmless_call(item, kind, at, is_factory) for item in callees]
         return bool(found) and all(found)
 
-    def _is_harmless_call(self, callee: str, kind: Kind, is_factory: bool) -> bool:
+    def _is_harmless_call(
+        self, callee: str, kind: Kind, at: int | str | None, is_factory: bool
+    ) -> bool:
         root, _, rest = callee.partition(".")
         last = callee.rpartition(".")[2]
         if isinstance(callee, Imported):
             whose = "own" if callee.startswith(".") else self.kind_of(root)
             if whose == "own":
-                return self._is_transparent(last, kind, is_factory)
+                return self._is_transparent(last, kind, at, is_factory)
             return whose is not None and _is_inert(callee, whose, kind)
         if last in self._definitions and (not rest or root in ("self", "cls")):
-            return self._is_transparent(last, kind, is_factory)
+            return self._is_transparent(last, kind, at, is_factory)
         if not rest:
             return root in _BUILTINS
         return last in _CALLING_METHODS
@@ -500,33 +535,42 @@ class Counting:
     def _inherits(self, cls: Definition, kind: Kind) -> bool:
         """Says whether what reads a class's texts reads those of its subclasses too."""
         key = (cls, kind)
-        if key not in self._leaks:
-            self._leaks[key] = False
+        if key not in self._inherited:
+            self._inherited[key] = False
             decorated = all(
                 _fields_only(_callees(item)) or self._is_harmless_decorator(item, kind)
                 for item in cls.decorators
             )
             bases = all(self._is_harmless_base(item, kind) for item in cls.bases)
-            self._leaks[key] = not (bases and decorated)
-        return self._leaks[key]
+            self._inherited[key] = not (bases and decorated)
+        return self._inherited[key]
 
-    def _is_transparent(self, name: str, kind: Kind, is_factory: bool) -> bool:
-        """Says whether no function of a name passes its arguments to what may read them."""
-        found = self._definitions.get(name)
-        if found is None:
-            return False
-        # A class gets it in a method, a decorator with arguments in a function that it returns.
-        outer = [item for item in found if is_factory or isinstance(item.node, ast.ClassDef)]
-        held = [inner for item in outer for inner in self._inner.get(item, ())]
-        for item in (*found, *held):
-            key = (item, kind)
-            if key not in self._leaks:
-                self._leaks[key] = False
-                passed = any(not self._is_harmless(use.callees, kind) for use in item.uses)
-                self._leaks[key] = bool(item.values) or passed
-            if self._leaks[key]:
+    def _is_transparent(
+        self, name: str, kind: Kind, at: int | str | None, is_factory: bool
+    ) -> bool:
+        """Says whether no function of a name passes an argument to what may read its texts."""
+        for item in self._definitions.get(name, ()):
+            held = self._inner.get(item, ())
+            if isinstance(item.node, ast.ClassDef):
+                leaks = any(self._leaks(method, kind, None) for method in held)
+            else:
+                leaks = self._leaks(item, kind, at)
+                # A decorator with arguments gets the function in one that it returns.
+                leaks |= is_factory and any(self._leaks(inner, kind, 0) for inner in held)
+            if leaks:
                 return False
-        return True
+        return name in self._definitions
+
+    def _leaks(self, definition: Definition, kind: Kind, at: int | str | None) -> bool:
+        key = (definition, kind, at)
+        if key not in self._leaking:
+            self._leaking[key] = False
+            names = definition.given(at)
+            self._leaking[key] = bool(names & definition.values) or any(
+                use.name in names and not self._is_harmless(use.callees, kind, use.at)
+                for use in definition.uses
+            )
+        return self._leaking[key]
 
 
 def _fields_only(callees: frozenset[str]) -> bool:

@@ -28,6 +28,8 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
+# The modules of classes that `make_dataclass` and `create_model` make for other modules.
+_MAKERS = ("types", "pydantic.main")
 _FIELD = "field "
 _FIELD_DETAILS = (
     *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
@@ -88,6 +90,8 @@ class ObjectEncoder:
             return self._function(obj, path)
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._reach.finder.find(name)
+        if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
+            return combine("class", self._members(obj, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
             return self._library(obj, name, module)
         if isinstance(obj, type):
@@ -211,7 +215,7 @@ class ObjectEncoder:
                 yield combine(name, self.digest(scope[name], f"{path}.__globals__[{name!r}]"))
 
     def _class(self, cls: type, module: Module, path: str) -> str:
-        bases = [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
+        bases = self._bases(cls, path)
         kind = self._reach.finder.find(type(cls).__module__)
         if kind is not None and kind.kind == "own":
             bases.append(self.digest(type(cls), f"{path}.__class__"))
@@ -238,6 +242,9 @@ class ObjectEncoder:
             names = unit.names | Unit(source.path, hints).names
             captured += self._globals(names - {cls.__name__}, scope, path)
         return combine("class", syntax.tree_digest([node]), *captured, *bases)
+
+    def _bases(self, cls: type, path: str) -> list[str]:
+        return [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
 
     def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
         """Hashes what a class holds beyond its text: captured variables and live attributes."""
