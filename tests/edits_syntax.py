@@ -330,6 +330,17 @@ DOCSTRINGS = [
         "def udf(b):\n    return run(tool)\n",
     ),
     _docs(
+        "wrapped by a helper",
+        "import click, functools\ndef wrap(f):\n    @functools.wraps(f)\n    def inner(*a):\n"
+        "        return f(*a)\n    return inner\ndef tool():\n    DOC\n"
+        "def udf(b):\n    other = wrap(tool)\n    return click.command()(other)\n",
+    ),
+    _docs(
+        "returned by a helper",
+        "import click\ndef same(f):\n    return f\ndef tool():\n    DOC\n"
+        "def udf(b):\n    return click.command()(same(tool))\n",
+    ),
+    _docs(
         "passed on by another module",
         "import tools, click\ndef udf(b):\n    return click.Group(commands=[tools.tool])\n",
         tools="def tool():\n    DOC\n",

@@ -375,7 +375,8 @@ def test_hints_of_classes_in_cells_reach_names() -> None:
     constants = "class Config:\n    SIZE = 1\n"
     functions = (
         "import dataclasses\n@dataclasses.dataclass\nclass C:\n    x: Config\n"
-        "def udf(b):\n    return C(b)\nclass Model:\n    def __call__(self, b):\n        return C(b)\n"
+        "def udf(b):\n    return C(b)\n"
+        "class Model:\n    def __call__(self, b):\n        return C(b)\n"
     )
 
     def digests(constants: str) -> list[str]:

@@ -25,10 +25,16 @@ _CARRIERS = frozenset(
     {
         *("list", "tuple", "set", "frozenset", "dict", "zip", "enumerate", "reversed", "iter"),
         *("next", "property", "staticmethod", "classmethod", "functools.partial"),
-        *("functools.partialmethod", "functools.wraps", "functools.update_wrapper"),
-        *("functools.lru_cache", "functools.cache", "functools.cached_property"),
+        *(
+            "functools.partialmethod",
+            "functools.lru_cache",
+            "functools.cache",
+            "functools.cached_property",
+        ),
     }
 )
+# They copy the docstring and the hints of what they are given to another function.
+_COPIERS = frozenset({"functools.wraps", "functools.update_wrapper"})
 # Methods of any object: they call what they are given.
 _CALLING_METHODS = frozenset(
     {
@@ -188,6 +194,7 @@ class Definition:
     parameters: set[str]
     values: set[str] = field(default_factory=set)
     uses: set[Use] = field(default_factory=set)
+    carried: set[str] = field(default_factory=set)
 
     def given(self, at: int | str | None) -> set[str]:
         """The parameters that may hold an argument."""
@@ -267,8 +274,10 @@ def _record(found: Evidence, name: str, context: _Context, holder: Definition | 
     while holder is not None and name not in holder.parameters:
         holder = holder.holder
     if holder is not None:
-        if context.is_returned:
+        if context.is_returned or (context.callees is not None and context.is_value):
             # What a function returns of its arguments, its caller has.
+            holder.carried.add(name)
+        if context.is_returned:
             return
         places = [holder]
     for place in places:
@@ -333,7 +342,8 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
             places.append((argument, None if starred else index))
         places += [(keyword.value, keyword.arg) for keyword in node.keywords]
         for argument, at in places:
-            yield argument, context if callees <= _CARRIERS else _Context(is_used, callees, at)
+            inner = context if callees <= _CARRIERS else _Context(is_used, callees, at)
+            yield argument, _RETURNED if callees <= _COPIERS else inner
         if isinstance(node.func, ast.Name) and context.callees is not None:
             # An object that is made for a call: it may read the class's texts.
             yield ast.Name(f"{node.func.id}()", ast.Load()), context
@@ -470,13 +480,15 @@ class Counting:
         found = set(self._values)
         for use in self._uses:
             harmless = self._is_harmless(use.callees, kind, use.at)
-            own = any(self._is_own(callee) for callee in use.callees)
-            if not harmless or (use.result_is_used and own):
+            carried = use.result_is_used and self._carries(use)
+            if not harmless or carried:
                 found.add(use.name)
         return found
 
-    def _is_own(self, callee: str) -> bool:
-        return callee.rpartition(".")[2] in self._definitions
+    def _carries(self, use: Use) -> bool:
+        """Says whether a function of the user's may return what it is given."""
+        found = [self._definitions.get(item.rpartition(".")[2], ()) for item in use.callees]
+        return any(item.given(use.at) & item.carried for items in found for item in items)
 
     def _is_harmless_decorator(self, decorator: ast.expr, kind: Kind) -> bool:
         return self._is_harmless(_callees(decorator), kind, 0, isinstance(decorator, ast.Call))

@@ -395,8 +395,10 @@ def _fields(cls: type) -> Iterator[tuple[str, Any]]:
         values = [getattr(item, key, None) for key in _FIELD_DETAILS]
         plain = [None if _is_unset(value) else value for value in values]
         hint = getattr(item, "type", None) or getattr(item, "annotation", None)
-        text = hint if isinstance(hint, str) else getattr(hint, "__qualname__", repr(hint))
-        yield f"{_FIELD}{name}", [*plain, None if " at 0x" in text else text]
+        if not isinstance(hint, type) or hasattr(hint, "__origin__"):
+            text = hint if isinstance(hint, str) else repr(hint)
+            hint = None if " at 0x" in text else text
+        yield f"{_FIELD}{name}", [*plain, hint]
 
 
 def _is_unset(value: Any) -> bool:
