@@ -226,7 +226,8 @@ class ObjectEncoder:
                 held = self._reach.finder.source(str(module.path))
                 bases += self._state(cls, held, held.definition(cls.__qualname__), path)
             return combine("class", token, *bases)
-        methods = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
+        functions = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
+        methods = [item for item in functions if path_kind(item.__code__.co_filename) != "stdlib"]
         scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         source = (
             self._reach.finder.source(str(module.path)) if module.is_source else _cell_of(methods)
@@ -305,7 +306,7 @@ class ObjectEncoder:
     def _members(self, cls: type, path: str) -> str:
         """Hashes a class that no source holds, member by member."""
         parts = [cls.__qualname__]
-        for name, member in _members(cls, vars(cls)):
+        for name, member in _members(cls, None):
             parts.append(combine(name, self._member(member, f"{path}.{name}")))
         return combine("members", *parts)
 
@@ -340,21 +341,30 @@ def _changed_attributes(node: ast.AST) -> set[str]:
 def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
     """The statements of a class body that bind each name."""
     found: dict[str, list[ast.stmt]] = {}
-    for statement in getattr(node, "body", ()):
-        for item in ast.walk(statement):
-            name = getattr(item, "name", None)
-            if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load):
-                name = item.id
-            if isinstance(name, str):
-                found.setdefault(name, []).append(statement)
+    stack: list[tuple[ast.AST, ast.stmt]] = [(item, item) for item in getattr(node, "body", ())]
+    while stack:
+        item, statement = stack.pop()
+        name = getattr(item, "name", None)
+        if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load):
+            name = item.id
+        if isinstance(name, str):
+            found.setdefault(name, []).append(statement)
+        if not isinstance(item, (*syntax.Definition, ast.Lambda)):
+            stack += [(inner, statement) for inner in ast.iter_child_nodes(item)]
     return found
 
 
-def _members(cls: type, body: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yields what a class holds that is neither generated nor an implementation detail."""
-    generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
-    skipped = set(_CLASS_DETAILS) | generated
+def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+    """Yields what a class holds that is neither generated nor an implementation detail.
+
+    Args:
+        cls: The class.
+        text: The names that its body binds; None where its text is not known.
+    """
     members = dict(vars(cls))
+    body = members.keys() if text is None else text
+    generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
+    skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
     if issubclass(cls, enum.Enum):
         names = cls.__members__
         yield "__members__", {name: member.value for name, member in names.items()}
@@ -363,9 +373,9 @@ def _members(cls: type, body: Collection[str]) -> Iterator[tuple[str, Any]]:
         yield "__slots__", members["__slots__"]
     if issubclass(cls, tuple) and "_fields" in members:
         skipped |= _NAMEDTUPLE_DETAILS | set(members["_fields"])
-    text = members.get("__doc__")
-    if "__doc__" in body and isinstance(text, str) and not dataclasses.is_dataclass(cls):
-        yield "__doc__", text
+    docstring = members.get("__doc__")
+    if "__doc__" in body and isinstance(docstring, str) and not dataclasses.is_dataclass(cls):
+        yield "__doc__", docstring
     yield from _fields(cls)
     for name, member in sorted(members.items()):
         if isinstance(member, _SLOTS) or name in skipped:
@@ -423,7 +433,10 @@ def _member_functions(member: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_generated(cls: type, function: types.FunctionType) -> bool:
-    return dataclasses.is_dataclass(cls) and function.__code__.co_filename == "<string>"
+    """Says whether the standard library made a method of a dataclass, named tuple or enum."""
+    file = function.__code__.co_filename
+    is_record = dataclasses.is_dataclass(cls) or issubclass(cls, (tuple, enum.Enum))
+    return is_record and (file == "<string>" or path_kind(file) == "stdlib")
 
 
 def _cell_of(functions: list[types.FunctionType]) -> SourceFile | None:
