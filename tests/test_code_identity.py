@@ -338,6 +338,59 @@ def test_local_dataclass_with_super(project: Project) -> None:
     assert project.digest("Two") == two
 
 
+def test_hints_of_the_udf_count_where_they_are_read(project: Project) -> None:
+    project.write(
+        defs="class Row:\n    SIZE = 1\n"
+        "def helper(b: int):\n    return b\n"
+        "def udf(b: 'Row') -> int:\n    return helper(b)\n"
+        "class Model:\n    def __call__(self, b: 'Row') -> int:\n        return b\n"
+        "def make():\n    def inner(b: Row) -> int:\n        return b\n    return inner\n"
+        "made = make()\n"
+    )
+    names = ["udf", "Model", "made"]
+
+    def digests(*, hints: bool) -> list[str]:
+        found = {name: project.load(name) for name in names}
+        return [code_identity(item, hints=hints).digest for item in found.values()]
+
+    plain, read = digests(hints=False), digests(hints=True)
+    for old, new in [("-> int", "-> float"), ("SIZE = 1", "SIZE = 2")]:
+        project.edit("defs.py", old, new)
+        assert digests(hints=False) == plain
+        assert not set(digests(hints=True)) & set(read)
+        project.edit("defs.py", new, old)
+    project.edit("defs.py", "helper(b: int)", "helper(b: float)")
+    assert digests(hints=True) == read
+
+
+def test_factory_that_rebinds_a_variable_of_its_own(project: Project) -> None:
+    project.write(
+        defs="def make(n):\n    count = n\n    class Model:\n        def __call__(self, b):\n"
+        "            nonlocal count\n            count += 1\n            return count, K\n"
+        "    def inner(b):\n        nonlocal count\n        count += 1\n        return count, K\n"
+        "    return Model, inner\nK = 1\nModel, udf = make(3)\n"
+    )
+    before = [project.digest("Model"), project.digest("udf")]
+    for old, new in [("make(3)", "make(4)"), ("K = 1", "K = 2"), ("+= 1", "+= 2")]:
+        project.edit("defs.py", old, new)
+        assert not {project.digest("Model"), project.digest("udf")} & set(before)
+        project.edit("defs.py", new, old)
+
+
+def test_hints_of_classes_in_cells_reach_names() -> None:
+    constants = "class Config:\n    SIZE = 1\n"
+    functions = (
+        "import dataclasses\n@dataclasses.dataclass\nclass C:\n    x: Config\n"
+        "def udf(b):\n    return C(b)\n"
+        "class Model:\n    def __call__(self, b):\n        return C(b)\n"
+    )
+
+    def digests(constants: str) -> list[str]:
+        return console(CELLS.format(constants=constants, functions=functions), "1").split()
+
+    assert set(digests(constants)).isdisjoint(digests(constants.replace("1", "2")))
+
+
 def test_unstable_closure_names_its_path(project: Project) -> None:
     project.write(
         defs="import threading\ndef make(lock):\n    def inner(b):\n        return lock\n"

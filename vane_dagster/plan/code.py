@@ -38,7 +38,11 @@ class CodeIdentity:
 
 
 def code_identity(
-    obj: Callable[..., Any], *, version: str | None = None, files: LocalFiles | None = None
+    obj: Callable[..., Any],
+    *,
+    version: str | None = None,
+    files: LocalFiles | None = None,
+    hints: bool = False,
 ) -> CodeIdentity:
     """Tells the identity of a function, a class or a partial of one.
 
@@ -46,6 +50,7 @@ def code_identity(
         obj: The UDF.
         version: Stands for the code's content: with it only the name and the version are hashed.
         files: Reads what paths among the code's values name.
+        hints: Whether the type hints of the UDF itself are read, and so are part of its code.
 
     Raises:
         CodeIdentityError: Something that the UDF depends on has no stable identity, and no version
@@ -60,6 +65,10 @@ def code_identity(
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     reach = Reach(finder, module)
+    if hints:
+        name = target.__qualname__.replace("<locals>.", "")
+        names = {name, name.rpartition(".")[2]}
+        reach.hints_of = frozenset(names | {f"{item}.__call__" for item in names})
     encoder = ObjectEncoder(reach, files if version is None else LocalFiles(read=False))
     if version is None:
         token = encoder.digest(obj, target.__qualname__)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.effects import Effect, Program, loaded_program
 from vane_dagster.plan.hashing import combine, file_digest
+from vane_dagster.plan.introspection import Counting
 from vane_dagster.plan.modules import Finder, Module, Target
 from vane_dagster.plan.read_names import ReadNames, binding_units
 from vane_dagster.plan.syntax import ImportRef, Scan
@@ -33,10 +34,16 @@ class Reach:
         self._seen: set[tuple[str, str]] = set()
         self._whole: set[str] = set()
         self._read = ReadNames(finder)
+        self._walked: dict[int, tuple[Module, Unit]] = {}
+        self.hints_of: frozenset[str] = frozenset()
 
     def digest(self) -> str:
         """Hashes everything reached so far, in an order that the walk does not change."""
-        self._add_effects()
+        size = -1
+        while size != len(self._walked):  # each of the two may reach what matters to the other
+            self._count_texts()
+            size = len(self._walked)
+            self._add_effects()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
 
     def label(self, module: Module) -> str:
@@ -62,6 +69,14 @@ class Reach:
         self._follow(module, scan, names)
         self._drain()
 
+    def unit(self, module: Module, unit: Unit, names: Iterable[str]) -> None:
+        """Reaches what some code of a file reads and imports, and what it says about texts."""
+        self._walked[id(unit)] = (module, unit)
+        if module.is_source:
+            self.modules.add(module.name)
+            self.names(module, names)
+        self.imports(module, unit.scan, names)
+
     def module(self, name: str) -> None:
         """Reaches a module that code holds as an object."""
         self._read.module(name)
@@ -71,6 +86,33 @@ class Reach:
     def package(self, name: str) -> None:
         """Notes an installed package."""
         self.packages.add(name.partition(".")[0])
+
+    def _count_texts(self) -> None:
+        """Adds the docstrings and hints that count, and what those hints reach."""
+        done: set[int] = set()
+        size = -1
+        while size != len(self._walked):
+            size = len(self._walked)
+            pieces = [unit.evidence for _, unit in self._walked.values()]
+            counting = Counting(pieces, self._kind_of, self.hints_of)
+            for module, unit in list(self._walked.values()):
+                for name, nodes in counting.texts(unit.evidence):
+                    if nodes and id(nodes[0]) not in done:
+                        done.add(id(nodes[0]))
+                        self._count_text(module, name, Unit(unit.path, nodes))
+            self._drain()
+
+    def _count_text(self, module: Module, name: str, text: Unit) -> None:
+        self._facts[f"{self.label(module)}:{name} {text.digest}"] = ""
+        if module.name in self._whole:
+            self._follow(module, text.scan, text.names)
+        elif module.is_source:
+            self._read.unit(module, text)
+            self._read_unit(module, text)
+
+    def _kind_of(self, name: str) -> str | None:
+        module = self.finder.find(name)
+        return None if module is None else module.kind
 
     def _drain(self) -> None:
         while self._waiting:
@@ -86,6 +128,7 @@ class Reach:
                 self._read_unit(module, unit)
 
     def _read_unit(self, module: Module, unit: Unit) -> None:
+        self._walked[id(unit)] = (module, unit)
         names = set(unit.names | unit.reads.texts)
         if unit.reads.every:
             names |= set(self.finder.source(str(module.path)).units)
@@ -214,6 +257,7 @@ class Reach:
             return
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
+        self._walked[id(unit)] = (module, unit)
         self._follow(module, unit.scan, ())
 
     def _follow_import(self, name: str) -> None:

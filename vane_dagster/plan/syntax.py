@@ -1,4 +1,7 @@
-"""What code says, apart from its layout: syntax trees without docstrings, positions and types."""
+"""What code says, apart from its layout: syntax trees without positions and names of locals.
+
+Docstrings and type hints stand beside the tree, see `introspection`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.plan.hashing import combine
+from vane_dagster.plan.introspection import (
+    is_only_hint,
+    keep_module_docstring,
+    set_aside,
+    without_hint,
+)
+from vane_dagster.plan.scopes import Variable, free_variables, mark_locals
+from vane_dagster.plan.texts import evaluated, mark_texts
 
 Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
@@ -24,7 +35,8 @@ _GLOBAL_READS = frozenset(
 def parse(source: bytes | str) -> ast.Module:
     """Parses source and drops what cannot change a result.
 
-    Docstrings and other bare constants go, and so do the bodies of ``if TYPE_CHECKING``.
+    Bare constants go, and so do the bodies of ``if TYPE_CHECKING``. Docstrings and type hints are
+    set aside. What stays is marked: local variables, names that imports bind, imports by a text.
 
     Raises:
         SyntaxError: The source is not valid for this Python.
@@ -32,18 +44,24 @@ def parse(source: bytes | str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
-    stack: list[ast.AST] = [tree]
+    stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
     while stack:
-        node = stack.pop()
+        node, scope = stack.pop()
+        if isinstance(node, (ast.Module, *Definition)):
+            scope = node
+            set_aside(node)
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
-            if not body:
+            if not body or not isinstance(body, list):
                 continue
-            kept = list(_effective(body))
+            kept = [without_hint(item, scope) for item in _effective(body, scope)]
             if not kept and field != "orelse" and not isinstance(node, ast.Module):
                 kept = [ast.copy_location(ast.Pass(), body[0])]
             setattr(node, field, kept)
-        stack += inner_statements(node)
+        stack += [(item, scope) for item in inner_statements(node)]
+    keep_module_docstring(tree)
+    mark_texts(tree)
+    mark_locals(tree)
     return tree
 
 
@@ -53,21 +71,23 @@ def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
         yield from getattr(node, field, ())
 
 
-def _effective(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def _effective(body: Iterable[ast.stmt], scope: ast.AST) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        if isinstance(statement, ast.AnnAssign) and is_only_hint(statement, scope):
             continue
         if isinstance(statement, ast.If):
             test = statement.test
             if _is_type_checking(test):
-                yield from _effective(statement.orelse)
+                yield from _effective(statement.orelse, scope)
                 continue
             if (
                 isinstance(test, ast.UnaryOp)
                 and isinstance(test.op, ast.Not)
                 and _is_type_checking(test.operand)
             ):
-                yield from _effective(statement.body)
+                yield from _effective(statement.body, scope)
                 continue
         yield statement
 
@@ -84,9 +104,23 @@ class _End:
 def dump(nodes: Sequence[ast.AST]) -> str:
     """Writes nodes as text without positions; empty and absent fields are left out.
 
+    A local variable is written as its place in the order of appearance.
+
     It walks with its own stack, so long chains of operators don't pass the recursion limit, and
     a field that a later Python adds changes nothing as long as it is empty.
     """
+    return _dump(nodes, {})
+
+
+def local_labels(node: ast.AST) -> dict[str, str]:
+    """What `dump` writes for the variables of enclosing functions, by their names."""
+    places: dict[Variable, int] = {}
+    _dump([node], places)
+    free = free_variables(node)
+    return {name: f"local {places[item]}" for name, item in free.items() if item in places}
+
+
+def _dump(nodes: Sequence[ast.AST], places: dict[Variable, int]) -> str:
     out: list[str] = []
     stack: list[object] = [list(nodes)]
     while stack:
@@ -105,17 +139,26 @@ def dump(nodes: Sequence[ast.AST]) -> str:
             out.append("[")
             stack.append(_End())
             stack.extend(reversed(item))
+        elif isinstance(item, Variable) and not item.keeps_name:
+            out.append(f"local{places.setdefault(item, len(places))}")
         else:
+            item = item.name if isinstance(item, Variable) else item
             text = constant_text(item)
             out.append(f"{type(item).__name__}{len(text)}:{text}")
     return "".join(out)
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
+    variables = node.__dict__.get("variables")
     for name in node._fields:
         value = getattr(node, name, None)
         if name in _IGNORED_FIELDS:
             continue
+        if variables is not None:
+            if isinstance(value, str):
+                value = variables.get((name, None), value)
+            elif isinstance(node, ast.Nonlocal):
+                value = [variables.get((name, at), item) for at, item in enumerate(node.names)]
         if isinstance(node, ast.JoinedStr):
             # Some Pythons put empty texts between the parts of an f-string.
             value = [item for item in node.values if getattr(item, "value", None) != ""]
@@ -138,9 +181,30 @@ def tree_digest(nodes: Sequence[ast.AST]) -> str:
     return combine("tree", dump(nodes))
 
 
+def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
+    """Returns the module-level names that a function reads, without those of hints."""
+    texts = list(evaluated([node]))
+    named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    declared = {
+        name for item in ast.walk(node) if isinstance(item, ast.Global) for name in item.names
+    }
+    return global_names(code) & (named | declared) | global_names(compile_nodes(texts, "<text>"))
+
+
 def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
-    """Compiles statements that stand at module level, without running them."""
-    module = ast.Module(body=list(nodes), type_ignores=[])
+    """Compiles statements that stand at module level, without running them.
+
+    What the texts in them read when they are evaluated is read at the end.
+    """
+    read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
+    try:
+        return _compiled([*nodes, *read], filename)
+    except SyntaxError:
+        return _compiled([*_bound(nodes), *read], filename)
+
+
+def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
+    module = ast.Module(body=body, type_ignores=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -148,6 +212,21 @@ def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
             module, filename, "exec", flags=flags, dont_inherit=True, optimize=0
         )
     return code
+
+
+def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Puts nodes that rebind variables of an enclosing function into a function that binds them."""
+    inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
+    free = {name for node in nodes for name in free_variables(node)} if inner else set()
+    names = sorted(free.intersection(name for item in inner for name in item.names))
+    if not names:
+        return list(nodes)
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
+    bound = ast.Assign(targets, ast.Constant(None))
+    around = ast.parse("def around(): pass").body[0]
+    assert isinstance(around, ast.FunctionDef)
+    around.body = [bound, *nodes]
+    return [ast.fix_missing_locations(around)]
 
 
 def global_names(code: types.CodeType) -> set[str]:
@@ -199,6 +278,12 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
     while stack:
         node, guarded = stack.pop()
+        marks = node.__dict__
+        if "imports" in marks:
+            if marks["imports"] is None:
+                dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
+            stack += [(item, guarded) for item in marks["imports"] or ()]
+        stack += [(item, guarded) for item in marks.get("evaluated", ())]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports += import_refs(node, guarded)
             continue
@@ -207,12 +292,6 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             if chain:
                 chains.add(chain)
                 continue
-        if isinstance(node, ast.Call):
-            found = _import_call(node, guarded)
-            if isinstance(found, ImportRef):
-                imports.append(found)
-            elif found:
-                dynamic.append(node.lineno)
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
     return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
@@ -250,17 +329,6 @@ def root_name(node: ast.AST) -> str | None:
             node = node.value
         else:
             return None
-
-
-def _import_call(node: ast.Call, guarded: bool) -> ImportRef | bool:
-    chain = _chain(node.func)
-    if not chain or chain[-1] not in {"import_module", "__import__", "spec_from_file_location"}:
-        return False
-    first = getattr(node.args[0], "value", None) if node.args else None
-    if not isinstance(first, str) or chain[-1] == "spec_from_file_location":
-        return True
-    module = first.lstrip(".")
-    return ImportRef(module, len(first) - len(module), None, "", module, guarded, node.lineno)
 
 
 def _guarded_children(node: ast.AST) -> Sequence[ast.AST]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan import syntax
 from vane_dagster.plan.hashing import FileCache, combine
+from vane_dagster.plan.introspection import Evidence, evidence
 from vane_dagster.plan.reads import Reads, reads
 from vane_dagster.plan.syntax import ImportRef, Scan
 
@@ -36,6 +37,11 @@ class Unit:
     def scan(self) -> Scan:
         """What the statements import, inside functions too."""
         return syntax.scan(self.nodes)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the statements say about docstrings and hints."""
+        return evidence(self.nodes)
 
     @cached_property
     def names(self) -> frozenset[str]:

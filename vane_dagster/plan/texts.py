@@ -1,0 +1,283 @@
+"""Texts that name code: modules imported by a text, and expressions that are evaluated."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+# Functions that import what a text names, and how the text is written. Where a name is common, it
+# counts only where it is imported from that module.
+_IMPORTERS = {
+    "importlib.import_module": "module",
+    "importlib.__import__": "module",
+    "importlib.util.spec_from_file_location": "file",
+    "importlib.machinery.SourceFileLoader": "file",
+    "imp.load_source": "file",
+    "runpy.run_module": "module",
+    "runpy.run_path": "file",
+    "pkgutil.resolve_name": "object",
+    "pydoc.locate": "object",
+    "pydoc.safeimport": "module",
+    "builtins.__import__": "module",
+    "zope.dottedname.resolve.resolve": "object",
+    "django.utils.module_loading.import_string": "object",
+    "werkzeug.utils.import_string": "object",
+    "tornado.util.import_object": "object",
+    "traitlets.import_item": "object",
+    "hydra.utils.get_class": "object",
+    "hydra.utils.get_method": "object",
+    "hydra.utils.get_object": "object",
+    "kombu.utils.imports.symbol_by_name": "object",
+    "scrapy.utils.misc.load_object": "object",
+}
+_BY_LAST_NAME = {
+    "import_module": "module",
+    "__import__": "module",
+    "spec_from_file_location": "file",
+    "import_string": "object",
+}
+_EVALUATORS = frozenset({"eval", "exec", "compile"})
+_TARGET_KEY = "_target_"
+
+
+class Imported(str):
+    """The dotted path of an import that a name stands for; relative ones start with dots."""
+
+    __slots__ = ()
+
+
+def mark_texts(tree: ast.Module) -> None:
+    """Notes what names stand for, what calls import by a text, and the names that texts read.
+
+    Nodes get the attributes `stands_for` (names bound by imports), `imports` (a call's import
+    statements, or None where only a run knows them) and `reads` (names of the module that an
+    evaluated text may read).
+    """
+    nodes = list(ast.walk(tree))
+    bindings = _bindings(nodes)
+    shadowed = _bound_at_top(tree)
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in bindings:
+            also = {node.id} if node.id in shadowed else set()
+            node.__dict__["stands_for"] = frozenset(bindings[node.id] | also)
+    aliases = _aliases(nodes)
+    texts = _constant_texts(tree, nodes)
+    names = shadowed | bindings.keys()
+    called: set[int] = set()
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    called_names = {item.id for item in calls if isinstance(item, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            called.update((id(node.func), id(getattr(node.func, "func", None))))
+            _mark_call(node, aliases, texts, names)
+        elif isinstance(node, ast.Dict):
+            _mark_targets(node)
+        elif isinstance(node, ast.Subscript):
+            _mark_item(node, names)
+        elif isinstance(node, ast.Assign) and _alias(node) in called_names:
+            called.add(id(node.value))
+    for node in nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in called:
+            continue
+        if isinstance(node.ctx, ast.Load) and _style(node):
+            # Whoever gets the function imports by a name that is not here.
+            node.__dict__["imports"] = None
+
+
+def _bindings(nodes: list[ast.AST]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                path = alias.name if alias.asname else bound
+                found.setdefault(bound, set()).add(Imported(path))
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                path = f"{base}.{alias.name}" if node.module else base + alias.name
+                found.setdefault(alias.asname or alias.name, set()).add(Imported(path))
+    return found
+
+
+def _bound_at_top(tree: ast.Module) -> frozenset[str]:
+    found: set[str] = set()
+    stack: list[ast.AST] = list(tree.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif not isinstance(node, ast.Lambda):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            stack += ast.iter_child_nodes(node)
+    return frozenset(found)
+
+
+def paths(node: ast.AST) -> frozenset[str]:
+    """What a dotted name may stand for: `Imported` paths, else the name as it is written."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return frozenset({".".join(["?", *reversed(names)])} if names else ())
+    rest = "".join(f".{name}" for name in reversed(names))
+    roots = node.__dict__.get("stands_for", {node.id})
+    return frozenset(type(root)(root + rest) for root in roots)
+
+
+def _style(node: ast.AST) -> str | None:
+    """How a function that imports by a text wants it; None for any other function."""
+    if isinstance(node, ast.Call) and paths(node.func) == {"getattr"} and len(node.args) == 2:
+        name = node.args[1]
+        found = {f"{path}.{getattr(name, 'value', '?')}" for path in paths(node.args[0])}
+    else:
+        found = set(paths(node))
+    for path in found:
+        style = _IMPORTERS.get(path) or _BY_LAST_NAME.get(path.rpartition(".")[2])
+        if style:
+            return style
+    return None
+
+
+def _alias(node: ast.Assign) -> str | None:
+    """The name of ``load = importlib.import_module``."""
+    target = node.targets[0]
+    simple = len(node.targets) == 1 and isinstance(target, ast.Name)
+    if not simple or not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
+        return None
+    return target.id if isinstance(target, ast.Name) and _style(node.value) else None
+
+
+def _aliases(nodes: list[ast.AST]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in nodes:
+        name = _alias(node) if isinstance(node, ast.Assign) else None
+        if name is not None and isinstance(node, ast.Assign):
+            found[name] = _style(node.value) or ""
+    return found
+
+
+def _constant_texts(tree: ast.Module, nodes: list[ast.AST]) -> dict[str, str]:
+    """The texts that module-level names hold which nothing else binds."""
+    stores = (n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    times = Counter([*stores, *(n.arg for n in nodes if isinstance(n, ast.arg))])
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [item.id for item in node.targets if isinstance(item, ast.Name)]
+            if isinstance(node.value.value, str):
+                found |= {name: node.value.value for name in names if times[name] == 1}
+    return found
+
+
+def _text(node: ast.AST | None, texts: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Name):
+        return texts.get(node.id)
+    value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
+
+
+def _mark_call(
+    node: ast.Call, aliases: dict[str, str], texts: dict[str, str], names: frozenset[str]
+) -> None:
+    style = _style(node.func)
+    if style is None and isinstance(node.func, ast.Name):
+        style = aliases.get(node.func.id)
+    if style is not None:
+        first = node.args[0] if node.args else _keyword(node)
+        text = _text(first, texts)
+        node.__dict__["imports"] = None if text is None else _statements(node, text, style)
+        return
+    called = {path.removeprefix("builtins.") for path in paths(node.func)}
+    if called & _EVALUATORS:
+        _mark_evaluated(node, texts, names, (called & _EVALUATORS).pop())
+    elif called == {"globals"}:
+        node.__dict__["reads"] = names
+
+
+def _keyword(node: ast.Call) -> ast.expr | None:
+    known = ("name", "mod_name", "path", "dotted_path", "import_name")
+    return next((item.value for item in node.keywords if item.arg in known), None)
+
+
+def _statements(node: ast.AST, text: str, style: str) -> list[ast.stmt] | None:
+    level = len(text) - len(text.lstrip("."))
+    path = text[level:].replace(":", ".")
+    if style == "file" or not all(part.isidentifier() for part in path.split(".")):
+        return None
+    if style == "module" or "." not in path:
+        if level:
+            return [_at(node, ast.ImportFrom(path, [ast.alias("*")], level))]
+        return [_at(node, ast.Import([ast.alias(path)]))]
+    parts = path.split(".")
+    # `a.b.C.method`: what follows a class is its own.
+    classes = [index for index, part in enumerate(parts) if index and part[:1].isupper()]
+    parts = parts[: classes[0] + 1] if classes else parts
+    return [_at(node, ast.ImportFrom(".".join(parts[:-1]), [ast.alias(parts[-1])], level))]
+
+
+def _at(place: ast.AST, statement: ast.stmt) -> ast.stmt:
+    return ast.copy_location(statement, place)
+
+
+def _mark_targets(node: ast.Dict) -> None:
+    """``{"_target_": "a.b.C"}``, as Hydra's `instantiate` takes it."""
+    for key, value in zip(node.keys, node.values, strict=True):
+        if getattr(key, "value", None) == _TARGET_KEY:
+            text = getattr(value, "value", None)
+            found = _statements(node, text, "object") if isinstance(text, str) else None
+            node.__dict__["imports"] = found
+
+
+def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
+    """``sys.modules[...]``: a literal is an import, ``__name__`` is this module."""
+    if not isinstance(node.ctx, ast.Load) or paths(node.value) != {"sys.modules"}:
+        return
+    if isinstance(node.slice, ast.Name) and node.slice.id == "__name__":
+        node.__dict__["reads"] = names
+    else:
+        text = _text(node.slice, {})
+        node.__dict__["imports"] = None if text is None else _statements(node, text, "module")
+
+
+def _mark_evaluated(
+    node: ast.Call, texts: dict[str, str], names: frozenset[str], function: str
+) -> None:
+    first = node.args[0] if node.args else None
+    text = _text(first, texts)
+    tree = _parsed(text) if text is not None else None
+    if tree is not None:
+        mark_texts(tree)
+        node.__dict__["evaluated"] = tree.body
+        return
+    if isinstance(first, ast.Call) and "compile" in paths(first.func):
+        return
+    scope = node.args[1] if function != "compile" and len(node.args) > 1 else None
+    modes = [getattr(item, "value", None) for item in node.args[2:3]]
+    if function == "exec" or (function == "compile" and modes != ["eval"]):
+        # Statements may import anything.
+        node.__dict__["imports"] = None
+    elif not isinstance(scope, ast.Dict):
+        node.__dict__["reads"] = names
+
+
+def _parsed(text: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text.strip())
+        except (SyntaxError, ValueError):
+            return None
+
+
+def evaluated(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    """Yields statements that read what the texts in nodes read."""
+    for statement in nodes:
+        for node in ast.walk(statement):
+            yield from node.__dict__.get("evaluated", ())
+            for name in sorted(node.__dict__.get("reads", ())):
+                yield ast.Expr(ast.Name(name, ast.Load()))
