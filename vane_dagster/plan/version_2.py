@@ -112,7 +112,8 @@ def _mapped(spec: MapBatchesSpec) -> list[object]:
     module = getattr(target, "__module__", None) or "__main__"
     if udf.version is None or target is not udf.target or module in ("__main__", "__mp_main__"):
         raise _NotPlainError(spec.name)
-    call: Any = target.__call__ if udf.stateful else target
+    called: Any = target
+    call = called.__call__ if udf.stateful else called
     model = digest(
         combine("version", module, target.__qualname__, udf.version),
         _value(udf.constructor_args),
