@@ -28,6 +28,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
@@ -99,9 +100,9 @@ _RUNNERS = frozenset({
     "importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
     "importlib.reload", "execfile",
 })  # fmt: skip
-_MAX_APPLIED = 1000  # calls of users' functions by one statement
-_MAX_DEPTH = 40
-_MAX_CALLS = 40  # of parameters in one function; more are taken for unknown ones
+_MAX_VALUES = 40  # of one expression
+_MAX_WRITES = 160  # of one function
+_MAX_ROUNDS = 10
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
 _OPERATORS = (
     "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
@@ -135,6 +136,7 @@ class Origin(NamedTuple):
 Values = frozenset[Origin]
 NOTHING: Values = frozenset()
 LIBRARY = Origin("library", "", "")
+_INERT_VALUE = Origin("inert", "", "")
 
 
 @dataclass
@@ -146,22 +148,10 @@ class Summary:
     stores: set[tuple[Origin, Origin]] = field(default_factory=set)
     imports: dict[str, None] = field(default_factory=dict)
     unknown_imports: set[tuple[str, int]] = field(default_factory=set)
-    calls: dict[ParameterCall, None] = field(default_factory=dict)
 
     def size(self) -> int:
-        found = len(self.writes) + len(self.returns) + len(self.stores) + len(self.calls)
+        found = len(self.writes) + len(self.returns) + len(self.stores)
         return found + len(self.imports) + len(self.unknown_imports)
-
-
-class ParameterCall(NamedTuple):
-    """A call of a parameter or of its method: what it does is known when the parameter is."""
-
-    function: Values
-    receiver: Values
-    name: str
-    arguments: tuple[Values, ...]
-    keywords: tuple[tuple[str, Values], ...]
-    bare: bool | None
 
 
 @dataclass(frozen=True)
@@ -218,6 +208,19 @@ def _at(values: Values, path: str) -> Values:
     return _opened(plain) if path.endswith(CONTENT) and path != CONTENT else plain
 
 
+def _bounded(values: Values) -> Values:
+    """The values, or `LIBRARY` in place of too many: any use of it counts."""
+    return values if len(values) <= _MAX_VALUES else frozenset({LIBRARY})
+
+
+def _bind(bound: set[Origin], values: Iterable[Origin]) -> None:
+    if LIBRARY not in bound:
+        bound.update(values)
+        if len(bound) > _MAX_VALUES:
+            bound.clear()
+            bound.add(LIBRARY)
+
+
 def _one(value: Origin) -> Values:
     return frozenset({value})
 
@@ -232,6 +235,9 @@ class Program:
         self.modules: dict[str, Module] = {}
         self.code: dict[str, _Code] = {}
         self._keys: dict[int, str] = {}
+        self._aliases: dict[Origin, Values] = {}
+        self._class_of: dict[Origin, str] = {}
+        self._classing: set[Origin] = set()
         self.methods: dict[str, set[str]] = {}
         self.holds: dict[tuple[str, str], dict[str, set[Origin]]] = {}
         self.bindings: dict[tuple[str, str], set[Origin]] = {}
@@ -240,8 +246,6 @@ class Program:
         self._effects: dict[str, list[Effect]] = {}
         self._settled: set[str] = set()
         self.classes: dict[str, Origin] = {}
-        self.applied = 0
-        self.applying: set[tuple[str, Values]] = set()
         self.texts: dict[str, ast.Module] = {}
         self.round = 0
         self.lock = threading.Lock()
@@ -324,7 +328,8 @@ class Program:
             return
         modules = [self.modules[path] for path in sorted(self._settled)]
         size = -1
-        while size != self._size():
+        last = self.round + _MAX_ROUNDS
+        while size != self._size() and self.round < last:
             size = self._size()
             self.round += 1
             for module in modules:
@@ -350,7 +355,6 @@ class Program:
         source = self.source(module)
         frame.summary = Summary()
         for unit in source.statements if source is not None else ():
-            self.applied = 0
             frame.statement(unit.nodes[-1])
         self._expanded.clear()
 
@@ -363,7 +367,6 @@ class Program:
 
     def _effect(self, frame: _Frame, module: Module, unit: Unit) -> Effect:
         frame.summary = Summary()
-        self.applied = 0
         frame.statement(unit.nodes[-1])
         summary = frame.summary
         if summary.unknown_imports:
@@ -431,8 +434,27 @@ class Program:
 
     def aliases(self, values: Iterable[Origin]) -> Values:
         """Adds to values all that they are other names of."""
+        values = frozenset(values)
+        if len(values) != 1:
+            return frozenset().union(*(self.aliases((value,)) for value in values))
+        (value,) = values
+        if value.kind != "name":
+            return values
+        if value not in self._aliases:
+            found = self._find_aliases(value)
+            if self._classing:
+                return found  # which may lack what the class that is looked for has
+            self._aliases[value] = found
+        return self._aliases[value]
+
+    def grow(self) -> None:
+        """Forgets what was derived from the values of names, as a name has got another."""
+        self._aliases.clear()
+        self._class_of.clear()
+
+    def _find_aliases(self, value: Origin) -> Values:
         found: set[Origin] = set()
-        stack = list(values)
+        stack = [value]
         while stack:
             item = stack.pop()
             if item in found:
@@ -536,6 +558,8 @@ class Program:
 
     def library(self, name: str) -> Values:
         """The value of a dotted name outside of the user's code."""
+        if name.startswith("."):
+            return frozenset({LIBRARY})
         inert = name.partition(".")[0].startswith(tuple(_INERT)) and _root(name) in _INERT
         if inert or _root(name).startswith("dagster_"):
             return frozenset({Origin("inert", "", "")})
@@ -556,14 +580,25 @@ class Program:
             return value.place
         if value.kind == "function":
             return value.place if isinstance(self.code[value.place].node, ast.ClassDef) else ""
-        if value.kind == "name" and not value.attribute:
-            for other in self.aliases([value]):
-                if other.kind == "function" and not other.inside and not other.attribute:
-                    node = self.code[other.place].node
-                    if isinstance(node, ast.ClassDef):
-                        return other.place
-                if other.kind == "instance" and not other.inside and not other.attribute:
-                    return other.place
+        if value.kind != "name" or value.attribute or value in self._classing:
+            return ""
+        if value not in self._class_of:
+            self._classing.add(value)
+            key = self._find_class(value)
+            self._classing.discard(value)
+            if self._classing:
+                return key
+            self._class_of[value] = key
+        return self._class_of[value]
+
+    def _find_class(self, value: Origin) -> str:
+        for other in sorted(self.aliases([value])):
+            if other.inside or other.attribute:
+                continue
+            if other.kind == "instance":
+                return other.place
+            if other.kind == "function" and isinstance(self.code[other.place].node, ast.ClassDef):
+                return other.place
         return ""
 
     def lineage(self, key: str) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -606,15 +641,18 @@ class Program:
 
     def summary(self, key: str) -> Summary:
         """What a function does when it is called."""
-        summary = self._summaries.setdefault(key, Summary())
+        known = self._summaries.setdefault(key, Summary())
         code = self.code[key]
-        if not isinstance(code.node, ast.ClassDef) and code.frame.done_in != self.round:
-            # Once in a round: what a recursion lacks, the next round adds.
-            code.frame.done_in = self.round
-            code.frame.summary = summary
-            applied, self.applied = self.applied, 0
-            code.frame.run(code.node)
-            self.applied = applied
+        if isinstance(code.node, ast.ClassDef) or code.frame.done_in == self.round:
+            return known  # where it calls itself, what the round before found
+        code.frame.done_in = self.round
+        summary = code.frame.summary = Summary()
+        code.frame.run(code.node)
+        if max(len(summary.writes), len(summary.stores)) > _MAX_WRITES:
+            summary.writes, summary.stores = {LIBRARY}, set()
+        if len(summary.returns) > _MAX_VALUES:
+            summary.returns = {LIBRARY}
+        self._summaries[key] = summary
         return summary
 
 
@@ -670,12 +708,10 @@ class _Frame:
     def is_module(self) -> bool:
         return self.parent is None
 
-    def chain(self) -> Iterator[_Frame]:
-        """Yields the frame and those around it."""
-        frame: _Frame | None = self
-        while frame is not None:
-            yield frame
-            frame = frame.parent
+    @cached_property
+    def own_keys(self) -> frozenset[str]:
+        """The keys of the function and of those around it."""
+        return frozenset({self.key}) | (self.parent.own_keys if self.parent is not None else set())
 
     # Statements.
 
@@ -818,7 +854,16 @@ class _Frame:
             self.summary.stores |= {(Origin("name", self.path, name), item) for item in values}
         else:
             own = Origin("name", self.path, name)
-            self.names.setdefault(name, set()).update(v for v in values if v != own)
+            known = self.names.setdefault(name, set())
+            size = len(known)
+            if LIBRARY not in known:
+                known.update(value for value in values if value != own)
+            if len(known) > _MAX_VALUES:
+                known.clear()
+                known.add(LIBRARY)
+                size = -1 if size != 1 else size
+            if len(known) != size:
+                self.program.grow()
 
     def _write(self, values: Iterable[Origin], *, passed: bool = False) -> None:
         for value in values:
@@ -850,6 +895,8 @@ class _Frame:
     def _write_passed(self, values: Iterable[Origin]) -> None:
         """Notes that unknown code is given values: it may change them and what they hold."""
         for value in values:
+            if value == LIBRARY:
+                self.summary.writes.add(value)
             if not self._is_constant(value) and value.kind not in ("library", "value", "new"):
                 plain = value._replace(inside=False)
                 self._write([plain, *_opened([plain])], passed=True)
@@ -904,6 +951,7 @@ class _Frame:
         else:
             if ref.name == "*":
                 self.stars[module.name] = None
+                program.grow()
                 return
             inner = program.find(f"{module.name}.{ref.name}")
             if inner is not None and inner.kind == "own":
@@ -1171,7 +1219,7 @@ class _Frame:
             arguments = [*arguments, *[spread | given for given in arguments] * 3]
         if bare and chained and any(item.kind == "new" for item in receiver):
             self.summary.writes.add(LIBRARY)
-        return self._invoke(function, receiver, name, arguments, keywords, bare)
+        return _bounded(self._invoke(function, receiver, name, arguments, keywords, bare))
 
     def _special(
         self,
@@ -1281,22 +1329,9 @@ class _Frame:
         passed: Values = frozenset(value for given in everything for value in given)
         found: set[Origin] = set()
         known = False
-        deferred = frozenset(item for item in function | receiver if item.kind == "parameter")
-        if deferred and len(self.summary.calls) < _MAX_CALLS:
-            call = ParameterCall(
-                function & deferred,
-                receiver & deferred,
-                name,
-                tuple(arguments),
-                tuple(sorted(keywords.items())),
-                bare,
-            )
-            self.summary.calls[call] = None
-            found |= _held(passed) | _opened(receiver & deferred) | _held(function & deferred)
-            function, receiver = function - deferred, receiver - deferred
-            if not function and not receiver:
-                return frozenset(found)
-        targets = program.aliases(function)
+        if self._is_inert_parameter(receiver if name else function):
+            return frozenset({_INERT_VALUE})
+        targets = program.aliases(self._with_bindings(function))
         bound = [item._replace(inside=False) for item in targets if item.inside]
         if bound:  # as by functools.partial
             arguments = [given | frozenset(bound) for given in [*arguments, *map(_one, bound)]]
@@ -1316,18 +1351,20 @@ class _Frame:
             elif item.kind == "builtin" and not receiver:
                 known = True
                 found |= self._call_builtin(item.name, passed, everything, bare)
-            elif item.kind == "parameter" and not item.attribute:
-                known = True
-                self._write_passed(passed)
-                found |= _held(passed)
             elif item.kind == "instance" and not item.attribute:
                 method = program.method(item.place, "__call__")
                 if method:
                     known = True
                     found |= self._apply(method, [function, *arguments], keywords)
-        if "inert" in kinds:
+        if "inert" in kinds and not any(item.kind == "parameter" for item in function):
             return frozenset(found)
-        if bare is not None and kinds != {"function"} | kinds & {"name", "module"}:
+        libraries = {item.name for item in targets if item.kind == "library"}
+        only_wraps = bool(libraries) and libraries <= _DECORATORS | {"functools.partial"}
+        if (
+            bare is not None
+            and not only_wraps
+            and kinds != {"function"} | kinds & {"name", "module"}
+        ):
             self._call_passed(passed, everything, found)
         objects = frozenset(item for item in receiver if not program.is_module(item))
         if name and "library" not in kinds and (objects or not receiver):
@@ -1336,6 +1373,30 @@ class _Frame:
             self._write_passed(passed | function)
             found |= _held(passed | function)
         return frozenset(found)
+
+    def _with_bindings(self, values: Values) -> Values:
+        """Adds to parameters what any call gave for them."""
+        found: set[Origin] = set()
+        stack = list(values)
+        while stack:
+            item = stack.pop()
+            if item in found:
+                continue
+            found.add(item)
+            if item.kind == "parameter":
+                bound = frozenset(self.program.bindings.get((item.place, item.name), ()))
+                given = _at(bound, item.attribute)
+                stack += _held(given) if item.inside else given
+        return frozenset(found)
+
+    def _is_inert_parameter(self, values: Values) -> bool:
+        """Says whether values are parameters for which only inert values are ever given."""
+        if not any(item.kind == "parameter" for item in values):
+            return False
+        given = [item for item in self._with_bindings(values) if item.kind != "parameter"]
+        return bool(given) and all(
+            any(other.kind == "inert" for other in self.program.aliases([item])) for item in given
+        )
 
     def _run_function(
         self, item: Origin, arguments: list[Values], keywords: dict[str, Values]
@@ -1370,7 +1431,7 @@ class _Frame:
         found: set[Origin] = set()
         owners = {
             key
-            for item in program.aliases(receiver)
+            for item in program.aliases(self._with_bindings(receiver))
             if not item.inside and not item.attribute and (key := program.class_of(item))
         }
         methods = {method for key in owners for method in program.methods_of(key, name)}
@@ -1410,7 +1471,7 @@ class _Frame:
         """Calls the functions that are given to a call, with the other arguments."""
         functions = {
             item
-            for item in self.program.aliases(passed)
+            for item in self.program.aliases(self._with_bindings(passed))
             if item.kind == "function" and not item.attribute
         }
         for item in sorted(functions):
@@ -1428,6 +1489,9 @@ class _Frame:
     def _call_library(
         self, name: str, passed: Values, everything: list[Values], bare: bool | None
     ) -> Values:
+        if not name:
+            self.summary.writes.add(LIBRARY)  # it may be anything
+            return frozenset({LIBRARY})
         root = _root(name)
         last = name.rpartition(".")[2]
         if (root in _PURE or name.startswith(_PURE_NAMES)) and name not in _IMPURE:
@@ -1468,25 +1532,6 @@ class _Frame:
     def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
         """Does what a user's function does, with its parameters replaced by arguments."""
         program = self.program
-        program.applied += 1
-        passed = frozenset(v for given in [*arguments, *keywords.values()] for v in given)
-        step = (key, passed)
-        if step in program.applying:
-            return NOTHING
-        if program.applied > _MAX_APPLIED or len(program.applying) > _MAX_DEPTH:
-            self.summary.writes.add(LIBRARY)  # what it does is not bounded, so it counts
-            return _held(passed)
-        program.applying.add(step)
-        try:
-            return self._apply_summary(key, arguments, keywords)
-        finally:
-            program.applying.discard(step)
-
-    def _apply_summary(
-        self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]
-    ) -> Values:
-        program = self.program
-        summary = program.summary(key)
         code = program.code[key]
         node_arguments = getattr(code.node, "args", None)
         names: list[str] = []
@@ -1495,22 +1540,25 @@ class _Frame:
         rest = frozenset(v for given in arguments[len(names) :] for v in given)
         rest |= frozenset(v for n, given in keywords.items() if n not in names for v in given)
 
-        own_keys = {frame.key for frame in self.chain()}
+        own_keys = self.own_keys
         for position in range(len(names)):
             if position < len(arguments):
                 bound = program.bindings.setdefault((key, str(position)), set())
-                bound |= {v for v in arguments[position] if v.place != key}
+                _bind(bound, (v for v in arguments[position] if v.place != key))
+        for name, given in keywords.items():
+            position_or_name = str(names.index(name)) if name in names else name
+            bound = program.bindings.setdefault((key, position_or_name), set())
+            _bind(bound, (v for v in given if v.place != key))
+        summary = program.summary(key)
 
         def replaced(value: Origin) -> Values:
             if value.kind == "parameter" and value.place != key and value.place not in own_keys:
                 # Of a function around this one, which has returned: any call may have been it.
-                given = frozenset(
+                return frozenset(
                     item
-                    for item in program.bindings.get((value.place, value.name), ())
+                    for item in self._with_bindings(frozenset({value}))
                     if item.kind != "parameter" or item.place in own_keys
                 )
-                given = _at(given, value.attribute)
-                return _held(given) if value.inside else given
             if value.kind != "parameter" or value.place != key:
                 return frozenset({value})
             found: set[Origin] = set()
@@ -1525,23 +1573,14 @@ class _Frame:
             else:
                 found |= keywords.get(value.name, NOTHING)
             given = frozenset(found)
-            given = _at(given, value.attribute)
+            given = _at(_bounded(given), value.attribute)
             return _held(given) if value.inside else given
-
-        def all_replaced(values: Values) -> Values:
-            return frozenset(item for value in values for item in replaced(value))
 
         for write in list(summary.writes):
             if write.kind == "parameter":
                 self._write(replaced(write))
             else:
                 self.summary.writes.add(write)
-        for call in list(summary.calls):
-            function, receiver = map(all_replaced, call[:2])
-            if function | receiver or not call.function | call.receiver:
-                given = [all_replaced(item) for item in call.arguments]
-                options = {item: all_replaced(values) for item, values in call.keywords}
-                self._invoke(function, receiver, call.name, given, options, call.bare)
         for container, value in list(summary.stores):
             plain = container._replace(attribute="")
             for one in replaced(plain):
@@ -1549,10 +1588,7 @@ class _Frame:
         self.summary.imports.update(summary.imports)
         self.summary.unknown_imports |= summary.unknown_imports
         returned = frozenset(v for value in list(summary.returns) for v in replaced(value))
-        is_generator = isinstance(code.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
-            isinstance(item, (ast.Yield, ast.YieldFrom)) for item in ast.walk(code.node)
-        )
-        return returned | _opened(returned) if is_generator else returned
+        return _bounded(returned)
 
 
 _BUILTINS = frozenset(dir(builtins))
