@@ -1,5 +1,7 @@
 """Edits of what runs while the modules of a project are imported, apart from what its code reads."""
 
+# ruff: noqa: E501  # projects of a few lines each
+
 from __future__ import annotations
 
 from edits import Edit
