@@ -69,16 +69,14 @@ def changed(parts: Sequence[PartInfo], run_id: str) -> list[Changed]:
         parts: The parts of a partition.
         run_id: The run that asks.
     """
-    own = [part for part in parts if part.made and part.made.run_id == run_id]
-    others = [part for part in parts if part.made and part.made.run_id != run_id]
-    workers = versions(own)
+    workers = versions(part for part in parts if part.made and part.made.run_id == run_id)
     found = []
-    for name, then in versions(others).items():
+    for name, then in versions(parts).items():
         here = version_of(name)
         now = workers.get(name) or ([here] if here else [])
         if now and (former := [version for version in then if version not in now]):
             texts = {f"{name}=={version}" for version in former}
-            count = sum(not texts.isdisjoint(part.made.packages) for part in others if part.made)
+            count = sum(not texts.isdisjoint(part.made.packages) for part in parts if part.made)
             found.append(Changed(name, former, now, count))
     return found
 
