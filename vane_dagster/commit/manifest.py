@@ -350,6 +350,13 @@ _MADE_CODEC = Codec(
     },
     read={"workers": tuple, "packages": tuple},
 )
+
+
+def _made_record(made: Made) -> dict[str, Any]:
+    record = _MADE_CODEC.record(made)
+    return {name: value for name, value in record.items() if value or name != "packages"}
+
+
 _PART_CODEC = Codec(
     PartInfo,
     {
@@ -368,7 +375,7 @@ _PART_CODEC = Codec(
         "measures": "measures",
     },
     read={"made": _optional(_MADE_CODEC.load)},
-    write={"made": _optional(_MADE_CODEC.record)},
+    write={"made": _optional(_made_record)},
 )
 _FRAGMENT_CODEC = Codec(
     FragmentRecord,

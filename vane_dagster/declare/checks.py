@@ -219,6 +219,8 @@ class PackagesUnchanged(Check):
     name: str = field(default="packages_unchanged", kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
+    kind: ClassVar[str] = "packages_unchanged"
+    thresholds: ClassVar[Mapping[str, str]] = {}
     lasting: ClassVar[bool] = False
 
     @property

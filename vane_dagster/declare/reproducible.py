@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -34,12 +34,18 @@ class Reproducible(Check):
         columns: The columns that are compared; by default all.
     """
 
+    kind: ClassVar[str] = "reproducible"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "rows": "rows",
+        "tolerance": "tolerance",
+        "columns": "columns",
+    }
+    at_commit: ClassVar[bool] = False
+
     rows: int = 20
     tolerance: float | tuple[float, float] = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     name: str = field(default="reproducible", kw_only=True)
-
-    at_commit: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
