@@ -1,4 +1,4 @@
-"""Edits of what runs while the modules of a project are imported, apart from what its code reads."""
+"""Edits of what runs while modules are imported, apart from what the code itself reads."""
 
 # ruff: noqa: E501  # projects of a few lines each
 
@@ -153,7 +153,8 @@ plugin(
 )
 plugin(
     "a subclass registers itself",
-    "from registry import Base\nclass clean(Base):\n    def __new__(cls, b):\n        return b + 1\n",
+    "from registry import Base\nclass clean(Base):\n    def __new__(cls, b):\n"
+    "        return b + 1\n",
 )
 plugin(
     "a subclass of a subclass registers itself",
@@ -557,7 +558,8 @@ beside(
 )
 beside(
     "a path",
-    "from pathlib import Path\nROOT = Path('1').absolute()\nROOT.mkdir(exist_ok=True) if 0 else None\n",
+    "from pathlib import Path\nROOT = Path('1').absolute()\n"
+    "ROOT.mkdir(exist_ok=True) if 0 else None\n",
     changes=False,
 )
 beside(
@@ -646,11 +648,13 @@ inside(
 )
 inside(
     "registered in a loop",
-    "R = []\ndef register(x):\n    R.append(x)\nfor x in (1, 3):\n    register(x)\ndef udf(b):\n    return R\n",
+    "R = []\ndef register(x):\n    R.append(x)\nfor x in (1, 3):\n"
+    "    register(x)\ndef udf(b):\n    return R\n",
 )
 inside(
     "registered in a comprehension",
-    "R = []\ndef register(x):\n    R.append(x)\n[register(x) for x in (1, 3)]\ndef udf(b):\n    return R\n",
+    "R = []\ndef register(x):\n    R.append(x)\n[register(x) for x in (1, 3)]\n"
+    "def udf(b):\n    return R\n",
 )
 inside(
     "registered in an assignment",
@@ -662,27 +666,36 @@ inside(
 )
 inside(
     "a partial registers",
-    "import functools\nR = []\ndef add(r, x):\n    r.append(x)\nput = functools.partial(add, R)\nput(1)\ndef udf(b):\n    return R\n",
+    "import functools\nR = []\ndef add(r, x):\n    r.append(x)\n"
+    "put = functools.partial(add, R)\nput(1)\ndef udf(b):\n    return R\n",
 )
 inside(
     "an instance registers itself",
-    "R = []\nclass P:\n    def __init__(self, k):\n        self.k = k\n        R.append(self)\np = P(1)\ndef udf(b):\n    return [x.k for x in R]\n",
+    "R = []\nclass P:\n    def __init__(self, k):\n        self.k = k\n"
+    "        R.append(self)\np = P(1)\ndef udf(b):\n    return [x.k for x in R]\n",
 )
 inside(
     "a class registers its instances",
-    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n        P.known.append(self)\nP(1)\ndef udf(b):\n    return [x.k for x in P.known]\n",
+    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n"
+    "        P.known.append(self)\nP(1)\ndef udf(b):\n"
+    "    return [x.k for x in P.known]\n",
 )
 inside(
     "an instance that is bound, and registers through its class",
-    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n        type(self).known.append(k)\np = P(1)\ndef udf(b):\n    return P.known\n",
+    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n"
+    "        type(self).known.append(k)\np = P(1)\ndef udf(b):\n"
+    "    return P.known\n",
 )
 inside(
     "__init_subclass__",
-    "R = {}\nclass B:\n    def __init_subclass__(cls):\n        R[cls.__name__] = cls\nclass X(B):\n    k = 1\ndef udf(b):\n    return R['X'].k\n",
+    "R = {}\nclass B:\n    def __init_subclass__(cls):\n"
+    "        R[cls.__name__] = cls\nclass X(B):\n    k = 1\ndef udf(b):\n"
+    "    return R['X'].k\n",
 )
 inside(
     "__subclasses__",
-    "class B:\n    pass\nclass X(B):\n    k = 1\ndef udf(b):\n    return [c.k for c in B.__subclasses__()]\n",
+    "class B:\n    pass\nclass X(B):\n    k = 1\ndef udf(b):\n"
+    "    return [c.k for c in B.__subclasses__()]\n",
 )
 inside("globals()", "K = 0\nglobals()['K'] = 1\ndef udf(b):\n    return K\n")
 inside("globals().update", "K = 0\nglobals().update(K=1)\ndef udf(b):\n    return K\n")
@@ -693,7 +706,8 @@ inside(
 )
 inside(
     "the module from sys.modules, under a name",
-    "import sys\nK = 0\nme = sys.modules[__name__]\nsetattr(me, 'K', 1)\ndef udf(b):\n    return K\n",
+    "import sys\nK = 0\nme = sys.modules[__name__]\nsetattr(me, 'K', 1)\n"
+    "def udf(b):\n    return K\n",
 )
 inside("exec", "K = 0\nexec('K = 1')\ndef udf(b):\n    return K\n")
 inside("a name that eval reads", "K = 1\ndef udf(b):\n    return eval('K')\n")
@@ -709,22 +723,26 @@ inside(
 )
 inside(
     "a global statement two calls away",
-    "K = 0\ndef setup(k):\n    global K\n    K = k\ndef main():\n    setup(1)\nok = main()\ndef udf(b):\n    return K\n",
+    "K = 0\ndef setup(k):\n    global K\n    K = k\ndef main():\n    setup(1)\n"
+    "ok = main()\ndef udf(b):\n    return K\n",
 )
 inside(
     "singledispatch",
-    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(str)\ndef _(x):\n    return 1\ndef udf(b):\n    return f(b)\n",
+    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
+    "@f.register(str)\ndef _(x):\n    return 1\ndef udf(b):\n    return f(b)\n",
 )
 inside(
     "singledispatch by a call",
-    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\nf.register(str, lambda x: 1)\ndef udf(b):\n    return f(b)\n",
+    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
+    "f.register(str, lambda x: 1)\ndef udf(b):\n    return f(b)\n",
 )
 inside(
     "an attribute of a function", "def f():\n    return f.k\nf.k = 1\ndef udf(b):\n    return f()\n"
 )
 inside(
     "a base class's registered abstract",
-    "import abc\nclass B(abc.ABC):\n    pass\nclass X:\n    k = 1\nif 1:\n    B.register(X)\ndef udf(b):\n    return isinstance(b, B)\n",
+    "import abc\nclass B(abc.ABC):\n    pass\nclass X:\n    k = 1\nif 1:\n"
+    "    B.register(X)\ndef udf(b):\n    return isinstance(b, B)\n",
     "if 1",
     "if 0",
 )
@@ -740,13 +758,15 @@ inside(
 )
 inside(
     "a walk over classes",
-    "class A:\n    pass\nclass B:\n    pass\nfor c in [A, B]:\n    c.k = 1\ndef udf(b):\n    return A.k\n",
+    "class A:\n    pass\nclass B:\n    pass\nfor c in [A, B]:\n    c.k = 1\n"
+    "def udf(b):\n    return A.k\n",
 )
 inside("the environment", "import os\nos.environ['VANE_EDIT'] = '1'\ndef udf(b):\n    return b\n")
 inside("at exit", "import atexit\natexit.register(int, 1)\ndef udf(b):\n    return b\n")
 inside(
     "an unread dict",
-    "C, D = {}, {}\ndef fill(d, k):\n    d['k'] = k\nfill(D, 1)\nfill(C, 3)\ndef udf(b):\n    return C\n",
+    "C, D = {}, {}\ndef fill(d, k):\n    d['k'] = k\nfill(D, 1)\nfill(C, 3)\n"
+    "def udf(b):\n    return C\n",
     changes=False,
 )
 inside(
@@ -773,22 +793,33 @@ inside(
 )
 inside(
     "a function made of what is read",
-    "D = {'a': 3}\ndef total(d, k):\n    return sum(d.values()) + k\nT = total(D, 1)\ndef udf(b):\n    return D\n",
+    "D = {'a': 3}\ndef total(d, k):\n    return sum(d.values()) + k\n"
+    "T = total(D, 1)\ndef udf(b):\n    return D\n",
     changes=False,
 )
 inside(
     "another plugin of the same decorator",
-    "R = {}\ndef register(f):\n    if f.__name__ in R:\n        raise KeyError\n    R[f.__name__] = f\n    return f\n@register\ndef other(b):\n    return 1\n@register\ndef udf(b):\n    return b\n",
+    "R = {}\ndef register(f):\n    if f.__name__ in R:\n        raise KeyError\n"
+    "    R[f.__name__] = f\n    return f\n@register\ndef other(b):\n"
+    "    return 1\n@register\ndef udf(b):\n    return b\n",
     changes=False,
 )
 inside(
     "another route of the same object",
-    "class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n        def keep(f):\n            self.routes[path] = f\n            return f\n        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n    return 1\n@app.route('/u')\ndef udf(b):\n    return b\n",
+    "class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n        def keep(f):\n"
+    "            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n"
+    "    return 1\n@app.route('/u')\ndef udf(b):\n    return b\n",
     changes=False,
 )
 inside(
     "a route, for who reads them",
-    "class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n        def keep(f):\n            self.routes[path] = f\n            return f\n        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n    return 1\ndef udf(b):\n    return app.routes['/o'](b)\n",
+    "class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n        def keep(f):\n"
+    "            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n"
+    "    return 1\ndef udf(b):\n    return app.routes['/o'](b)\n",
 )
 inside(
     "a test",
@@ -939,7 +970,8 @@ plugin(
 )
 plugin(
     "the enter of a class",
-    "import registry\nclass Given:\n    def __enter__(self):\n        registry.REGISTRY['clean'] = 1\n"
+    "import registry\nclass Given:\n    def __enter__(self):\n"
+    "        registry.REGISTRY['clean'] = 1\n"
     "    def __exit__(self, *a):\n        pass\nwith Given():\n    pass\n",
 )
 plugin(
@@ -955,8 +987,10 @@ plugin(
 )
 plugin(
     "a constructor of a base",
-    "import registry\nclass Plugin:\n    def __init__(self, k):\n        registry.REGISTRY['clean'] = k\n"
-    "class Mine(Plugin):\n    def __init__(self, k):\n        super().__init__(k)\nmine = Mine(1)\n",
+    "import registry\nclass Plugin:\n    def __init__(self, k):\n"
+    "        registry.REGISTRY['clean'] = k\n"
+    "class Mine(Plugin):\n    def __init__(self, k):\n"
+    "        super().__init__(k)\nmine = Mine(1)\n",
 )
 plugin(
     "a class method registers",
@@ -971,7 +1005,8 @@ plugin(
 plugin(
     "an instance that keeps the dict",
     "import registry\nclass Book:\n    def __init__(self, r):\n        self.r = r\n"
-    "    def put(self, k):\n        self.r['clean'] = k\nbook = Book(registry.REGISTRY)\nbook.put(1)\n",
+    "    def put(self, k):\n        self.r['clean'] = k\n"
+    "book = Book(registry.REGISTRY)\nbook.put(1)\n",
 )
 plugin(
     "an instance that is given the dict later",
@@ -1029,7 +1064,8 @@ beside(
 )
 beside(
     "a class that a library extends",
-    "import functools\nfrom model import Model\nfunctools.update_wrapper(Model, print, ('__doc__',) * 1)\n",
+    "import functools\nfrom model import Model\n"
+    "functools.update_wrapper(Model, print, ('__doc__',) * 1)\n",
 )
 beside(
     "a subclass's dict that its base has",
@@ -1047,7 +1083,8 @@ beside(
 )
 beside(
     "a library's own registry",
-    "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('x1')\nclass X:\n    pass\n",
+    "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('x1')\n"
+    "class X:\n    pass\n",
 )
 beside("a codec", "import codecs\ncodecs.register(lambda name: 1)\n")
 beside(
@@ -1057,7 +1094,10 @@ beside(
 )
 beside(
     "a function that a wrapper is put around",
-    "import functools\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a):\n        print(1)\n        return f(*a)\n    return inner\n@timed\ndef work():\n    import random\n    random.seed(3)\n",
+    "import functools\ndef timed(f):\n    @functools.wraps(f)\n"
+    "    def inner(*a):\n        print(1)\n        return f(*a)\n"
+    "    return inner\n@timed\ndef work():\n    import random\n"
+    "    random.seed(3)\n",
     changes=False,
 )
 beside(
@@ -1092,7 +1132,9 @@ beside(
 )
 beside(
     "an instance of another class",
-    "class Thing:\n    def __init__(self, k):\n        self.k = k\n        self.all = []\n        self.all.append(k)\nthing = Thing(1)\nthing.k = 1\n",
+    "class Thing:\n    def __init__(self, k):\n        self.k = k\n"
+    "        self.all = []\n        self.all.append(k)\nthing = Thing(1)\n"
+    "thing.k = 1\n",
     changes=False,
 )
 inside("a list in a dict", "D = {'a': []}\nD['a'].append(1)\ndef udf(b):\n    return D\n")
@@ -1116,11 +1158,13 @@ inside(
 )
 inside(
     "a list that was put in by a function",
-    "D = {}\ndef keep(x):\n    D['l'] = x\n    return x\nL = keep([])\nM = []\nkeep(M)\nM.append(1)\ndef udf(b):\n    return D\n",
+    "D = {}\ndef keep(x):\n    D['l'] = x\n    return x\nL = keep([])\nM = []\n"
+    "keep(M)\nM.append(1)\ndef udf(b):\n    return D\n",
 )
 inside(
     "a list that was given to an instance",
-    "class H:\n    def __init__(self, l):\n        self.l = l\nL = []\nh = H(L)\nL.append(1)\ndef udf(b):\n    return h.l\n",
+    "class H:\n    def __init__(self, l):\n        self.l = l\nL = []\nh = H(L)\n"
+    "L.append(1)\ndef udf(b):\n    return h.l\n",
 )
 inside(
     "setattr in a loop",
@@ -1129,23 +1173,29 @@ inside(
 inside("locals() of the module", "K = 0\nlocals()['K'] = 1\ndef udf(b):\n    return K\n")
 inside(
     "a metaclass's registry",
-    "class Meta(type):\n    known = {}\n    def __new__(m, n, b, d):\n        c = super().__new__(m, n, b, d)\n        m.known[n] = c\n        return c\nclass A(metaclass=Meta):\n    k = 1\ndef udf(b):\n    return Meta.known['A'].k\n",
+    "class Meta(type):\n    known = {}\n    def __new__(m, n, b, d):\n"
+    "        c = super().__new__(m, n, b, d)\n        m.known[n] = c\n"
+    "        return c\nclass A(metaclass=Meta):\n    k = 1\ndef udf(b):\n"
+    "    return Meta.known['A'].k\n",
 )
 inside(
     "a counter in a function",
-    "N = [0]\ndef count(f):\n    N[0] += 1\n    return f\nif 1:\n    x = count(3)\ndef udf(b):\n    return N\n",
+    "N = [0]\ndef count(f):\n    N[0] += 1\n    return f\nif 1:\n"
+    "    x = count(3)\ndef udf(b):\n    return N\n",
     "if 1",
     "if 0",
 )
 inside(
     "a conditional import",
-    "import os\nif os.name == 'posix':\n    from json import dumps as f\nelse:\n    from json import loads as f\ndef udf(b):\n    return f(b)\n",
+    "import os\nif os.name == 'posix':\n    from json import dumps as f\nelse:\n"
+    "    from json import loads as f\ndef udf(b):\n    return f(b)\n",
     "'posix'",
     "'nt'",
 )
 inside(
     "a class decorator that patches another class",
-    "class A:\n    k = 0\ndef patch(c):\n    A.k = c.k\n    return c\n@patch\nclass B:\n    k = 1\ndef udf(b):\n    return A.k\n",
+    "class A:\n    k = 0\ndef patch(c):\n    A.k = c.k\n    return c\n@patch\n"
+    "class B:\n    k = 1\ndef udf(b):\n    return A.k\n",
 )
 inside("a name that a loop binds", "for K in (1, 3):\n    pass\ndef udf(b):\n    return K\n")
 edit(
@@ -1153,7 +1203,8 @@ edit(
     "1",
     "2",
     defs="import plugins\nfrom app import app\ndef udf(b):\n    return app.routes['/x'](b)\n",
-    app="class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n"
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n"
     "        def keep(f):\n            self.routes[path] = f\n            return f\n"
     "        return keep\napp = App()\n",
     plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",
@@ -1164,7 +1215,8 @@ edit(
     "2",
     changes=False,
     defs="import plugins\nfrom app import app\n@app.route('/u')\ndef udf(b):\n    return b\n",
-    app="class App:\n    def __init__(self):\n        self.routes = {}\n    def route(self, path):\n"
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n"
     "        def keep(f):\n            self.routes[path] = f\n            return f\n"
     "        return keep\napp = App()\n",
     plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",

@@ -23,8 +23,6 @@ into what these return, write nothing; libraries listed as pure write nothing th
 from __future__ import annotations
 
 import ast
-import builtins
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,73 +31,29 @@ from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan import syntax
-from vane_dagster.plan.modules import Finder, Module
+from vane_dagster.plan.libraries import (
+    BUILTINS,
+    DECORATOR,
+    DECORATORS,
+    FRESH,
+    GETTERS,
+    IMPORTERS,
+    IMPURE,
+    INERT,
+    ITEM_WRITERS,
+    PURE,
+    PURE_NAMES,
+    READERS,
+    RUNNERS,
+    SCALARS,
+    is_state_verb,
+)
+from vane_dagster.plan.modules import Finder, Module, submodules
 from vane_dagster.plan.syntax import ImportRef
 from vane_dagster.plan.units import SourceFile, Unit
 
 CONTENT = "[]"  # the attribute of an origin for what an object holds under keys
 SUBCLASSES = "__subclasses__"
-_INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
-_PURE = frozenset({
-    "__future__", "abc", "argparse", "base64", "collections", "contextlib", "copy", "dataclasses",
-    "datetime", "enum", "fractions", "functools", "hashlib", "inspect", "itertools", "json", "math",
-    "numbers", "pathlib", "pprint", "re", "statistics", "string", "struct", "textwrap", "time",
-    "traceback", "types", "typing", "typing_extensions", "uuid", "zoneinfo",
-})  # fmt: skip
-_PURE_NAMES = (
-    "os.path.", "os.environ.get", "os.environ.copy", "os.getenv", "os.getcwd", "os.cpu_count",
-    "os.fspath", "sys.stdout.", "sys.stderr.", "gc.collect", "platform.", "operator.itemgetter",
-    "operator.attrgetter", "operator.methodcaller", "importlib.metadata.", "importlib.resources.",
-    "threading.Lock", "threading.RLock", "threading.local",
-)  # fmt: skip
-# Functions of the modules above that change what they are given, or the process.
-_IMPURE = frozenset({
-    "dataclasses.dataclass", "functools.total_ordering", "functools.update_wrapper",
-    "abc.update_abstractmethods", "struct.pack_into", "time.tzset", "enum.global_enum",
-    "contextlib.chdir", "contextlib.redirect_stdout", "copy.dispatch_table",
-})  # fmt: skip
-_DECORATOR = "functools.cache"  # stands for what returns what it is given
-_DECORATORS = frozenset({
-    "functools.cache", "functools.lru_cache", "functools.wraps", "functools.singledispatch",
-    "contextlib.contextmanager", "abc.abstractmethod", "typing.overload", "typing.final",
-    "enum.unique", "typing.runtime_checkable", "typing.no_type_check",
-})  # fmt: skip
-# Libraries whose functions return new objects: a change of one is no change of the library.
-_FRESH = frozenset({"duckdb", "numpy", "pandas", "polars", "pyarrow", "torch"})
-_ITEM_WRITERS = frozenset({
-    "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft",
-    "insert", "intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove",
-    "reverse", "rotate", "setdefault", "sort", "symmetric_difference_update", "update",
-    "__setitem__", "__delitem__",
-})  # fmt: skip
-_READERS = frozenset({
-    "absolute", "as_posix", "capitalize", "casefold", "copy", "count", "decode", "difference",
-    "encode", "endswith", "exists", "expanduser", "find", "format", "format_map", "get", "glob",
-    "hexdigest", "index", "intersection", "is_dir", "is_file", "isdigit", "isdisjoint", "issubset",
-    "issuperset", "items", "iterdir", "join", "joinpath", "keys", "lower", "lstrip", "match",
-    "most_common", "partition", "read_bytes", "read_text", "relative_to", "removeprefix",
-    "removesuffix", "replace", "resolve", "rglob", "rpartition", "rsplit", "rstrip", "search",
-    "split", "splitlines", "startswith", "strip", "sub", "title", "union", "upper", "values",
-    "with_name", "with_suffix", "__getitem__", "__len__", "__contains__", "__iter__",
-    SUBCLASSES,
-})  # fmt: skip
-_GETTERS = frozenset({"get", "__getitem__"})
-_STATE_VERBS = frozenset({
-    "activate", "add", "append", "apply", "autolog", "basicconfig", "clear", "component",
-    "configure", "disable", "enable", "extend", "factory", "init", "initialize", "insert",
-    "install", "instrument", "load", "login", "manual", "monkey", "patch", "pop", "putenv",
-    "register", "remove", "reset", "seed", "set", "setdefault", "setlocale", "setup", "unregister",
-    "update", "use",
-})  # fmt: skip
-_LOADERS = frozenset({"load", "loads", "init"})  # verbs that mostly return what is new
-_IMPORTERS = frozenset({
-    "importlib.import_module", "importlib.__import__", "__import__", "pydoc.locate",
-    "pkgutil.resolve_name", "importlib.util.find_spec",
-})  # fmt: skip
-_RUNNERS = frozenset({
-    "importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
-    "importlib.reload", "execfile",
-})  # fmt: skip
 _MAX_VALUES = 40  # of one expression
 _MAX_WRITES = 160  # of one function
 _MAX_ROUNDS = 10
@@ -402,7 +356,7 @@ class Program:
             yield top
             found = self.find(top)
             for folder in (found.search or ()) if found is not None else ():
-                yield from _below(folder, top)
+                yield from submodules(folder, top)
 
     def _is_own_package(self, name: str) -> bool:
         module = self.find(name)
@@ -560,7 +514,7 @@ class Program:
         """The value of a dotted name outside of the user's code."""
         if name.startswith("."):
             return frozenset({LIBRARY})
-        inert = name.partition(".")[0].startswith(tuple(_INERT)) and _root(name) in _INERT
+        inert = name.partition(".")[0].startswith(tuple(INERT)) and _root(name) in INERT
         if inert or _root(name).startswith("dagster_"):
             return frozenset({Origin("inert", "", "")})
         return frozenset({Origin("library", "", name)})
@@ -675,16 +629,6 @@ def loaded_program(finder: Finder, roots: Sequence[str]) -> Program:
 
 def _root(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _below(folder: str, name: str) -> Iterator[str]:
-    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
-        stem, suffix = os.path.splitext(entry.name)
-        if entry.is_file() and suffix == ".py" and stem != "__init__":
-            yield f"{name}.{stem}"
-        elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
-            yield f"{name}.{entry.name}"
-            yield from _below(entry.path, f"{name}.{entry.name}")
 
 
 class _Frame:
@@ -874,7 +818,7 @@ class _Frame:
                     if not passed:
                         self.summary.writes.add(item)
                 elif item.kind == "value" and not item.inside:
-                    if not passed and _root(item.name) not in _FRESH:
+                    if not passed and _root(item.name) not in FRESH:
                         self.summary.writes.add(LIBRARY)
                 elif item.kind in ("every", "parameter") and not item.inside:
                     self.summary.writes.add(item)
@@ -1130,8 +1074,8 @@ class _Frame:
             frame = frame.parent
         source = self.program.sources.get(self.path)
         if source is not None:
-            is_bound = name in source.units and (name not in _BUILTINS or name in source.bound)
-            if is_bound or (source.stars and name not in _BUILTINS):
+            is_bound = name in source.units and (name not in BUILTINS or name in source.bound)
+            if is_bound or (source.stars and name not in BUILTINS):
                 return frozenset({Origin("name", self.path, name)})
         if name in self.names:
             return frozenset(self.names[name])
@@ -1235,9 +1179,9 @@ class _Frame:
         builtin = {item.name for item in function if item.kind == "builtin"} if not name else set()
         texts = [item.value if isinstance(item, ast.Constant) else None for item in node.args]
         everything = frozenset({Origin("every", self.path, "")})
-        if (names | builtin) & _IMPORTERS and "find_spec" not in " ".join(names):
+        if (names | builtin) & IMPORTERS and "find_spec" not in " ".join(names):
             return self._import_call(node, texts[0] if texts else None)
-        if names & _RUNNERS:
+        if names & RUNNERS:
             self.summary.unknown_imports.add((self.path, node.lineno))
             return NOTHING
         if builtin & {"globals", "locals"} or (builtin & {"vars"} and not node.args):
@@ -1359,7 +1303,7 @@ class _Frame:
         if "inert" in kinds and not any(item.kind == "parameter" for item in function):
             return frozenset(found)
         libraries = {item.name for item in targets if item.kind == "library"}
-        only_wraps = bool(libraries) and libraries <= _DECORATORS | {"functools.partial"}
+        only_wraps = bool(libraries) and libraries <= DECORATORS | {"functools.partial"}
         if (
             bare is not None
             and not only_wraps
@@ -1436,7 +1380,7 @@ class _Frame:
         }
         methods = {method for key in owners for method in program.methods_of(key, name)}
         is_unknown = not owners or not all(program.method(key, name) for key in owners)
-        if is_unknown and receiver and name not in _ITEM_WRITERS | _READERS:
+        if is_unknown and receiver and name not in ITEM_WRITERS | READERS:
             # It may be any method of that name, beside a library's.
             methods |= program.methods.get(name, set())
         for method in sorted(methods):
@@ -1446,16 +1390,16 @@ class _Frame:
                 found |= self._apply(method, arguments, keywords)
         if methods and not is_unknown:
             return frozenset(found)
-        if name in _READERS:
+        if name in READERS:
             items = _opened(receiver)
-            return frozenset(found) | _held(passed) | (items if name in _GETTERS else _held(items))
+            return frozenset(found) | _held(passed) | (items if name in GETTERS else _held(items))
         if name in _PATH_WRITERS and bare:
             self.summary.writes.add(LIBRARY)
         kinds = {item.kind for item in program.aliases(receiver) if not item.inside}
         if "builtin" in kinds and arguments:
             self._write(arguments[0])  # as in dict.update(D, a=1)
         is_library = "new" in kinds or "value" in kinds
-        if is_library and name not in _ITEM_WRITERS and _is_state_verb(name):
+        if is_library and name not in ITEM_WRITERS and is_state_verb(name):
             self.summary.writes.add(LIBRARY)
         self._write(
             item
@@ -1463,7 +1407,7 @@ class _Frame:
             if bare or item.kind != "value"  # else its result is what is wanted of it
         )
         self._store(receiver, passed)
-        if name not in _ITEM_WRITERS and receiver:
+        if name not in ITEM_WRITERS and receiver:
             self._write_passed(passed)
         return frozenset(found) | _held(passed) | _opened(receiver)
 
@@ -1494,26 +1438,26 @@ class _Frame:
             return frozenset({LIBRARY})
         root = _root(name)
         last = name.rpartition(".")[2]
-        if (root in _PURE or name.startswith(_PURE_NAMES)) and name not in _IMPURE:
+        if (root in PURE or name.startswith(PURE_NAMES)) and name not in IMPURE:
             if name == "functools.partial":
                 functions = {v for given in everything[:1] for v in given}
                 return frozenset(functions) | _held(passed - functions)
-            if name in _DECORATORS:
+            if name in DECORATORS:
                 is_function = passed and name != "functools.wraps"
-                return passed if is_function else frozenset({Origin("library", "", _DECORATOR)})
+                return passed if is_function else frozenset({Origin("library", "", DECORATOR)})
             return _held(passed)
-        if name not in _IMPURE and (bare or _is_state_verb(last, assigned=True)):
+        if name not in IMPURE and (bare or is_state_verb(last, assigned=True)):
             self.summary.writes.add(Origin("library", "", name))
         self._write_passed(passed)
-        if name in _IMPURE:
+        if name in IMPURE:
             return passed
-        kind = "new" if last[:1].isupper() or root in _FRESH else "value"
+        kind = "new" if last[:1].isupper() or root in FRESH else "value"
         return frozenset({Origin(kind, "", name)}) | _held(passed)
 
     def _call_builtin(
         self, name: str, passed: Values, everything: list[Values], bare: bool | None
     ) -> Values:
-        if name not in _BUILTINS:
+        if name not in BUILTINS:
             self._write_passed(passed)
             return _held(passed)
         if name in ("map", "filter") and everything:
@@ -1527,7 +1471,7 @@ class _Frame:
             return _held(_opened(passed))
         if name == "open":
             return frozenset({Origin("value", "", "io.open")})
-        return NOTHING if name in _SCALARS else _held(passed)
+        return NOTHING if name in SCALARS else _held(passed)
 
     def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
         """Does what a user's function does, with its parameters replaced by arguments."""
@@ -1589,23 +1533,6 @@ class _Frame:
         self.summary.unknown_imports |= summary.unknown_imports
         returned = frozenset(v for value in list(summary.returns) for v in replaced(value))
         return _bounded(returned)
-
-
-_BUILTINS = frozenset(dir(builtins))
-_SCALARS = frozenset({
-    "abs", "all", "any", "ascii", "bin", "bool", "bytes", "callable", "chr", "divmod", "float",
-    "format", "frozenset", "hasattr", "hash", "hex", "id", "input", "int", "isinstance",
-    "issubclass", "len", "oct", "ord", "pow", "print", "range", "repr", "round", "str", "sum",
-})  # fmt: skip
-
-
-def _is_state_verb(name: str, *, assigned: bool = False) -> bool:
-    """Says whether a function's name says that it changes the state of its library."""
-    words = name.lower().strip("_").split("_")
-    if assigned and (name in _LOADERS or (words[0] == "load" and words[-1] != "dotenv")):
-        return False
-    whole = name.lower()
-    return words[0] in _STATE_VERBS or words[-1] == "seed" or whole.startswith("set")
 
 
 def _loaded(node: ast.expr) -> ast.expr:

@@ -324,14 +324,15 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
     if unit.scan.dynamic:
         top = finder.find(module.label.partition(".")[0])
         for folder in (top.search or ()) if top is not None else ():
-            yield from _below(folder, module.label.partition(".")[0])
+            yield from submodules(folder, module.label.partition(".")[0])
 
 
-def _below(folder: str, name: str) -> Iterator[str]:
+def submodules(folder: str, name: str) -> Iterator[str]:
+    """Yields the names of all modules in the folder of a package."""
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         stem, suffix = os.path.splitext(entry.name)
         if entry.is_file() and suffix == ".py" and stem != "__init__":
             yield f"{name}.{stem}"
         elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
             yield f"{name}.{entry.name}"
-            yield from _below(entry.path, f"{name}.{entry.name}")
+            yield from submodules(entry.path, f"{name}.{entry.name}")
