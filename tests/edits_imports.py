@@ -1,6 +1,6 @@
 """Edits of what runs while modules are imported, apart from what the code itself reads."""
 
-# ruff: noqa: E501  # projects of a few lines each
+# projects of a few lines each
 
 from __future__ import annotations
 
