@@ -1278,3 +1278,27 @@ edit(
     plugins__init="",
     plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
 )
+
+# Known limits: the results cannot change.
+beside(
+    "a library is given the class",
+    "import weakref\nfrom model import Model\nMODELS = weakref.WeakSet([Model])\n"
+    "SIZE = MODELS, 1\n",
+    "([Model])",
+    "([Model, Model])",
+    needless=True,
+    changes=False,
+)
+beside(
+    "a class attribute that nobody reads",
+    "from model import Model\nModel.unread = 1\n",
+    needless=True,
+    changes=False,
+)
+inside(
+    "another plugin where the decorator reads the registry",
+    "R = {}\ndef register(f):\n    R[f.__name__] = f\n    return R[f.__name__]\n"
+    "@register\ndef other(b):\n    return 1\n@register\ndef udf(b):\n    return b\n",
+    needless=True,
+    changes=False,
+)

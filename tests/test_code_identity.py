@@ -263,6 +263,18 @@ def test_every_form_of_import_is_followed(project: Project, line: str) -> None:
     assert project.digest() != before.digest
 
 
+def test_plugins_that_are_imported_by_computed_names_are_sent_along(project: Project) -> None:
+    project.write(
+        defs="import loader\nloader.load('plugins')\ndef udf(b):\n    return b\n",
+        loader="import importlib, pkgutil\ndef load(package):\n"
+        "    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):\n"
+        "        importlib.import_module(f'{package}.{info.name}')\n",
+        plugins__in____init__="",
+        plugins__in__one="",
+    )
+    assert project.identity().modules == ("defs", "loader", "plugins", "plugins.one")
+
+
 def test_own_file_imported_back_counts_name_by_name(project: Project) -> None:
     project.write(
         defs="from back import f\nK = 1\ndef udf(b):\n    return f(b)\n"

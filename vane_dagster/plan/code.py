@@ -1,9 +1,10 @@
 """The identity of a UDF: what its code says, and that of everything of the user's that it reaches.
 
 Nothing is run or imported: files are read as they are on disk. In the file that holds the UDF only
-the names that it reaches count; of another module of the user's, the whole module counts. A
-package's ``__init__`` that only stands on the way to an imported module counts by its own
-text. Installed packages are listed, not hashed.
+the names that it reaches count; of another module of the user's that is reached by name, the whole
+module counts. Of every module that is executed on the way, packages' ``__init__`` among them, those
+statements count that change what is reached or the state of a library (see `effects`). Installed
+packages are listed, not hashed.
 """
 
 from __future__ import annotations
@@ -78,5 +79,7 @@ def code_identity(
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         digest = combine("version", where, target.__qualname__, version)
-    seeds = reach.modules if module is None else reach.modules | {module.name}
+    seeds = reach.modules | reach.imported
+    if module is not None:
+        seeds.add(module.name)
     return CodeIdentity(digest, closure(finder, seeds), tuple(sorted(reach.packages)))

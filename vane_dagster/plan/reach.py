@@ -28,6 +28,7 @@ class Reach:
         self.finder = finder
         self.modules: set[str] = set()
         self.packages: set[str] = set()
+        self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
         self._waiting: deque[tuple[Module, str]] = deque()
@@ -165,6 +166,8 @@ class Reach:
                 if not found:
                     break
             changed = self._changed_names(program, counting.values())
+        # Closures of imports lack those by a computed name.
+        self.imported = {name for effect in trace for name in effect.imports}
         parts = [
             part
             for effect in trace
