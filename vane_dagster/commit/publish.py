@@ -61,8 +61,9 @@ def publish(
         SchemaError: If the target has another schema.
     """
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    store.require_announced(*place)
     name = store.latest(*place[:2], [place[2]]).get(place[2])
+    if name is None or name.unfinished:
+        store.require_announced(*place)
     former = None
     if name is not None and name.content == manifest.content:
         former = store.read(*place, name).published

@@ -54,9 +54,7 @@ def stored_parts(
         folder, label = publisher.staging, STAGING
     existing = store.existing_parts(folder)
     named = {part.name: part for part in manifest.parts} if manifest else {}
-    kept = {part.key for part in named.values()}
-    first = [next((key for key in each if key in kept), each[0]) for each in keys]
-    published = publisher.parts(manifest, first, store) if publisher else None
+    published = publisher.parts(manifest, [each[0] for each in keys], store) if publisher else None
     found: dict[int, Part] = {}
     leaving = set()
     unread: dict[int, dict[str, Location]] = {}
@@ -64,7 +62,7 @@ def stored_parts(
         if index in known:
             continue
         staying: dict[str, Location] = {}
-        for key in dict.fromkeys((first[index], *candidates)):
+        for key in candidates:
             staged = existing.get(key, {})
             if published is None:
                 staying |= {file: place for file, place in staged.items() if file in named}

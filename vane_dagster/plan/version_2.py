@@ -109,11 +109,10 @@ def _mapped(spec: MapBatchesSpec) -> list[object]:
     target: Any = udf.target
     while isinstance(target, (functools.partial, staticmethod, classmethod)):
         target = target.func if isinstance(target, functools.partial) else target.__func__
+    call = target.__call__ if udf.stateful else target
     module = getattr(target, "__module__", None) or "__main__"
     if udf.version is None or target is not udf.target or module in ("__main__", "__mp_main__"):
         raise _NotPlainError(spec.name)
-    called: Any = target
-    call = called.__call__ if udf.stateful else called
     model = digest(
         combine("version", module, target.__qualname__, udf.version),
         _value(udf.constructor_args),
