@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 from conftest import write_source
 from pools_process import MODELS
 
@@ -20,6 +22,7 @@ from vane_dagster.errors import ClusterLostError
 from vane_dagster.execute import head_watch
 from vane_dagster.execute.cluster import Head, LocalHead
 from vane_dagster.execute.head_watch import HeadWatch
+from vane_dagster.execute.keeper_client import KeeperClient
 
 SETTINGS = {"name": "lost", "num_cpus": 2}
 
@@ -88,7 +91,11 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
     if lost in ("raylet", "both"):
         os.kill(head.raylet_pid, signal.SIGKILL)
 
-    said = run.communicate(timeout=120)[0]
+    try:
+        said = run.communicate(timeout=120)[0]
+    finally:
+        run.kill()
+        run.wait()
     assert run.returncode == 0, said[-4000:]
     (failure,) = [line for line in said.splitlines() if line.startswith("STEP_FAILURE")]
     assert "stage 'docs/slow', partition 'a'" in failure
@@ -156,6 +163,28 @@ def test_a_watch_that_is_closed_finds_nothing():
     watch.check()
     clock[0] += 1000
     watch.check()
+
+
+def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):
+    """After `ray.shutdown` any call would have Ray connect again, to a head that is gone."""
+    asked = []
+    keeper = KeeperClient.__new__(KeeperClient)
+    keeper.watch = HeadWatch(Gcs(), "node", 60.0)
+    keeper.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
+
+    def wait(calls, timeout):
+        """As if the head was found to be gone while the answer is waited for."""
+        asked.append(calls)
+        keeper.watch.lost = "the head is gone"
+        return calls, []
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", asked.append)
+    with pytest.raises(ClusterLostError, match="the head is gone"):
+        keeper.ask("heartbeat")
+    with pytest.raises(ClusterLostError, match="the head is gone"):
+        keeper.ask("heartbeat")
+    assert asked == [["call"]]
 
 
 def test_a_call_waits_until_the_head_answers():

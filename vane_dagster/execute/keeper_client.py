@@ -113,11 +113,17 @@ class KeeperClient:
         import ray
 
         while True:
-            if self.watch is not None:
-                self.watch.check()
+            self._check()
             left = max(1.0, deadline - time.monotonic())
-            if ray.wait([call], timeout=min(left, _LOOK_SECONDS))[0] or left == 1.0:
+            ended = ray.wait([call], timeout=min(left, _LOOK_SECONDS))[0] or left == 1.0
+            self._check()
+            if ended:
                 return ray.get(call, timeout=left)
+
+    def _check(self) -> None:
+        """Ends a call to a lost cluster: after `ray.shutdown` Ray would connect again by itself."""
+        if (watch := self.watch) is not None:
+            watch.check()
 
     def tell(self, method: str, *args: Any) -> None:
         """Calls a method and does not wait."""

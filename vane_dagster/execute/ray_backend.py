@@ -100,7 +100,8 @@ class RayBackend:
 
     def close(self) -> None:
         """Ends what watches the cluster. Warm pools stay."""
-        self._keeper.watch = None
+        if not self._watch.lost:  # else it ends calls that would have Ray connect again
+            self._keeper.watch = None
         self._watch.close()
 
     def claims(self, run_id: str) -> RayClaims:
