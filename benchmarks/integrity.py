@@ -122,7 +122,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     arguments = cloudpickle.dumps(((), {}))
     op = CallUdf(arguments, None, "pyarrow", 8192, "one_to_one", 1, ("id",))
     worker = host.Host()
-    worker._caller = calls.Caller(ModelSpec("f", False, "plain", "", b""), fn)
+    worker.models.hold(ModelSpec("f", False, "plain", "", b""), fn)
     shares, totals = [], []
     for repeat in range(REPEATS):
         target = PartTarget(Location(str(root / "out")), f"{repeat:040x}", "id", ("y",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import threading
 import time
@@ -50,12 +51,22 @@ class Caller:
         self._style = model.style
         self.sizes = BatchSize()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._room: asyncio.Semaphore | None = None
+        self._rooms: list[asyncio.Semaphore] = []
         if model.style in ("async", "async_generator"):
             self._loop = asyncio.new_event_loop()
             protect_tasks(self._loop)
             threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         self.health = Health(target, self._loop)
+
+    def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> Caller:
+        """A caller of another version of the code.
+
+        It has the same loop, to which the model's state may be bound, and the same batch sizes.
+        """
+        other = copy.copy(self)
+        other._target, other._label, other._style = target, model.label, model.style
+        other.health = Health(target, self._loop)
+        return other
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
@@ -115,9 +126,9 @@ class Caller:
 
     def room(self, size: int) -> asyncio.Semaphore:
         """What bounds the batches in flight in this worker, over all its slices."""
-        if self._room is None:
-            self._room = asyncio.Semaphore(size)
-        return self._room
+        if not self._rooms:
+            self._rooms.append(asyncio.Semaphore(size))
+        return self._rooms[0]
 
     def answers(self, given: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """What a synchronous call gives: one result, or several."""

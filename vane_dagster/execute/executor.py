@@ -29,7 +29,7 @@ from vane_dagster.execute.stream import Stream
 from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
 from vane_dagster.execute.work_claims import Claims, NoClaims
-from vane_dagster.plan.definition import pool_identity
+from vane_dagster.plan.definition import constructed_identity, pool_identity
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.shipping import CodeBundle
 from vane_dagster.plan.stored_parts import stored_parts
@@ -146,12 +146,13 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
-            requests = Requests(
-                plan, store, state.parts, lease.id, state.run_id, state.faults_allowed
-            )
+            called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
+            versions = {stage: model.version for stage, model in called.items() if model}
+            given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
+            requests = Requests(*given, versions)
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
-            given = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
-            Stream(*given, look_up, priority).run()
+            wave = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
+            Stream(*wave, look_up, priority).run()
         finally:
             lease.release()
 
@@ -204,13 +205,22 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
     assert isinstance(spec, MapBatchesSpec)
     udf, cpus = spec.udf, checked.capacity.cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
+    constructed = constructed_identity(plan.pipeline, spec)
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
         workers=spec.concurrency or (1, max(1, useful)),
         bundle=spec.resources.bundle(),
         slots=2 if udf.is_async else 1,
-        model=ModelSpec(udf.name, udf.stateful, udf.style, bundle.digest, bundle.payload),
+        model=ModelSpec(
+            udf.name,
+            udf.stateful,
+            udf.style,
+            bundle.digest,
+            bundle.payload,
+            constructed.shares_state,
+            plan.forced,
+        ),
         archive=bundle.archive,
         env_vars=spec.env_vars,
         upkeep=spec.upkeep,

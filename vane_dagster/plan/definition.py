@@ -18,6 +18,7 @@ from vane_dagster.declare.stage import (
 from vane_dagster.declare.udf import Udf
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
+from vane_dagster.plan.constructor import ConstructorIdentity, constructor_identity
 from vane_dagster.plan.digest import value_digest
 from vane_dagster.plan.inputs import quarantining
 
@@ -138,16 +139,37 @@ def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> s
         ) from error
 
 
+def constructed_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> ConstructorIdentity:
+    """Identity of the code that a stage's workers have run before they are called.
+
+    Raises:
+        CodeIdentityError: If it has no stable identity.
+    """
+    if isinstance(spec, AskSpec):
+        return ConstructorIdentity(_provider(pipeline, spec).digest, False)
+    udf = spec.udf
+    given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
+    try:
+        return constructor_identity(udf.target, given, version=udf.version)
+    except CodeIdentityError as error:
+        raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
+
+
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Digest of a model definition: stages that have the same share warm workers; 16 hex digits.
+    """Digest of what a worker constructs, and where: stages that have the same share warm workers.
 
     A function's arguments count too: it may keep what it loaded from a file that one of them names,
-    and must not meet it again once the file has changed.
+    and must not meet it again once the file has changed. 16 hex digits.
     """
+    udf = spec.udf
     bundle = sorted(spec.resources.bundle().items())
-    in_flight = spec.max_concurrency if spec.udf.is_async else 1
-    arguments = "" if spec.udf.stateful else _arguments(pipeline, spec)
-    model = model_identity(pipeline, spec)
+    in_flight = spec.max_concurrency if udf.is_async else 0
+    arguments = "" if udf.stateful else _arguments(pipeline, spec)
+    model = digest(
+        constructed_identity(pipeline, spec).digest,
+        _value(pipeline, spec, "fn_constructor_args", udf.constructor_args),
+        _value(pipeline, spec, "fn_constructor_kwargs", udf.constructor_kwargs),
+    )
     return digest(model, arguments, bundle, in_flight, sorted(spec.env_vars))[:16]
 
 

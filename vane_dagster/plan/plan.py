@@ -114,6 +114,7 @@ class RunPlan:
         source: The source, as its files are read.
         warnings: What is wrong in the store and was passed over.
         listed_at: By the monotonic clock, when the store was not listed yet.
+        forced: Whether everything selected is computed again.
     """
 
     pipeline: Pipeline
@@ -125,6 +126,7 @@ class RunPlan:
     source: ParquetSource
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
+    forced: bool = False
 
     def missing(self, stage: str) -> int:
         """Fragments of a stage that have to be computed, over all partitions."""

@@ -75,7 +75,7 @@ def plan_run(
                 failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at,
+        planner.warnings, listed_at, force,
     )  # fmt: skip
 
 

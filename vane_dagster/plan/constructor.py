@@ -1,0 +1,721 @@
+"""What a model's constructor depends on, so that an edit of its calls can keep the weights.
+
+A worker constructs a model once. When only the code of its calls was edited, a view of the new
+class may share what was constructed (`execute.model_versions`). That gives the same results as a
+new construction if these hold, for each version that meets the state:
+
+- What the constructor reaches is the same: it is this identity. So objects in the state that are
+  of the user's classes, or are functions of theirs, run code that is the same in both versions.
+- Calls leave nothing behind: see `side_effects`.
+- Nothing that the constructor makes lies outside of the state and is read by calls: no class or
+  module-level object that may be changed is reached by both, and neither writes to modules.
+
+Where one of these cannot be shown from the source, the identity covers all of the code, and each
+edit loads the model again. A function keeps nothing but modules, and follows the same rules.
+"""
+
+from __future__ import annotations
+
+import abc
+import ast
+import logging
+import pathlib
+import re
+import sys
+import types
+import typing
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.plan import syntax
+from vane_dagster.plan.code import code_identity
+from vane_dagster.plan.hashing import combine, file_digest
+from vane_dagster.plan.modules import Finder, Module, closure
+from vane_dagster.plan.reach import Reach
+from vane_dagster.plan.side_effects import (
+    CONSTRUCTORS,
+    FUNCTIONS,
+    Effects,
+    Escapes,
+    Function,
+    ModuleNames,
+    parameters,
+)
+from vane_dagster.plan.syntax import Scan
+from vane_dagster.plan.units import Unit
+
+_MAIN = ("__main__", "__mp_main__")
+_STARTS = ("__init__", "__post_init__")
+_DUNDERS = {*_STARTS, "__call__", "__repr__", "__str__", "__len__", "__doc__", "__annotations__"}
+_PLAIN_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
+_LOOKS_AROUND = {"locals", "vars", "globals", "eval", "exec", "dir", "__class__"}
+_INERT = {"dagster", "vane_dagster", "logging", "warnings", "dataclasses", "re"}
+_FIXED = (str, bytes, int, float, complex, bool, type(None), re.Pattern, logging.Logger,
+          pathlib.PurePath)  # fmt: skip
+_STANDARD = {"builtins", "re", "logging", "pathlib", "pathlib._local"}
+_UNKNOWN = object()
+_FIXED_NAMES = {("torch", "device"), ("torch", "dtype"), ("numpy", "dtype")}
+
+
+@dataclass(frozen=True)
+class ConstructorIdentity:
+    """What identifies the workers of a model.
+
+    Attributes:
+        digest: Two versions of the code with the same digest have the same workers.
+        shares_state: Whether these may differ in what calls run.
+        reason: Why the digest covers all of the code, if it does.
+    """
+
+    digest: str
+    shares_state: bool
+    reason: str = ""
+
+
+class _Inseparable(Exception):
+    """The source does not show that calls can be told from construction."""
+
+
+def constructor_identity(
+    target: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+    *,
+    version: str | None = None,
+) -> ConstructorIdentity:
+    """Tells what the workers of a function or class depend on.
+
+    Args:
+        target: The function or class.
+        arguments: What it is constructed with, or called with.
+        version: See `code_identity`. It stands for the code in keys, but not here: workers with
+            other code are not used, whatever their code is called.
+
+    Raises:
+        CodeIdentityError: The code has no stable identity.
+    """
+    try:
+        return ConstructorIdentity(_Separation(target, arguments).digest(), True)
+    except _Inseparable as refused:
+        reason = str(refused)
+    except CodeIdentityError as error:
+        reason = str(error)
+    found = code_identity(target, version=version)
+    if version is None:
+        return ConstructorIdentity(combine("whole", found.digest), False, reason)
+    finder = Finder()
+    modules = [finder.find(name) for name in found.modules]
+    files = [file_digest(module.path) for module in modules if module and module.path]
+    return ConstructorIdentity(combine("files", found.digest, *files), False, reason)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """A function or class definition, and the names of its module."""
+
+    names: ModuleNames
+    node: Any
+
+
+@dataclass
+class _Reached:
+    """What some code reaches: names of its own file, one by one, and other modules whole."""
+
+    names: dict[str, list[Unit]] = field(default_factory=dict)
+    modules: dict[str, Module] = field(default_factory=dict)
+
+
+class _Separation:
+    """One attempt to tell a function's or class's calls from its construction."""
+
+    def __init__(self, target: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        if not isinstance(target, (type, types.FunctionType)):
+            raise _Inseparable(f"it is a {type(target).__name__}")
+        self._target = target
+        self._finder = Finder()
+        self._by_module: dict[str, ModuleNames] = {}
+        module = self._finder.find(target.__module__ or "__main__")
+        if module is None or module.kind != "own" or not module.is_source or module.name in _MAIN:
+            raise _Inseparable("its code is not in a module of the user's")
+        if getattr(sys.modules.get(module.name), target.__qualname__, None) is not target:
+            raise _Inseparable("it is not at the top level of its module")
+        self._module = module
+        self._names = self._names_of(module)
+        for argument in arguments:
+            if found := self._own_code_in(argument):
+                raise _Inseparable(f"it is given {found}")
+
+    def digest(self) -> str:
+        """Hashes what construction reaches.
+
+        Raises:
+            _Inseparable: Calls cannot be told from it.
+        """
+        name = f"{self._module.label}.{self._target.__qualname__}"
+        if isinstance(self._target, type):
+            return combine("constructor", name, *self._class_parts(self._target))
+        return combine("function", name, *self._function_parts(self._target.__name__))
+
+    def _function_parts(self, name: str) -> list[str]:
+        called = self._reached([self._definition(self._names, name)], {name})
+        self._check_calls([], called, ())
+        return self._constructed([], called)
+
+    def _class_parts(self, cls: type) -> list[str]:
+        chain = self._chain(cls)
+        methods: dict[str, list[_Code]] = {}
+        attributes: dict[str, list[ast.stmt]] = {}
+        for each in chain:
+            for name, member in _members(each.node):
+                if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    methods.setdefault(name, []).append(_Code(each.names, member))
+                else:
+                    attributes.setdefault(name, []).append(member)
+        made = _made_with(methods, attributes)
+        constructs = [each for name in made for each in methods.get(name, ())]
+        calls = [each for name in methods if name not in made for each in methods[name]]
+        while more := [e for e in constructs if e not in calls and _is_mentioned(e.node, calls)]:
+            calls += more
+        own = [each.node for each in chain if each.names is self._names]
+        kept = [_reduced(node, made, {node.name for node in own}) for node in own]
+        built = self._reached(kept, set())
+        called = self._reached([e.node for e in calls if e.names is self._names], set())
+        for each in chain:
+            if each.names is not self._names:
+                self._add_module(called, each.names.module)
+        if cls.__name__ in built.names:
+            raise _Inseparable("its construction names its own class")
+        self._check_both(built, called, [each.node for each in chain])
+        self._check_construction(constructs, built)
+        self._check_calls(calls, called, methods)
+        bases = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__[1:-1]]
+        return [*bases, syntax.tree_digest(kept), *self._constructed(kept, called)]
+
+    def _constructed(self, kept: Sequence[ast.stmt], called: _Reached) -> list[str]:
+        """Hashes what some statements reach, and what importing the code does besides."""
+        reach = Reach(self._finder, self._module)
+        if kept:
+            self._reach(reach, self._module, kept)
+        effects = list(self._import_effects(reach, called))
+        return [*effects, reach.digest()]
+
+    def _reach(self, reach: Reach, module: Module, nodes: Sequence[ast.stmt]) -> None:
+        names = syntax.global_names(syntax.compile_nodes(nodes, str(module.path)))
+        reach.names(module, names)
+        reach.imports(module, syntax.scan(nodes), names)
+
+    def _names_of(self, module: Module) -> ModuleNames:
+        path = str(module.path)
+        if path not in self._by_module:
+            self._by_module[path] = ModuleNames(self._finder, module)
+        return self._by_module[path]
+
+    # What a class consists of
+
+    def _chain(self, cls: type) -> list[_Code]:
+        """The class and its bases of the user's, as their files define them."""
+        if type(cls) not in (type, abc.ABCMeta):
+            raise _Inseparable(f"it has the metaclass {type(cls).__name__}")
+        found = []
+        for each in cls.__mro__:
+            if each in _PLAIN_BASES:
+                continue
+            module = self._finder.find(each.__module__)
+            if module is None or module.kind != "own" or not module.is_source:
+                raise _Inseparable(f"the constructor of {each.__qualname__} may call any method")
+            if getattr(sys.modules.get(module.name), each.__qualname__, None) is not each:
+                raise _Inseparable(f"{each.__qualname__} is not at the top level of its module")
+            names = self._names_of(module)
+            node = self._definition(names, each.__qualname__)
+            if not isinstance(node, ast.ClassDef) or node.keywords:
+                raise _Inseparable(f"{each.__qualname__} has a metaclass or arguments")
+            if not all(_is_dataclass(decorator) for decorator in node.decorator_list):
+                raise _Inseparable(f"{each.__qualname__} is decorated")
+            found.append(_Code(names, node))
+        return found
+
+    def _definition(self, names: ModuleNames, name: str) -> ast.stmt:
+        units = names.source.units.get(name, [])
+        if len(units) != 1 or not isinstance(units[0].nodes[-1], syntax.Definition):
+            raise _Inseparable(f"{name} is defined or changed in several places")
+        if len(units[0].nodes) > 1:
+            raise _Inseparable(f"{name} is defined under a condition")
+        return units[0].nodes[-1]
+
+    def _own_code_in(self, value: Any, depth: int = 0) -> str | None:
+        """Says which code of the user's an argument holds, if it may hold any."""
+        if isinstance(value, (list, tuple, set, frozenset, dict)) and depth < 20:
+            inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
+            if type(value).__module__ in ("builtins", "collections"):
+                told = (self._own_code_in(item, depth + 1) for item in inner)
+                return next((text for text in told if text), None)
+        if isinstance(value, _FIXED) and type(value).__module__ in _STANDARD:
+            return None
+        code = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        module = self._finder.find(code.__module__ or "__main__")
+        is_code = callable(value) and not isinstance(value, type)
+        if module is not None and module.kind != "own" and not is_code:
+            return None
+        return f"{code.__module__}.{code.__qualname__}"
+
+    # What code reaches
+
+    def _reached(self, nodes: Sequence[ast.stmt], besides: Collection[str]) -> _Reached:
+        """Walks from statements of the own file; `besides` are names of it to reach too."""
+        found = _Reached()
+        source = self._names.source
+        waiting: deque[str] = deque(sorted(besides))
+        if nodes:
+            whole = Unit(source.path, nodes)
+            waiting += sorted(whole.names)
+            waiting += self._follow(found, self._module, whole.scan, whole.names)
+        while waiting:
+            name = waiting.popleft()
+            if name in found.names or (name not in source.units and not source.stars):
+                continue
+            found.names[name] = units = source.units.get(name) or source.stars
+            for unit in units:
+                waiting += sorted(unit.names)
+                waiting += self._follow(found, self._module, unit.scan, unit.names)
+        return found
+
+    def _follow(
+        self, found: _Reached, module: Module, scan: Scan, names: Iterable[str]
+    ) -> list[str]:
+        """Adds the modules that code imports; returns the names of the own file among them."""
+        if scan.dynamic:
+            raise _Inseparable("it imports a module by a name that only a run knows")
+        own: list[str] = []
+        source = self._finder.source(str(module.path))
+        refs = [*scan.imports, *(ref for name in names for ref in source.import_refs(name))]
+        targets = [t for ref in refs for t in self._finder.targets(module, ref)]
+        targets += self._finder.attribute_targets(module, scan, refs)
+        for target in targets:
+            reached = target.module
+            if target.role != "whole" or reached is None or reached.path is None:
+                continue
+            if reached.path == self._module.path:
+                own += [target.attribute] if target.attribute else sorted(self._names.source.units)
+            else:
+                self._add_module(found, reached)
+        return own
+
+    def _add_module(self, found: _Reached, module: Module) -> None:
+        if module.name in found.modules or module.path is None:
+            return
+        if not module.is_source:
+            raise _Inseparable(f"the module {module.name} is no Python source")
+        found.modules[module.name] = module
+        whole = self._finder.source(module.path).whole
+        own = self._follow(found, module, whole.scan, whole.names)
+        if own:
+            raise _Inseparable(f"the module {module.name} imports it")
+
+    # What is checked
+
+    def _check_both(self, built: _Reached, called: _Reached, chain: Collection[ast.stmt]) -> None:
+        """Raises _Inseparable if what both reach may be state, or a class with instances in it."""
+        for name in built.names.keys() & called.names.keys():
+            fixed = _is_fixed(getattr(sys.modules.get(self._module.name), name, _UNKNOWN))
+            if not all(_is_stateless(unit.nodes[-1], chain, fixed) for unit in built.names[name]):
+                raise _Inseparable(f"{name} is used by construction and by calls")
+        for name in built.modules.keys() & called.modules.keys():
+            module = built.modules[name]
+            live = sys.modules.get(name)
+            for node in self._finder.source(str(module.path)).tree.body:
+                fixed = all(_is_fixed(getattr(live, each, _UNKNOWN)) for each in _assigned(node))
+                if not _is_stateless(node, chain, fixed):
+                    raise _Inseparable(
+                        f"{name}, line {node.lineno}, is used by construction and by calls"
+                    )
+
+    def _check_construction(self, constructs: Sequence[_Code], built: _Reached) -> None:
+        """Raises _Inseparable if construction writes to modules, or keeps code with effects."""
+        runs = [*constructs, *self._code_of(built)]
+        kept: list[tuple[_Code, Collection[str]]] = []
+        for each in runs:
+            for node in ast.walk(each.node):
+                if isinstance(node, ast.Name) and node.id in _LOOKS_AROUND:
+                    raise _Inseparable(f"its construction uses {node.id}")
+                if isinstance(node, FUNCTIONS) and node is not each.node:
+                    is_method = isinstance(each.node, ast.ClassDef)
+                    if not is_method or getattr(node, "name", "") not in CONSTRUCTORS:
+                        own = _self(node) if is_method else ()
+                        kept.append((_Code(each.names, node), own))
+            if isinstance(each.node, FUNCTIONS):
+                effects = Effects(each.node, each.names, (), (), Escapes())
+                for text in (*effects.stores(), *effects.modules_passed()):
+                    raise _Inseparable(f"construction, {text}")
+        values = {name for code in self._text_of(built, constructs) for name in _values(code)}
+        kept += [(each, ()) for each in runs if getattr(each.node, "name", "") in values]
+        escapes = Escapes(passed=True, returned=True)
+        for code, shared in kept:
+            if isinstance(code.node, ast.ClassDef):
+                continue
+            for text in Effects(code.node, code.names, shared, (), escapes).found():
+                raise _Inseparable(f"what construction may keep, {text}")
+
+    def _text_of(self, reached: _Reached, besides: Sequence[_Code]) -> Iterator[_Code]:
+        """All that is reached, whatever it is."""
+        yield from besides
+        for units in reached.names.values():
+            for unit in units:
+                yield from (_Code(self._names, node) for node in unit.nodes)
+        for module in reached.modules.values():
+            names = self._names_of(module)
+            yield from (_Code(names, node) for node in names.source.tree.body)
+
+    def _check_calls(
+        self, calls: Sequence[_Code], called: _Reached, methods: Collection[str]
+    ) -> None:
+        """Raises _Inseparable if a call may leave something behind."""
+        looked: list[tuple[_Code, Collection[str], Collection[str]]] = [
+            (each, _self(each.node), methods) for each in calls
+        ]
+        for each in self._code_of(called):
+            if isinstance(each.node, ast.ClassDef):
+                own = [_Code(each.names, function) for function in _functions_in(each.node)]
+                looked += [(code, _class_only(code.node), ()) for code in own]
+            else:
+                looked.append((each, (), ()))
+        escapes = Escapes()
+        while True:
+            before = Escapes(escapes.passed, escapes.returned)
+            for code, shared, names in looked:
+                effects = Effects(code.node, code.names, shared, names, escapes)
+                for text in effects.found():
+                    raise _Inseparable(f"{code.names.module.name}, {text}")
+                effects.note_returned()
+            if escapes == before:
+                return
+
+    def _code_of(self, reached: _Reached) -> Iterator[_Code]:
+        """The functions and classes among what is reached, and functions without a name."""
+        for units in reached.names.values():
+            for unit in units:
+                yield from _definitions(self._names, unit.nodes)
+        for module in reached.modules.values():
+            names = self._names_of(module)
+            yield from _definitions(names, names.source.tree.body)
+
+    # What importing does
+
+    def _import_effects(self, reach: Reach, called: _Reached) -> Iterator[str]:
+        """Hashes the statements by which importing the code has effects on other modules.
+
+        They count as construction: a worker has run them once, and importing another version of
+        the code does not undo them.
+        """
+        yield from self._effects_of(reach, self._module, everything=True)
+        names = sorted(called.modules)
+        for name in names:
+            yield from self._effects_of(reach, called.modules[name], everything=True)
+        for name in closure(self._finder, {self._module.name, *names}):
+            module = self._finder.find(name)
+            if module is None or name in called.modules or module.path == self._module.path:
+                continue
+            if module.is_source:
+                yield from self._effects_of(reach, module, everything=False)
+
+    def _effects_of(self, reach: Reach, module: Module, everything: bool) -> Iterator[str]:
+        names = self._names_of(module)
+        inert = _inert_names(names)
+        for node, roots in _at_import(names.source.tree.body):
+            if roots and roots <= inert:
+                continue
+            if everything or any(names.kind(root) == "library" for root in roots - inert):
+                self._reach(reach, module, [node])
+                yield combine("effect", module.label, syntax.tree_digest([node]))
+
+
+def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
+    """Yields what a class body binds, by name.
+
+    Raises:
+        _Inseparable: It holds more than methods and constants.
+    """
+    is_data = bool(node.decorator_list)
+    for statement in node.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            name = statement.name
+            if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
+                raise _Inseparable(f"{node.name} has {name}")
+            yield name, statement
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            value = statement.value
+            if statement.target.id.startswith("__"):
+                raise _Inseparable(f"{node.name} has {statement.target.id}")
+            if value is not None and not _is_literal(value) and not (is_data and _is_field(value)):
+                raise _Inseparable(f"{node.name}.{statement.target.id} may be state")
+            yield statement.target.id, statement
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                if not isinstance(target, ast.Name) or not _is_literal(statement.value):
+                    raise _Inseparable(f"{node.name}: {ast.unparse(target)} may be state")
+                if target.id.startswith("__"):
+                    raise _Inseparable(f"{node.name} has {target.id}")
+                yield target.id, statement
+        elif not isinstance(statement, ast.Pass) and not _is_text(statement):
+            raise _Inseparable(f"{node.name} has statements in its body")
+
+
+def _made_with(
+    methods: Mapping[str, Sequence[_Code]], attributes: Mapping[str, Sequence[ast.stmt]]
+) -> list[str]:
+    """Names the methods and attributes that construction uses, from ``__init__`` on.
+
+    Raises:
+        _Inseparable: It passes itself, or one of its methods, to other code.
+    """
+    found: list[str] = []
+    waiting = deque(name for name in _STARTS if name in methods)
+    while waiting:
+        name = waiting.popleft()
+        if name in found or (name not in methods and name not in attributes):
+            continue
+        found.append(name)
+        for each in methods.get(name, ()):
+            waiting += _own_names(each.node, methods)
+    return found
+
+
+def _own_names(function: Function, methods: Mapping[str, Sequence[_Code]]) -> Iterator[str]:
+    """Yields the attributes of its own object that a method uses."""
+    own = _self(function)
+    bases: set[int] = set()
+    called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Attribute):
+            continue
+        value = node.value
+        is_super = isinstance(value, ast.Call) and syntax.root_name(value.func) == "super"
+        if not is_super and not (isinstance(value, ast.Name) and value.id in own):
+            continue
+        bases.add(id(value))
+        name = node.attr
+        if name.startswith("__") and name.endswith("__") and name not in _STARTS:
+            raise _Inseparable(f"its construction uses {name}")
+        is_method = any(not _is_property(each.node) for each in methods.get(name, ()))
+        if is_method and isinstance(node.ctx, ast.Load) and id(node) not in called:
+            raise _Inseparable(f"its construction passes its method {name} on")
+        yield name
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in own and id(node) not in bases:
+            raise _Inseparable(f"its construction passes {node.id!r} on")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "super" and (node.args or id(node) not in bases):
+                raise _Inseparable("its construction passes its base on")
+
+
+def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) -> ast.ClassDef:
+    """A class with what construction uses alone; bases in `own` are left out as well."""
+    is_data = bool(node.decorator_list)
+    body: list[ast.stmt] = []
+    for statement in node.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            keep = statement.name in made
+        else:
+            targets = _assigned(statement)
+            keep = is_data or any(name in made for name in targets)
+        if keep:
+            body.append(statement)
+    bases = [base for base in node.bases if not (isinstance(base, ast.Name) and base.id in own)]
+    made_of = {f: getattr(node, f) for f in node._fields}
+    made_of |= {"bases": bases, "body": body or [ast.copy_location(ast.Pass(), node)]}
+    return ast.copy_location(ast.ClassDef(**made_of), node)
+
+
+def _self(function: Any) -> list[str]:
+    """The parameter by which a method has its object, or its class."""
+    if isinstance(function, ast.Lambda):
+        return []
+    static = any(getattr(each, "id", "") == "staticmethod" for each in function.decorator_list)
+    return [] if static else parameters(function)[:1]
+
+
+def _class_only(function: Any) -> list[str]:
+    """The parameter by which a class method has its class, whose attributes outlast a call."""
+    decorators = getattr(function, "decorator_list", ())
+    is_class = any(getattr(each, "id", "") == "classmethod" for each in decorators)
+    return parameters(function)[:1] if is_class else []
+
+
+def _is_property(function: Any) -> bool:
+    texts = [ast.unparse(each) for each in function.decorator_list]
+    return any(text == "property" or text.endswith((".setter", ".deleter")) for text in texts)
+
+
+def _is_mentioned(function: Any, calls: Sequence[_Code]) -> bool:
+    """Whether calls may run a method that construction uses."""
+    for each in calls:
+        own, bases = _self(each.node), set()
+        for node in ast.walk(each.node):
+            if isinstance(node, ast.Attribute):
+                bases.add(id(node.value))
+                if node.attr == function.name:
+                    return True
+            if isinstance(node, ast.Constant) and node.value == function.name:
+                return True
+        for node in ast.walk(each.node):
+            if isinstance(node, ast.Name) and node.id in own and id(node) not in bases:
+                return function.name not in _STARTS
+    return False
+
+
+def _definitions(names: ModuleNames, nodes: Sequence[ast.stmt]) -> Iterator[_Code]:
+    stack: list[ast.AST] = list(nodes)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (*syntax.Definition, ast.Lambda)):
+            yield _Code(names, node)
+        else:
+            stack += ast.iter_child_nodes(node)
+
+
+def _functions_in(node: ast.AST) -> Iterator[Function]:
+    """Yields the functions directly inside of a class, and of classes in it."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, FUNCTIONS):
+            yield inner
+        elif not isinstance(inner, ast.expr_context):
+            yield from _functions_in(inner)
+
+
+def _values(code: _Code) -> Iterator[str]:
+    """Yields the names of functions that code may refer to without calling them."""
+    called = {id(node.func) for node in ast.walk(code.node) if isinstance(node, ast.Call)}
+    for node in ast.walk(code.node):
+        if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in called:
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            yield name
+            for ref in code.names.source.import_refs(name):
+                yield ref.name or name
+
+
+def _is_stateless(node: ast.stmt, chain: Collection[ast.stmt], fixed: bool) -> bool:
+    """Whether a module-level statement binds nothing that could change, and no class."""
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)) or _is_text(node):
+        return True
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        texts = [ast.unparse(each).lower() for each in node.decorator_list]
+        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        return not any("cache" in t or "memo" in t for t in texts) and all(
+            _is_literal(each) or isinstance(each, (ast.Name, ast.Attribute)) for each in defaults
+        )
+    if isinstance(node, ast.ClassDef):
+        return node in chain
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        value = node.value
+        if "__all__" in _assigned(node) or value is None or _is_literal(value):
+            return True
+        return fixed and not isinstance(value, (ast.List, ast.Dict, ast.Set))
+    if isinstance(node, (ast.If, ast.Try)):
+        handlers = [each for handler in getattr(node, "handlers", ()) for each in handler.body]
+        inner = [*node.body, *node.orelse, *getattr(node, "finalbody", ()), *handlers]
+        return all(_is_stateless(each, chain, fixed) for each in inner)
+    return False
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value can never change."""
+    if isinstance(value, (tuple, frozenset)) and type(value).__module__ == "builtins":
+        return all(_is_fixed(item) for item in value)
+    kind = type(value)
+    named = (kind.__module__, kind.__qualname__) in _FIXED_NAMES
+    return named or (isinstance(value, _FIXED) and kind.__module__ in _STANDARD)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Whether an expression is a constant, or is made of constants alone."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Tuple):
+        return all(_is_literal(item) for item in node.elts)
+    if isinstance(node, ast.UnaryOp):
+        return _is_literal(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_literal(node.left) and _is_literal(node.right)
+    return False
+
+
+def _is_field(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field"
+
+
+def _is_dataclass(decorator: ast.expr) -> bool:
+    call = decorator if isinstance(decorator, ast.Call) else None
+    name = ast.unparse(call.func if call else decorator)
+    plain = {"frozen", "eq", "order", "repr", "kw_only"}
+    return name in ("dataclass", "dataclasses.dataclass") and all(
+        keyword.arg in plain for keyword in (call.keywords if call else ())
+    )
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _assigned(node: ast.stmt) -> set[str]:
+    return {
+        inner.id
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+
+
+# Statements at the top level of a module
+
+
+def _at_import(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.stmt, set[str]]]:
+    """Yields the statements that act when a module is imported, and do more than bind names.
+
+    With each come the names that what it calls, or stores into, starts from.
+    """
+    for node in body:
+        if isinstance(node, ast.If) and _is_main_guard(node):
+            continue
+        if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
+            inner = [each for each in ast.walk(node) if isinstance(each, ast.stmt)]
+        else:
+            inner = [node]
+        acting = [each for statement in inner for each in _acting(statement)]
+        if acting:
+            yield node, {syntax.root_name(each) or "" for each in acting}
+
+
+def _acting(node: ast.stmt) -> list[ast.expr]:
+    """What a statement acts on: what it calls for its effect, or stores into."""
+    if isinstance(node, ast.Expr):
+        return [] if isinstance(node.value, ast.Constant) else [node.value]
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        targets = node.targets
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+        targets = [node.target]
+    else:
+        return []
+    return [each for each in targets if isinstance(each, (ast.Attribute, ast.Subscript))]
+
+
+def _is_main_guard(node: ast.If) -> bool:
+    return "__name__" in ast.unparse(node.test)
+
+
+def _inert_names(names: ModuleNames) -> set[str]:
+    """Names of a file that stand for libraries whose calls are declarations, and what they gave."""
+    found: set[str] = set()
+    for name, units in names.source.units.items():
+        for unit in units:
+            for ref in unit.scan.imports:
+                if ref.bound == name and ref.module.partition(".")[0] in _INERT:
+                    found.add(name)
+    changed = True
+    while changed:
+        changed = False
+        for node in names.source.tree.body:
+            if isinstance(node, ast.Assign) and syntax.root_name(node.value) in found:
+                new = _assigned(node) - found
+                found |= new
+                changed |= bool(new)
+    return found
