@@ -30,7 +30,7 @@ from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.declare.source import parquet
-from vane_dagster.execute import batches, calls, host, scan
+from vane_dagster.execute import batches, host, scan
 from vane_dagster.execute.operations import CallUdf, FileRows
 from vane_dagster.execute.work import ModelSpec, Work
 from vane_dagster.plan.source import listed_file

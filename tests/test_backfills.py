@@ -28,7 +28,6 @@ from dagster_dev import DagsterDev, asset_keys
 import vane_dagster as vd
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.writer import PartTarget
-from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.host import Host
 from vane_dagster.execute.operations import CallUdf, HeldRows
 from vane_dagster.execute.output import OutputTap

@@ -22,14 +22,14 @@ from vane_dagster.execute.fragment_queue import FoundParts
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.mending import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.execute.pacing import DEFAULT_BATCH
-from vane_dagster.execute.preflight import Checked, check_all, refuse
+from vane_dagster.execute.preflight import Checked, Finding, check_all, refuse
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream
 from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
 from vane_dagster.execute.work_claims import Claims, NoClaims
-from vane_dagster.plan.definition import constructed_identity, pool_identity
+from vane_dagster.plan.definition import constructed_identity, pool_identity, stage_definition
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.shipping import CodeBundle
 from vane_dagster.plan.stored_parts import stored_parts
@@ -76,18 +76,21 @@ def execute(
         claims = backend.claims(run_id)
     try:
         for count in range(1, MOST_PASSES + 1):
-            checked = None
+            checked, pools = None, {}
             if needed := plan.needed():
                 assert backend is not None, "there is something to compute, and nothing to do it"
                 first = _written_first(plan, needed)
                 checked = check_all(plan.pipeline, needed, first, store, backend)
                 refuse(checked.findings)
+                pools = stage_pools(plan, checked)
+                refuse(edited(plan, needed))
             state = RunState(plan, store, run_id, told, info, judge, claims, former=state)
             mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
             try:
                 state.begin()
                 if checked is not None and backend is not None:
-                    _compute(backend, state, needed, checked, cancelled, mending, priority)
+                    given = (checked, pools, cancelled, mending, priority)
+                    _compute(backend, state, needed, *given)
                 again = to_plan_again(state)
             finally:
                 state.close()
@@ -128,13 +131,13 @@ def _compute(
     state: RunState,
     needed: tuple[str, ...],
     checked: Checked,
+    pools: Mapping[str, PoolSpec],
     cancelled: threading.Event,
     mending: Mending,
     priority: int,
 ) -> None:
     plan, store, capacity = state.plan, state.store, checked.capacity
     look_up, waits = look_up_parts(state), Waits(state.emit)
-    pools = stage_pools(plan, checked)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
@@ -193,6 +196,19 @@ def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | No
     return {
         stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
     }
+
+
+def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
+    """The stages whose code is no longer what their keys were made from.
+
+    Asked when their code is packed, so that no row is kept under the key of other code.
+    """
+    found = []
+    for stage in stages:
+        if stage_definition(plan.pipeline, plan.pipeline[stage].spec) != plan.definitions[stage]:
+            where = f"stage '{plan.pipeline.name}/{stage}'"
+            found.append(Finding(where, "its code was edited while the run began", "Run it again"))
+    return found
 
 
 def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:

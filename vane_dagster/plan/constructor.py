@@ -504,9 +504,9 @@ def _own_names(function: Function, methods: Mapping[str, Sequence[_Code]]) -> It
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id in own and id(node) not in bases:
             raise _Inseparable(f"its construction passes {node.id!r} on")
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "super" and (node.args or id(node) not in bases):
-                raise _Inseparable("its construction passes its base on")
+        is_super = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
+        if isinstance(node, ast.Call) and is_super and (node.args or id(node) not in bases):
+            raise _Inseparable("its construction passes its base on")
 
 
 def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) -> ast.ClassDef:

@@ -14,7 +14,7 @@ import builtins
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Union
+from typing import Literal, TypeGuard, Union
 
 from vane_dagster.plan import syntax
 from vane_dagster.plan.modules import Finder, Module
@@ -177,8 +177,8 @@ class Effects:
             yield from self._decorated(node)
             if isinstance(node, ast.Global):
                 yield f"line {node.lineno}: `global {', '.join(node.names)}`"
-            elif isinstance(node, (ast.Attribute, ast.Subscript)):
-                if not isinstance(node.ctx, ast.Load) and self._is_outside(node.value):
+            elif _is_written(node):
+                if self._is_outside(node.value):
                     yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 if node.target.id in self._state:
@@ -195,17 +195,17 @@ class Effects:
         for node in ast.walk(self._node):
             if isinstance(node, ast.Global):
                 yield f"line {node.lineno}: `global {', '.join(node.names)}`"
-            elif isinstance(node, (ast.Attribute, ast.Subscript)):
-                if not isinstance(node.ctx, ast.Load) and self._is_state(node.value, False):
-                    yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
+            elif _is_written(node) and self._is_state(node.value, False):
+                yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
 
     def modules_passed(self) -> Iterator[str]:
         """Yields the user's modules that it does not only take something from."""
         taken = {id(n.value) for n in ast.walk(self._node) if isinstance(n, ast.Attribute)}
         for node in ast.walk(self._node):
-            if isinstance(node, ast.Name) and id(node) not in taken:
-                if isinstance(node.ctx, ast.Load) and self._kind(node.id) == "module":
-                    yield f"line {node.lineno}: the module `{node.id}` is passed on"
+            if not isinstance(node, ast.Name) or id(node) in taken:
+                continue
+            if self._kind(node.id) == "module":
+                yield f"line {node.lineno}: the module `{node.id}` is passed on"
 
     def _collected(self) -> _Locals:
         found = _Locals()
@@ -336,8 +336,10 @@ class Effects:
         return root is not None and self._kind(root) == "library"
 
     def _may_be_dropped(self, call: ast.Call) -> bool:
-        """Whether a call whose result nobody reads leaves nothing behind; what it runs of the
-        user's is looked through itself."""
+        """Whether a call whose result nobody reads leaves nothing behind.
+
+        The user's functions that it runs are looked through themselves.
+        """
         func = call.func
         if isinstance(func, ast.Name):
             return self._kind(func.id) != "library" or func.id in _HARMLESS
@@ -398,6 +400,11 @@ class Effects:
             text = ast.unparse(decorator)
             if "cache" in text.lower() or "memo" in text.lower():
                 yield f"line {decorator.lineno}: `@{text}` keeps results"
+
+
+def _is_written(node: ast.AST) -> TypeGuard[ast.Attribute | ast.Subscript]:
+    """Whether a node is an attribute or item that is stored or deleted."""
+    return isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
 
 
 def parameters(node: Function) -> list[str]:
