@@ -297,6 +297,11 @@ UNSAFE: dict[str, dict[str, str]] = {
     "a list that grows in a lambda": {
         "init": STATE, "call": "n = list(map(lambda m: m.append(1), [self.items]))"},
     "an array in place": {"init": STATE, "call": "m = np.asarray(self.model); m[0] = 1"},
+    "a list that grows by its class": {"init": STATE, "call": "list.append(self.items, 1)"},
+    "an attribute by another class": {"call": "object.__setattr__(self, 'y', 1)"},
+    "a heap": {"top": "import heapq", "init": STATE, "call": "n = heapq.heappop(self.items)"},
+    "an array as an output": {"init": STATE, "call": "n = np.add(1, 2, out=self.model)"},
+    "a frame in place": {"init": STATE, "call": "n = self.model.fillna(0, inplace=True)"},
     "a model that is converted": {"init": STATE, "call": "m = self.model.half()"},
     "a model that is called for its effect": {"init": STATE, "call": "self.model.warm()"},
     "a setter": {"init": STATE, "call": "ok = self.model.set_adapter('x')"},
@@ -327,6 +332,18 @@ UNSAFE: dict[str, dict[str, str]] = {
         "top": "class Stats:\n    def __init__(self):\n        self.n = 0\n"
                "    def add(self, x):\n        self.n += x\n        return x",
         "init": "self.stats = Stats()", "call": "n = self.stats.add(1)"},
+    "a function in the state that calls one that keeps": {
+        "top": "def tell(x):\n    SEEN[x] = 1\n\ndef ask(x):\n    tell(x)\n    return x",
+        "init": "self.prep = ask", "call": "n = self.prep(1)"},
+    "a closure that calls a method that sets": {
+        "init": "self.f = lambda x: self.fill(x)", "call": "n = self.f(1)",
+        "more": "def fill(self, x):\n        self.y = x"},
+    "a list that grows in an object of the state": {
+        "top": "class Net:\n    def go(self, x):\n        x.append(1)\n        return x",
+        "init": STATE + "\n        self.net = Net()", "call": "n = self.net.go(self.items)"},
+    "a class in the state that imports": {
+        "top": "class Net:\n    def go(self, x):\n        from cfg import X\n        return X",
+        "init": "self.net = Net()", "call": "n = self.net.go(1)"},
     "a function in the state that keeps": {
         "top": "def tell(x):\n    SEEN[x] = 1\n    return x",
         "init": "self.prep = tell", "call": "n = self.prep(1)"},
@@ -354,6 +371,10 @@ SAFE: dict[str, dict[str, str]] = {
     "a lambda in the state": {"init": "self.f = lambda x: x + self.x", "call": "n = self.f(1)"},
     "a class of the call": {"call": "r = Row(1)\n        r.x = 2"},
     "a class of the state": {"init": "self.r = Row(1)", "call": "n = self.r.x"},
+    "a network": {
+        "top": "class Net(threading.local):\n    def forward(self, x):\n        x = x.float().to('cpu')\n"
+               "        return self.layer(x)",
+        "init": "self.net = Net().eval().to('cpu')", "call": "n = self.net(batch)"},
     "a constant of a module": {"init": "from plain import SIZE\n        self.n = SIZE",
                                "call": "from plain import SIZE\n        n = SIZE"},
     "a fixed value that is computed": {"top": "LIMIT = len('abc')", "init": "self.n = LIMIT",

@@ -26,7 +26,7 @@ import types
 import typing
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
@@ -119,6 +119,10 @@ class _Code:
     node: Any
 
 
+_Looked = tuple[_Code, Collection[str], Collection[str]]
+"""A function, its parameters that hold state, and the methods that it may call on them."""
+
+
 @dataclass
 class _Reached:
     """What some code reaches: names of its own file, one by one, and other modules whole."""
@@ -176,7 +180,12 @@ class _Separation:
         made = _made_with(methods, attributes)
         constructs = [each for name in made for each in methods.get(name, ())]
         calls = [each for name in methods if name not in made for each in methods[name]]
-        while more := [e for e in constructs if e not in calls and _is_mentioned(e.node, calls)]:
+        later = [inner for each in constructs for inner in _inner_functions(each)]
+        while more := [
+            each
+            for each in constructs
+            if each not in calls and _is_mentioned(each.node, [*calls, *later])
+        ]:
             calls += more
         own = [each.node for each in chain if each.names is self._names]
         kept = [_reduced(node, made, {node.name for node in own}) for node in own]
@@ -188,8 +197,8 @@ class _Separation:
         if cls.__name__ in built.names:
             raise _Inseparable("its construction names its own class")
         self._check_both(built, called, [each.node for each in chain])
-        self._check_construction(constructs, built)
-        self._check_calls(calls, called, methods)
+        escapes = self._check_calls(calls, called, methods)
+        self._check_construction(constructs, built, escapes)
         bases = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__[1:-1]]
         return [*bases, syntax.tree_digest(kept), *self._constructed(kept, called)]
 
@@ -331,31 +340,64 @@ class _Separation:
                         f"{name}, line {node.lineno}, is used by construction and by calls"
                     )
 
-    def _check_construction(self, constructs: Sequence[_Code], built: _Reached) -> None:
+    def _check_construction(
+        self, constructs: Sequence[_Code], built: _Reached, escapes: Escapes
+    ) -> None:
         """Raises _Inseparable if construction writes to modules, or keeps code with effects."""
         runs = [*constructs, *self._code_of(built)]
-        kept: list[tuple[_Code, Collection[str]]] = []
         for each in runs:
             for node in ast.walk(each.node):
                 if isinstance(node, ast.Name) and node.id in _LOOKS_AROUND:
                     raise _Inseparable(f"its construction uses {node.id}")
-                if isinstance(node, FUNCTIONS) and node is not each.node:
-                    is_method = isinstance(each.node, ast.ClassDef)
-                    if not is_method or getattr(node, "name", "") not in CONSTRUCTORS:
-                        own = _self(node) if is_method else ()
-                        kept.append((_Code(each.names, node), own))
             if isinstance(each.node, FUNCTIONS):
                 effects = Effects(each.node, each.names, (), (), Escapes())
                 for text in (*effects.stores(), *effects.modules_passed()):
                     raise _Inseparable(f"construction, {text}")
         values = {name for code in self._text_of(built, constructs) for name in _values(code)}
-        kept += [(each, ()) for each in runs if getattr(each.node, "name", "") in values]
-        escapes = Escapes(passed=True, returned=True)
-        for code, shared in kept:
-            if isinstance(code.node, ast.ClassDef):
+        kept = [each for each in runs if isinstance(each.node, (ast.ClassDef, ast.Lambda))]
+        kept += [each for each in runs if getattr(each.node, "name", "") in values]
+        kept += [inner for each in runs for inner in _inner_functions(each)]
+        self._check_kept(kept, escapes)
+
+    def _check_kept(self, kept: Sequence[_Code], escapes: Escapes) -> None:
+        """Raises _Inseparable if code that the state may hold leaves something behind.
+
+        It goes on running in its own version's modules, whichever version is called.
+
+        Args:
+            kept: The code.
+            escapes: Where calls pass state.
+        """
+        looked: dict[int, _Looked] = {}
+        objects: dict[int, _Looked] = {}
+        for each in [*kept, *self._code_of(self._kept_reach(kept))]:
+            if not isinstance(each.node, ast.ClassDef):
+                looked.setdefault(id(each.node), (each, (), ()))
                 continue
-            for text in Effects(code.node, code.names, shared, (), escapes).found():
+            for function in _functions_in(each.node):
+                if getattr(function, "name", "") not in CONSTRUCTORS:
+                    objects[id(function)] = (_Code(each.names, function), _self(function), ())
+        for code, *_ in (*looked.values(), *objects.values()):
+            for text in Effects(code.node, code.names, (), (), Escapes()).own_imports():
                 raise _Inseparable(f"what construction may keep, {text}")
+        # Who calls a function that was handed on, and with what, is not known.
+        _look(looked.values(), Escapes(passed=True, returned=True))
+        found = _look(objects.values(), Escapes(passed=escapes.passed or escapes.to_objects))
+        if found.to_objects:
+            _look(objects.values(), Escapes(passed=True))
+
+    def _kept_reach(self, kept: Sequence[_Code]) -> _Reached:
+        """What is reached from code that the state may hold."""
+        own = [each.node for each in kept if each.names is self._names]
+        nodes = [
+            ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node
+            for node in own
+        ]
+        found = self._reached(nodes, set())
+        for each in kept:
+            if each.names is not self._names:
+                self._add_module(found, each.names.module)
+        return found
 
     def _text_of(self, reached: _Reached, besides: Sequence[_Code]) -> Iterator[_Code]:
         """All that is reached, whatever it is."""
@@ -369,27 +411,16 @@ class _Separation:
 
     def _check_calls(
         self, calls: Sequence[_Code], called: _Reached, methods: Collection[str]
-    ) -> None:
-        """Raises _Inseparable if a call may leave something behind."""
-        looked: list[tuple[_Code, Collection[str], Collection[str]]] = [
-            (each, _self(each.node), methods) for each in calls
-        ]
+    ) -> Escapes:
+        """Raises _Inseparable if a call may leave something behind; says where it passes state."""
+        looked: list[_Looked] = [(each, _self(each.node), methods) for each in calls]
         for each in self._code_of(called):
             if isinstance(each.node, ast.ClassDef):
                 own = [_Code(each.names, function) for function in _functions_in(each.node)]
                 looked += [(code, _class_only(code.node), ()) for code in own]
             else:
                 looked.append((each, (), ()))
-        escapes = Escapes()
-        while True:
-            before = Escapes(escapes.passed, escapes.returned)
-            for code, shared, names in looked:
-                effects = Effects(code.node, code.names, shared, names, escapes)
-                for text in effects.found():
-                    raise _Inseparable(f"{code.names.module.name}, {text}")
-                effects.note_returned()
-            if escapes == before:
-                return
+        return _look(looked, Escapes())
 
     def _code_of(self, reached: _Reached) -> Iterator[_Code]:
         """The functions and classes among what is reached, and functions without a name."""
@@ -428,6 +459,23 @@ class _Separation:
             if everything or any(names.kind(root) == "library" for root in roots - inert):
                 self._reach(reach, module, [node])
                 yield combine("effect", module.label, syntax.tree_digest([node]))
+
+
+def _look(functions: Collection[_Looked], escapes: Escapes) -> Escapes:
+    """Looks through functions until it is known where they pass state.
+
+    Raises:
+        _Inseparable: One of them may leave something behind.
+    """
+    while True:
+        before = replace(escapes)
+        for code, shared, methods in functions:
+            effects = Effects(code.node, code.names, shared, methods, escapes)
+            for text in effects.found():
+                raise _Inseparable(f"{code.names.module.name}, {text}")
+            effects.note_returned()
+        if escapes == before:
+            return escapes
 
 
 def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
@@ -581,6 +629,14 @@ def _functions_in(node: ast.AST) -> Iterator[Function]:
             yield inner
         elif not isinstance(inner, ast.expr_context):
             yield from _functions_in(inner)
+
+
+def _inner_functions(code: _Code) -> list[_Code]:
+    """The functions inside of a function, which it may hand on."""
+    if not isinstance(code.node, FUNCTIONS):
+        return []
+    inner = [node for node in ast.walk(code.node) if isinstance(node, FUNCTIONS)]
+    return [_Code(code.names, node) for node in inner if node is not code.node]
 
 
 def _values(code: _Code) -> Iterator[str]:

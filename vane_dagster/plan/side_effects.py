@@ -34,7 +34,9 @@ _CHANGES_OBJECT = frozenset(
         "popleft", "clear", "remove", "discard", "sort", "reverse", "rotate", "put", "put_nowait",
         "push", "write", "writelines", "fill", "resize", "shuffle", "fit", "fit_transform",
         "partial_fit", "load_state_dict", "set", "store", "seed", "reset", "step", "backward",
-        "zero_grad", "register", "__setitem__", "__delitem__", "__setattr__", "__init__",
+        "zero_grad", "register", "heappush", "heappop", "heapreplace", "heappushpop", "heapify",
+        "setitem", "delitem", "iadd", "ior", "copyto", "place", "putmask",
+        "__setitem__", "__delitem__", "__setattr__", "__init__",
     }
 )  # fmt: skip
 _CHANGES_OBJECT_BEGINNINGS = (
@@ -119,9 +121,16 @@ class ModuleNames:
 
 @dataclass
 class Escapes:
-    """Whether state is passed to the user's functions, and returned by some of them."""
+    """Where state goes besides the functions that have it as ``self``.
+
+    Attributes:
+        passed: Some is an argument of a function of the user's.
+        to_objects: Some is an argument of a method of an object in the state.
+        returned: A function of the user's returns some.
+    """
 
     passed: bool = False
+    to_objects: bool = False
     returned: bool = False
 
 
@@ -198,6 +207,12 @@ class Effects:
             elif _is_written(node) and self._is_state(node.value, False):
                 yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
 
+    def own_imports(self) -> Iterator[str]:
+        """Yields the imports of the user's modules in it, which find those of the call at work."""
+        for name, kind in self._locals.imports.items():
+            if kind != "library":
+                yield f"`{name}` is imported in a function"
+
     def modules_passed(self) -> Iterator[str]:
         """Yields the user's modules that it does not only take something from."""
         taken = {id(n.value) for n in ast.walk(self._node) if isinstance(n, ast.Attribute)}
@@ -219,7 +234,9 @@ class Effects:
                 found.bound.setdefault(node.name, [])
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 for ref in syntax.import_refs(node, False):
-                    found.imports[ref.bound] = self._names.imported(ref)
+                    kind = self._names.imported(ref)
+                    if found.imports.get(ref.bound, "library") == "library":
+                        found.imports[ref.bound] = kind
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     found.bind(target, node.value)
@@ -352,18 +369,25 @@ class Effects:
             return isinstance(func.value, ast.Name)  # a function of the user's
         if root is not None and self._kind(root) == "library":
             return func.attr in _HARMLESS
+        if root is not None and self._kind(root) == "builtin":  # as `list.append(items, 1)`
+            return not any(self._is_state(value, False) for value in _arguments(call))
         return not self._is_state(func.value, False)
 
     def _changes(self, call: ast.Call) -> bool:
         """Whether a call changes state, or what is passed to a function of the user's is state."""
         func = call.func
         self._note_passed(call)
+        given = any(self._is_state(value, False) for value in _arguments(call))
+        if any(keyword.arg == "out" for keyword in call.keywords) and given:
+            return True
         if isinstance(func, ast.Name):
             kind = self._kind(func.id)
+            if kind == "library" and given and _is_mutator(func.id):
+                return True
             if kind == "builtin" and func.id in _FORBIDDEN:
                 return True
             if kind == "builtin" and func.id == "next":
-                return any(self._is_state(value, False) for value in _arguments(call))
+                return given
             return kind == "library" and _is_setter(func.id)
         if not isinstance(func, ast.Attribute):
             return False
@@ -373,18 +397,26 @@ class Effects:
             return True
         if self._is_state(func.value, False) and _is_mutator(func.attr):
             return True
+        inplace = any(keyword.arg == "inplace" for keyword in call.keywords)
+        if inplace and self._is_state(func.value, False):
+            return True
         root = syntax.root_name(func)
-        return root is not None and self._kind(root) == "library" and _is_setter(func.attr)
+        of_root = None if root is None else self._kind(root)
+        if of_root in ("library", "builtin") and given and _is_mutator(func.attr):
+            return True
+        return of_root == "library" and _is_setter(func.attr)
 
     def _note_passed(self, call: ast.Call) -> None:
         func = call.func
         root = syntax.root_name(func)
         users = isinstance(func, ast.Name) and self._kind(func.id) in ("function", "local", "value")
+        if not any(self._is_state(value, False) for value in _arguments(call)):
+            return
         if isinstance(func, ast.Attribute):
             users = func.attr in self._methods and self._is_self(func.value)
             users |= root is not None and self._kind(root) == "module"
-        if users and any(self._is_state(value, False) for value in _arguments(call)):
-            self._escapes.passed = True
+            self._escapes.to_objects |= not users and self._is_state(func.value, False)
+        self._escapes.passed |= users
 
     def note_returned(self) -> None:
         """Adds to what escapes whether the function returns state."""
