@@ -246,7 +246,7 @@ UNSAFE: dict[str, dict[str, str]] = {
     "a metaclass": {"top": "class Meta(type):\n    pass", "bases": "(metaclass=Meta)"},
     "a library's base": {"bases": "(threading.Thread)"},
     "a builtin base": {"bases": "(dict)"},
-    "a decorator": {"decorator": "@functools.total_ordering"},
+    "a decorator": {"top": "def mark(kind):\n    return kind", "decorator": "@mark"},
     "__getattr__": {"more": "def __getattr__(self, name):\n        return 1"},
     "__setattr__": {"more": "def __setattr__(self, name, value):\n        pass"},
     "__del__": {"more": "def __del__(self):\n        pass"},
@@ -290,6 +290,8 @@ UNSAFE: dict[str, dict[str, str]] = {
     "a list that grows in place": {"init": STATE, "call": "i = self.items; i += [2]"},
     "a list that grows through a method": {"init": STATE, "call": "i = self.get(); i.append(2)",
                                            "more": "def get(self):\n        return self.items"},
+    "a list in a list": {"init": "self.rows = [[1]]",
+                         "call": "out = [row for row in self.rows]; out[0].append(1)"},
     "a list that grows in a helper": {
         "top": "def grow(items):\n    items.append(1)", "init": STATE, "call": "grow(self.items)"},
     "a list that grows in a loop": {"init": "self.rows = [[1]]",
@@ -361,6 +363,8 @@ SAFE: dict[str, dict[str, str]] = {
                         "call": "n = self.f(1)"},
     "a property": {"more": "@property\n    def y(self):\n        return self.x",
                    "call": "n = self.y"},
+    "a list of the state's": {"init": STATE,
+                              "call": "out = [i for i in self.items]; out.append(1)"},
     "a list of the call": {"call": "out = []\n        out.append(1)\n        out[0] = 2"},
     "columns of the batch": {"call": "batch['y'] = 1"},
     "what the model gives": {"init": STATE, "call": "out = self.model.run(batch).to('cpu').float()"
@@ -372,8 +376,8 @@ SAFE: dict[str, dict[str, str]] = {
     "a class of the call": {"call": "r = Row(1)\n        r.x = 2"},
     "a class of the state": {"init": "self.r = Row(1)", "call": "n = self.r.x"},
     "a network": {
-        "top": "class Net(threading.local):\n    def forward(self, x):\n        x = x.float().to('cpu')\n"
-               "        return self.layer(x)",
+        "top": "class Net(threading.local):\n    def forward(self, x):\n"
+               "        x = x.float().to('cpu')\n        return self.layer(x)",
         "init": "self.net = Net().eval().to('cpu')", "call": "n = self.net(batch)"},
     "a constant of a module": {"init": "from plain import SIZE\n        self.n = SIZE",
                                "call": "from plain import SIZE\n        n = SIZE"},

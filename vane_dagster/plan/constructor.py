@@ -381,10 +381,11 @@ class _Separation:
             for text in Effects(code.node, code.names, (), (), Escapes()).own_imports():
                 raise _Inseparable(f"what construction may keep, {text}")
         # Who calls a function that was handed on, and with what, is not known.
-        _look(looked.values(), Escapes(passed=True, returned=True))
-        found = _look(objects.values(), Escapes(passed=escapes.passed or escapes.to_objects))
-        if found.to_objects:
-            _look(objects.values(), Escapes(passed=True))
+        anyone = frozenset({""})
+        _look(looked.values(), Escapes(passed=anyone, returned=True))
+        passed = anyone if escapes.to_objects else escapes.passed
+        if _look(objects.values(), Escapes(passed)).to_objects:
+            _look(objects.values(), Escapes(anyone))
 
     def _kept_reach(self, kept: Sequence[_Code]) -> _Reached:
         """What is reached from code that the state may hold."""

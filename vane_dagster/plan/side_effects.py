@@ -60,8 +60,10 @@ _PASSES_ON = frozenset(
     {"asarray", "asanyarray", "ascontiguousarray", "as_tensor", "from_numpy", "frombuffer", "ravel",
      "reshape", "squeeze", "cast", "iter", "next", "list", "tuple", "dict", "set", "zip",
      "enumerate", "reversed", "sorted", "map", "filter", "chain", "getattr", "min", "max", "copy",
-     "memoryview", "nullcontext", "partial", "itemgetter", "attrgetter", "identity"}
+     "memoryview", "type", "nullcontext", "partial", "itemgetter", "attrgetter", "identity"}
 )  # fmt: skip
+_MAKES_CONTAINERS = frozenset({"list", "dict", "set", "sorted", "defaultdict", "Counter", "deque"})
+_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _LOGS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log", "flush"})
 _HARMLESS = frozenset({"sleep", "empty_cache", "synchronize", "collect", "barrier", "makedirs",
                        "mkdir", "unlink", "rename", "rmtree", "dump", "warn"})  # fmt: skip
@@ -124,12 +126,12 @@ class Escapes:
     """Where state goes besides the functions that have it as ``self``.
 
     Attributes:
-        passed: Some is an argument of a function of the user's.
+        passed: Names of the user's functions that some is an argument of; "" for any.
         to_objects: Some is an argument of a method of an object in the state.
         returned: A function of the user's returns some.
     """
 
-    passed: bool = False
+    passed: frozenset[str] = frozenset()
     to_objects: bool = False
     returned: bool = False
 
@@ -140,6 +142,7 @@ class _Locals:
 
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
     imports: dict[str, Kind] = field(default_factory=dict)
+    refs: list[syntax.ImportRef] = field(default_factory=list)
 
     def bind(self, target: ast.AST, value: ast.expr | None) -> None:
         for node in ast.walk(target):
@@ -234,6 +237,7 @@ class Effects:
                 found.bound.setdefault(node.name, [])
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 for ref in syntax.import_refs(node, False):
+                    found.refs.append(ref)
                     kind = self._names.imported(ref)
                     if found.imports.get(ref.bound, "library") == "library":
                         found.imports[ref.bound] = kind
@@ -257,7 +261,7 @@ class Effects:
 
     def _spread(self) -> None:
         """Finds the local names that may stand for state, until there are no more."""
-        if self._escapes.passed and getattr(self._node, "name", "") != "__call__":
+        if self._escapes.passed & {"", getattr(self._node, "name", "")}:
             self._pure |= set(parameters(self._node))
             self._state |= set(parameters(self._node))
         inner = [each for each in ast.walk(self._node) if isinstance(each, FUNCTIONS)]
@@ -265,7 +269,7 @@ class Effects:
         inside -= self._own
         while True:
             before = len(self._pure) + len(self._state)
-            if self._escapes.passed or self._passes_inside(inner):
+            if "" in self._escapes.passed or self._passes_inside(inner):
                 self._pure |= inside
                 self._state |= inside
             for name, values in self._locals.bound.items():
@@ -282,9 +286,9 @@ class Effects:
         named = {getattr(each, "name", "") for each in inner}
         for node in ast.walk(self._node):
             if isinstance(node, ast.Call):
-                values = _arguments(node)
+                values = [*_arguments(node), node.func]
                 calls = [v for v in values if isinstance(v, ast.Lambda) or _name(v) in named]
-                if calls and any(self._is_state(v, False) for v in values if v not in calls):
+                if calls and any(self._is_state(v, False) for v in values[:-1] if v not in calls):
                     return True
         return False
 
@@ -347,10 +351,23 @@ class Effects:
 
     def _is_outside(self, node: ast.expr) -> bool:
         """Whether something is not of this call alone."""
+        if self._is_made_here(node):
+            return False
         if self._is_state(node, False):
             return True
         root = syntax.root_name(node)
         return root is not None and self._kind(root) == "library"
+
+    def _is_made_here(self, node: ast.expr) -> bool:
+        """Whether something is a container of this function's making, whatever it holds."""
+        if not isinstance(node, ast.Name) or node.id in self._own:
+            return False
+        values = self._locals.bound.get(node.id, [])
+        return bool(values) and all(
+            isinstance(value, _DISPLAYS)
+            or (isinstance(value, ast.Call) and _name(value.func) in _MAKES_CONTAINERS)
+            for value in values
+        )
 
     def _may_be_dropped(self, call: ast.Call) -> bool:
         """Whether a call whose result nobody reads leaves nothing behind.
@@ -371,7 +388,7 @@ class Effects:
             return func.attr in _HARMLESS
         if root is not None and self._kind(root) == "builtin":  # as `list.append(items, 1)`
             return not any(self._is_state(value, False) for value in _arguments(call))
-        return not self._is_state(func.value, False)
+        return self._is_made_here(func.value) or not self._is_state(func.value, False)
 
     def _changes(self, call: ast.Call) -> bool:
         """Whether a call changes state, or what is passed to a function of the user's is state."""
@@ -395,8 +412,9 @@ class Effects:
             return False
         if self._is_state(func.value, True) and func.attr in _CHANGES_MODEL:
             return True
-        if self._is_state(func.value, False) and _is_mutator(func.attr):
-            return True
+        if _is_mutator(func.attr) and not self._is_made_here(func.value):
+            if self._is_state(func.value, False):
+                return True
         inplace = any(keyword.arg == "inplace" for keyword in call.keywords)
         if inplace and self._is_state(func.value, False):
             return True
@@ -412,11 +430,22 @@ class Effects:
         users = isinstance(func, ast.Name) and self._kind(func.id) in ("function", "local", "value")
         if not any(self._is_state(value, False) for value in _arguments(call)):
             return
+        name = func.id if isinstance(func, ast.Name) else ""
         if isinstance(func, ast.Attribute):
             users = func.attr in self._methods and self._is_self(func.value)
             users |= root is not None and self._kind(root) == "module"
             self._escapes.to_objects |= not users and self._is_state(func.value, False)
-        self._escapes.passed |= users
+            name = func.attr
+        if users and name in self._locals.bound:
+            name = ""  # any function may have been given to it
+        if users:
+            self._escapes.passed |= {name, *self._imported_as(name)}
+
+    def _imported_as(self, name: str) -> Iterator[str]:
+        """Yields the names that something has where it is imported from."""
+        refs = [ref for ref in self._locals.refs if ref.bound == name]
+        for ref in (*refs, *self._names.source.import_refs(name)):
+            yield ref.name or name
 
     def note_returned(self) -> None:
         """Adds to what escapes whether the function returns state."""
