@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from edits import Project
 from test_pools import clear
 
 import vane_dagster as vd
+from vane_dagster.execute.backend import Backend
+from vane_dagster.execute.local_backend import LocalBackend
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ROWS = 20
@@ -73,11 +75,27 @@ def plain(batch):
 """
 
 
+_kept: list[LocalBackend] = []
+
+
+class KeptLocal(vd.LocalCompute):
+    """Subprocesses that outlive a run, as the workers of Ray do."""
+
+    def backend(self, told: Callable[[str], None]) -> LocalBackend:
+        if not _kept:
+            _kept.append(LocalBackend(num_cpus=2))
+        return _kept[0]
+
+    def close(self, backend: Backend) -> None:
+        pass
+
+
 @pytest.fixture(params=["local", "ray"])
 def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Both computes in turn, without models' pools on the cluster before and after."""
     if request.param == "local":
-        yield vd.LocalCompute(num_cpus=2)
+        yield KeptLocal()
+        _kept.pop().close()
         return
     cluster = request.getfixturevalue("cluster")
     cluster.connect()

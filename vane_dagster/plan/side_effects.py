@@ -412,9 +412,9 @@ class Effects:
             return False
         if self._is_state(func.value, True) and func.attr in _CHANGES_MODEL:
             return True
-        if _is_mutator(func.attr) and not self._is_made_here(func.value):
-            if self._is_state(func.value, False):
-                return True
+        is_kept = self._is_state(func.value, False) and not self._is_made_here(func.value)
+        if is_kept and _is_mutator(func.attr):
+            return True
         inplace = any(keyword.arg == "inplace" for keyword in call.keywords)
         if inplace and self._is_state(func.value, False):
             return True
