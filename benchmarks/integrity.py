@@ -30,7 +30,7 @@ from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.declare.source import parquet
-from vane_dagster.execute import batches, calls, host, scan
+from vane_dagster.execute import batches, host, scan
 from vane_dagster.execute.operations import CallUdf, FileRows
 from vane_dagster.execute.work import ModelSpec, Work
 from vane_dagster.plan.source import listed_file
@@ -122,7 +122,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     arguments = cloudpickle.dumps(((), {}))
     op = CallUdf(arguments, None, "pyarrow", 8192, "one_to_one", 1, ("id",))
     worker = host.Host()
-    worker._caller = calls.Caller(ModelSpec("f", False, "plain", "", b""), fn)
+    worker.models.hold(ModelSpec("f", False, "plain", "", b""), fn)
     shares, totals = [], []
     for repeat in range(REPEATS):
         target = PartTarget(Location(str(root / "out")), f"{repeat:040x}", "id", ("y",))

@@ -28,7 +28,6 @@ from dagster_dev import DagsterDev, asset_keys
 import vane_dagster as vd
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.writer import PartTarget
-from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.host import Host
 from vane_dagster.execute.operations import CallUdf, HeldRows
 from vane_dagster.execute.output import OutputTap
@@ -363,7 +362,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
         host.revoke("lease")
         return batch
 
-    host._caller = Caller(ModelSpec("told_to_stop", False, "plain", "", b""), told_to_stop)
+    host.models.hold(ModelSpec("told_to_stop", False, "plain", "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
         CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 5, "one_to_one", 16, ("id",)),

@@ -163,13 +163,33 @@ def test_processes_share_actors_until_the_class_is_edited(tmp_path, ray_compute)
     Process(tmp_path, {"out": dict(stage)}, "c").done()
     assert noted(tmp_path / "loads") == loads, "a comment is no change"
 
-    module.write_text(module.read_text().replace("FACTOR = 2", "FACTOR = 3"))
+    text = module.read_text().replace("self.log, self.sleep = log, sleep", "self.log = log")
+    module.write_text(text.replace("note(log,", "self.sleep = sleep\n        note(log,"))
     Process(tmp_path, {"out": dict(stage)}, "d").done()
     fresh = noted(tmp_path / "loads")[2:]
     assert len(set(fresh)) == 2
     assert not set(fresh) & set(loads)
-    assert rows(tmp_path, "out", "d")["out"].to_pylist() == [3 * n for n in range(60)]
+    assert rows(tmp_path, "out", "d")["out"].to_pylist() == [2 * n for n in range(60)]
     assert set(rows(tmp_path, "out", "d")["pid"].to_pylist()) <= set(fresh)
+
+
+def test_two_runs_with_two_versions_of_the_call_share_a_worker(tmp_path, ray_compute):
+    """Each gets its own results, from one model that is loaded once."""
+    partitions(tmp_path, "ab", 100)
+    stage = {"fn_constructor_kwargs": {"sleep": 0.2}}
+    first = Process(tmp_path, {"out": dict(stage)}, "a")
+    until(lambda: len(noted(tmp_path / "calls")) > 5, "the first run is under way")
+    module = tmp_path / "models" / "models.py"
+    module.write_text(module.read_text().replace("FACTOR = 2", "FACTOR = 3"))
+    second = Process(tmp_path, {"out": dict(stage)}, "b")
+    until(lambda: len(noted(tmp_path / "calls")) > 60, "the second run is under way")
+    assert first.process.poll() is None
+    assert [found["model_loads"] for found in first.done() + second.done()] == [1, 0]
+    (pid,) = noted(tmp_path / "loads")
+    for key, factor in (("a", 2), ("b", 3)):
+        found = rows(tmp_path, "out", key)
+        assert found["out"].to_pylist() == [factor * n for n in range(100)]
+        assert set(found["pid"].to_pylist()) == {pid}
 
 
 def test_a_pool_that_grows_keeps_its_first_actor(tmp_path, ray_compute, materialize):

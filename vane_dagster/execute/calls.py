@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import threading
 import time
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster import failpoints
+from vane_dagster.commit.packages import installed
 from vane_dagster.declare.stage import ERROR_COLUMN
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.execute.attempts import Answer, Outcome, Partial, Step, Wait, attempt
@@ -48,14 +50,26 @@ class Caller:
         self._target = target
         self._label = model.label
         self._style = model.style
+        self._packages = installed(model.packages)
         self.sizes = BatchSize()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._room: asyncio.Semaphore | None = None
+        self._rooms: list[asyncio.Semaphore] = []
         if model.style in ("async", "async_generator"):
             self._loop = asyncio.new_event_loop()
             protect_tasks(self._loop)
             threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         self.health = Health(target, self._loop)
+
+    def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> Caller:
+        """A caller of another version of the code.
+
+        It has the same loop, to which the model's state may be bound, and the same batch sizes.
+        """
+        other = copy.copy(self)
+        other._target, other._label, other._style = target, model.label, model.style
+        other._packages = installed(model.packages)
+        other.health = Health(target, self._loop)
+        return other
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
@@ -99,6 +113,7 @@ class Caller:
                 aside,
                 len(faults) - aside,
                 wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
+                packages=self._packages,
             ),
             "batches": run.calls,
             "call_seconds": seconds,
@@ -115,9 +130,9 @@ class Caller:
 
     def room(self, size: int) -> asyncio.Semaphore:
         """What bounds the batches in flight in this worker, over all its slices."""
-        if self._room is None:
-            self._room = asyncio.Semaphore(size)
-        return self._room
+        if not self._rooms:
+            self._rooms.append(asyncio.Semaphore(size))
+        return self._rooms[0]
 
     def answers(self, given: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """What a synchronous call gives: one result, or several."""

@@ -108,6 +108,12 @@ class Crew:
             self._emit(Printed(", ".join(stages) or IO_POOL, report.output))
         if worker not in self.lanes[worker.pool].loading:  # its pool was given up
             return
+        if report.outdated:
+            self.lanes[worker.pool].lose(worker)
+            text = f"worker {worker.name} {report.outdated}: a fresh one takes its place"
+            self._emit(Noticed(text))
+            self._start(self._lease.replace(worker))
+            return
         if report.sick:
             self.lost(worker, report.sick, starting=False)
             return

@@ -24,14 +24,19 @@ from vane_dagster.execute.fragment_queue import FoundParts
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.mending import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.execute.pacing import DEFAULT_BATCH
-from vane_dagster.execute.preflight import Checked, check_all, refuse
+from vane_dagster.execute.preflight import Checked, Finding, check_all, refuse
 from vane_dagster.execute.requests import Requests
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.execute.stream import Stream
 from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
 from vane_dagster.execute.work_claims import Claims, NoClaims
-from vane_dagster.plan.definition import pool_identity, udf_code
+from vane_dagster.plan.definition import (
+    constructed_identity,
+    pool_identity,
+    stage_definition,
+    udf_code,
+)
 from vane_dagster.plan.plan import RunPlan
 from vane_dagster.plan.shipping import CodeBundle
 from vane_dagster.plan.stored_parts import stored_parts
@@ -78,18 +83,21 @@ def execute(
         claims = backend.claims(run_id)
     try:
         for count in range(1, MOST_PASSES + 1):
-            checked = None
+            checked, pools = None, {}
             if needed := plan.needed():
                 assert backend is not None, "there is something to compute, and nothing to do it"
                 first = _written_first(plan, needed)
                 checked = check_all(plan.pipeline, needed, first, store, backend)
                 refuse(checked.findings)
+                pools = stage_pools(plan, checked)
+                refuse(edited(plan, needed))
             state = RunState(plan, store, run_id, told, info, judge, claims, former=state)
             mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
             try:
                 state.begin()
                 if checked is not None and backend is not None:
-                    _compute(backend, state, needed, checked, cancelled, mending, priority)
+                    given = (checked, pools, cancelled, mending, priority)
+                    _compute(backend, state, needed, *given)
                 again = to_plan_again(state)
             finally:
                 state.close()
@@ -130,13 +138,13 @@ def _compute(
     state: RunState,
     needed: tuple[str, ...],
     checked: Checked,
+    pools: Mapping[str, PoolSpec],
     cancelled: threading.Event,
     mending: Mending,
     priority: int,
 ) -> None:
     plan, store, capacity = state.plan, state.store, checked.capacity
     look_up, waits = look_up_parts(state), Waits(state.emit)
-    pools = stage_pools(plan, checked)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = pack_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
@@ -149,12 +157,13 @@ def _compute(
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
-            requests = Requests(
-                plan, store, state.parts, lease.id, state.run_id, state.faults_allowed
-            )
+            called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
+            versions = {stage: model.version for stage, model in called.items() if model}
+            given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
+            requests = Requests(*given, versions)
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
-            given = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
-            Stream(*given, look_up, priority).run()
+            wave = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
+            Stream(*wave, look_up, priority).run()
         finally:
             lease.release()
 
@@ -198,6 +207,19 @@ def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | No
     }
 
 
+def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
+    """The stages whose code is no longer what their keys were made from.
+
+    Asked when their code is packed, so that no row is kept under the key of other code.
+    """
+    found = []
+    for stage in stages:
+        if stage_definition(plan.pipeline, plan.pipeline[stage].spec) != plan.definitions[stage]:
+            where = f"stage '{plan.pipeline.name}/{stage}'"
+            found.append(Finding(where, "its code was edited while the run began", "Run it again"))
+    return found
+
+
 def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
     """The pool of each stage that runs user code."""
     return {stage: _pool(plan, stage, bundle, checked) for stage, bundle in checked.code.items()}
@@ -209,6 +231,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
     udf, cpus = spec.udf, checked.capacity.cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
+    constructed = constructed_identity(plan.pipeline, spec)
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
@@ -222,6 +245,8 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
             bundle.digest,
             bundle.payload,
             _packages(plan, spec),
+            shares_state=constructed.shares_state,
+            exact=plan.forced,
         ),
         archive=bundle.archive,
         env_vars=spec.env_vars,

@@ -21,21 +21,20 @@ import pyarrow as pa
 
 from vane_dagster import failpoints
 from vane_dagster.commit.manifest import Made, PartInfo
-from vane_dagster.commit.packages import installed
 from vane_dagster.commit.quarantine import attach, detach, write_faults
 from vane_dagster.commit.writer import write_part
 from vane_dagster.declare.upkeep import Upkeep
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.execute import arranging, relational
 from vane_dagster.execute.attempts import BatchError
-from vane_dagster.execute.calls import Caller
 from vane_dagster.execute.cluster_processes import MARK
 from vane_dagster.execute.database import connection
 from vane_dagster.execute.faults import rejected, user_traceback
 from vane_dagster.execute.health import SickError
 from vane_dagster.execute.ids import repeated_or_null
-from vane_dagster.execute.isolation import check_descriptors, one_process
+from vane_dagster.execute.isolation import check_descriptors
 from vane_dagster.execute.memory import spent
+from vane_dagster.execute.model_versions import ModelVersions, OtherCodeError
 from vane_dagster.execute.operations import (
     Arrange,
     CallUdf,
@@ -51,7 +50,7 @@ from vane_dagster.execute.output import OutputTap
 from vane_dagster.execute.raised import contained, is_shutdown
 from vane_dagster.execute.startup import Startup
 from vane_dagster.execute.work import Fault, LoadReport, ModelSpec, Report, Tally, Work
-from vane_dagster.masking import keep_arguments, keep_variables, masked
+from vane_dagster.masking import keep_variables, masked
 from vane_dagster.private_folder import private_folder, user_folder
 
 
@@ -59,13 +58,12 @@ class Host:
     """Holds a model and does work. One instance a worker process."""
 
     def __init__(self) -> None:
-        self._caller: Caller | None = None
+        self.models = ModelVersions()
         self._load: LoadReport | None = None
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
-        self._packages: tuple[str, ...] = ()
         self._upkeep = Upkeep()
         self.startup = Startup()
         self.served = 0
@@ -86,16 +84,14 @@ class Host:
             keep_variables(env)
             self._upkeep = upkeep
             if self._load is not None and self._load.fault is None:
-                warm = replace(self._load, warm=True, output="", row_seconds=self._row_seconds)
-                return replace(warm, sick=self._sick())
+                return self._loaded_before(self._load, model, archive)
             started = time.perf_counter()
             fault = None
             try:
                 set_threads(threads)
                 with self.startup.watched(upkeep.startup_timeout_s):
                     if model is not None:
-                        self._caller = Caller(model, _construct(model, archive))
-                        self._packages = installed(model.packages)
+                        self.models.construct(model, archive, code_root())
                     else:
                         connection()
                 _check_size(model, upkeep)
@@ -114,11 +110,33 @@ class Host:
             )
             return self._load
 
-    def _sick(self) -> str:
+    def _loaded_before(
+        self, load: LoadReport, model: ModelSpec | None, archive: bytes
+    ) -> LoadReport:
+        """What a run is told of a model that was there already."""
+        sick = outdated = ""
+        imported = False
+        if model is not None:
+            try:
+                with self.startup.watched(self._upkeep.startup_timeout_s):
+                    imported = self.models.adopt(model, archive, code_root())
+                sick = self._sick(model)
+            except OtherCodeError as error:
+                outdated = str(error)
+        return replace(
+            load,
+            warm=True,
+            output=self._printed.drain() if imported else "",
+            row_seconds=self._row_seconds,
+            sick=sick,
+            outdated=outdated,
+        )
+
+    def _sick(self, model: ModelSpec) -> str:
         """Why a model that was there already can't be used; empty if it can."""
         try:
-            if self._caller is not None:
-                self._caller.health.check()
+            with self.models.turn(model.version) as caller:
+                caller.health.check()
         except SickError as error:
             return masked(f"its model says that it is dead: {error}")
         return ""
@@ -178,11 +196,9 @@ class Host:
             return table.cast(work.schema), {"tally": Tally(given, given - table.num_rows)}
         inputs = [relational.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
-            assert self._caller is not None, "a worker without a model was given a call"
             revoked = functools.partial(self._revoked.__contains__, work.lease)
-            rows, facts = self._caller.call(op, inputs[0], work, revoked)
-            facts["tally"] = replace(facts["tally"], packages=self._packages)
-            return rows, facts
+            with self.models.turn(op.version) as caller:
+                return caller.call(op, inputs[0], work, revoked)
         if isinstance(op, Join):
             table, given = relational.join(op, inputs, work)
             return table, {"tally": Tally(given, given - table.num_rows)}
@@ -226,18 +242,6 @@ class Host:
             faults=aside,
             made=made,
         )
-
-
-def _construct(model: ModelSpec, archive: bytes) -> Any:
-    from vane_dagster.plan import shipping
-
-    folder = shipping.unpack(archive, model.code, code_root())
-    shipping.activate(folder)
-    target, args, kwargs = shipping.load(model.payload)
-    keep_arguments(args, kwargs)
-    failpoints.at_load(model.label)
-    with one_process():
-        return target(*args, **kwargs) if model.stateful else target
 
 
 def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:

@@ -85,6 +85,7 @@ class CallUdf:
         carried: The input's columns that are passed on.
         policy: What is done about errors.
         most_faults: Rows that may be set aside before the call is given up.
+        version: The code that is called, where the worker may have several; see `ModelSpec`.
     """
 
     arguments: bytes = field(repr=False)
@@ -98,6 +99,7 @@ class CallUdf:
     carried: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
     most_faults: int = 0
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _Inputs = tuple[Rows, ...]
 
 
 class Requests:
-    """Makes work for one lease; `allowed` tells how many rows of a partition may still fail."""
+    """Makes work for one lease."""
 
     def __init__(
         self,
@@ -67,8 +67,15 @@ class Requests:
         lease: str,
         run_id: str,
         allowed: Callable[[int, str], int],
+        versions: Mapping[str, str],
     ) -> None:
+        """Makes work for `lease`.
+
+        `allowed` tells how many rows of a partition may still fail; `versions` names the code that
+        each stage calls.
+        """
         self._plan = plan
+        self._versions = versions
         self._run_id = run_id
         self._allowed = allowed
         self._pipeline: Pipeline = plan.pipeline
@@ -151,7 +158,8 @@ class Requests:
     def op(self, run: FragmentRun, spec: StageSpec) -> Op:
         """A stage's operation, with the rows that may still fail in the partition."""
         if spec.name not in self._ops:
-            self._ops[spec.name] = _operation(self._pipeline, spec)
+            version = self._versions.get(spec.name, "")
+            self._ops[spec.name] = _operation(self._pipeline, spec, version)
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, most_faults=self._allowed(run.partition, spec.name))
@@ -305,7 +313,7 @@ def _policy(failures: Failures) -> Policy:
     return Policy(failures.on_error, failures.max_retries, failures.retry_on, failures.timeout_s)
 
 
-def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
+def _operation(pipeline: Pipeline, spec: StageSpec, version: str) -> Op:
     if isinstance(spec, ProjectSpec):
         return Project(spec.columns, spec.where)
     keys = {node: pipeline.keys(node) for node in spec.upstream}
@@ -324,5 +332,6 @@ def _operation(pipeline: Pipeline, spec: StageSpec) -> Op:
             spec.children[1] if spec.children else None,
             spec.carried,
             _policy(spec.failures),
+            version=version,
         )
     return Gather()

@@ -60,6 +60,7 @@ class RunState:
         self._info = info
         self._judge = judge
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
+        self._models: dict[str, Mapping[str, str]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
         self._claim_root = claim_root(store, plan.pipeline.name)
@@ -310,7 +311,10 @@ class RunState:
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
         if not isinstance(spec, MapBatchesSpec):
             return {}
-        return {"name": spec.udf.name, "pool": pool_identity(self.pipeline, spec)}
+        if spec.name not in self._models:
+            pool = pool_identity(self.pipeline, spec)
+            self._models[spec.name] = {"name": spec.udf.name, "pool": pool}
+        return self._models[spec.name]
 
     def _told(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError

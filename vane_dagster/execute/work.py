@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,9 @@ class ModelSpec:
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
         packages: The installed packages that the code imports, whose versions parts record.
+        shares_state: Whether a worker that has constructed it may call other versions of its code
+            on the same state; see `plan.constructor`.
+        exact: Whether nothing may be used that other code has constructed.
     """
 
     label: str
@@ -192,6 +196,19 @@ class ModelSpec:
     code: str
     payload: bytes = field(repr=False)
     packages: tuple[str, ...] = ()
+    shares_state: bool = False
+    exact: bool = False
+
+    @property
+    def version(self) -> str:
+        """Names the code that calls run, where a worker may have several; else empty."""
+        return self.content if self.shares_state else ""
+
+    @property
+    def content(self) -> str:
+        """Digest of all that travels."""
+        parts = (self.code.encode(), self.payload, self.style.encode())
+        return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -237,6 +254,7 @@ class LoadReport:
         fault: Why it could not be constructed.
         row_seconds: What a row took it in the last calls; None before the first.
         sick: Why a model that was there already has to be replaced.
+        outdated: Why a worker that holds what other code made cannot serve this run's code.
     """
 
     warm: bool
@@ -248,3 +266,4 @@ class LoadReport:
     fault: Fault | None = None
     row_seconds: float | None = None
     sick: str = ""
+    outdated: str = ""

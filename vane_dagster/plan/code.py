@@ -31,11 +31,14 @@ class CodeIdentity:
         modules: The user's own modules that a worker may import for it, its own one included.
         packages: The top-level names of installed packages that the code reaches. A package that
             is imported lazily and not installed here counts as one that the worker has.
+        effects: Digest of the statements that change what the code reads, or the state of a
+            library, when its modules are imported; empty where a version stands for the code.
     """
 
     digest: str
     modules: tuple[str, ...]
     packages: tuple[str, ...]
+    effects: str = ""
 
 
 def code_identity(
@@ -71,9 +74,11 @@ def code_identity(
         names = {name, name.rpartition(".")[2]}
         reach.hints_of = frozenset(names | {f"{item}.__call__" for item in names})
     encoder = ObjectEncoder(reach, files if version is None else LocalFiles(read=False))
+    effects = ""
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
         digest = combine("code", token, reach.digest())
+        effects = reach.effects
     else:
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
@@ -82,4 +87,5 @@ def code_identity(
     seeds = reach.modules | reach.imported
     if module is not None:
         seeds.add(module.name)
-    return CodeIdentity(digest, closure(finder, seeds), tuple(sorted(reach.packages)))
+    packages = tuple(sorted(reach.packages))
+    return CodeIdentity(digest, closure(finder, seeds), packages, effects)

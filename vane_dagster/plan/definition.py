@@ -23,6 +23,7 @@ from vane_dagster.declare.stage import (
 from vane_dagster.declare.udf import Udf
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.plan.code import CodeIdentity, code_identity
+from vane_dagster.plan.constructor import ConstructorIdentity, constructor_identity
 from vane_dagster.plan.digest import value_digest
 from vane_dagster.plan.files import LocalFiles
 from vane_dagster.plan.inputs import quarantining
@@ -136,13 +137,7 @@ def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
 
 def model_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     """Digest of what a worker constructs: the code and the constructor's arguments."""
-    udf: Udf = spec.udf
-    named = _in_any_order(udf.target, udf.constructor_kwargs)
-    return digest(
-        udf_code(pipeline, spec).digest,
-        _value(pipeline, spec, "fn_constructor_args", udf.constructor_args),
-        _value(pipeline, spec, "fn_constructor_kwargs", named),
-    )
+    return digest(udf_code(pipeline, spec).digest, *_constructor_arguments(pipeline, spec))
 
 
 def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
@@ -153,6 +148,23 @@ def _value(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> s
         raise CodeIdentityError(
             f"stage '{pipeline.name}/{spec.name}', argument {where}{error}"
         ) from error
+
+
+def constructed_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> ConstructorIdentity:
+    """Identity of the code that a stage's workers have run before they are called.
+
+    Raises:
+        CodeIdentityError: If it has no stable identity.
+    """
+    if isinstance(spec, AskSpec):
+        return ConstructorIdentity(_provider(pipeline, spec).digest, False)
+    udf = spec.udf
+    given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
+    try:
+        files = _files(pipeline, spec)
+        return constructor_identity(udf.target, given, version=udf.version, files=files)
+    except CodeIdentityError as error:
+        raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
 
 
 def _in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -192,17 +204,28 @@ def _environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Digest of a model definition: stages that have the same share warm workers; 16 hex digits.
+    """Digest of what a worker constructs, and where: stages that have the same share warm workers.
 
     A function's arguments count too: it may keep what it loaded from a file that one of them names,
-    and must not meet it again once the file has changed.
+    and must not meet it again once the file has changed. 16 hex digits.
     """
+    udf = spec.udf
     bundle = sorted(spec.resources.bundle().items())
-    in_flight = spec.max_concurrency if spec.udf.is_async else 1
-    arguments = "" if spec.udf.stateful else digest(*_call_arguments(pipeline, spec))
-    model = model_identity(pipeline, spec)
+    in_flight = spec.max_concurrency if udf.is_async else 1
+    arguments = "" if udf.stateful else digest(*_call_arguments(pipeline, spec))
+    constructed = constructed_identity(pipeline, spec).digest
+    model = digest(constructed, *_constructor_arguments(pipeline, spec))
     environment = [sorted(spec.env_vars), *_environment(pipeline, spec)]
     return digest(model, arguments, bundle, in_flight, *environment)[:16]
+
+
+def _constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    udf: Udf = spec.udf
+    named = _in_any_order(udf.target, udf.constructor_kwargs)
+    return [
+        _value(pipeline, spec, "fn_constructor_args", udf.constructor_args),
+        _value(pipeline, spec, "fn_constructor_kwargs", named),
+    ]
 
 
 def _call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:

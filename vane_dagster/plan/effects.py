@@ -117,6 +117,15 @@ class Effect:
     writes: frozenset[Origin]
     imports: tuple[str, ...]
 
+    @property
+    def changes_itself(self) -> bool:
+        """Says whether it is a definition whose decorators change nothing else; names tell it."""
+        path, unit = str(self.module.path), self.unit
+        return unit.is_definition and all(
+            item.kind == "name" and item.place == path and item.name in unit.touched
+            for item in self.writes
+        )
+
 
 @dataclass(frozen=True)
 class _Code:

@@ -119,6 +119,7 @@ class RunPlan:
         source: The source, as its files are read.
         warnings: What is wrong in the store and was passed over.
         listed_at: By the monotonic clock, when the store was not listed yet.
+        forced: Whether everything selected is computed again.
     """
 
     pipeline: Pipeline
@@ -130,6 +131,7 @@ class RunPlan:
     source: ParquetSource
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
+    forced: bool = False
 
     @property
     def is_sample(self) -> bool:

@@ -76,7 +76,7 @@ def plan_run(
                 failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
-        planner.rule, planner.source, planner.warnings, listed_at,
+        planner.rule, planner.source, planner.warnings, listed_at, force,
     )  # fmt: skip
 
 

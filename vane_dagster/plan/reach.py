@@ -47,6 +47,11 @@ class Reach:
             self._add_effects()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
 
+    @property
+    def effects(self) -> str:
+        """The digest of the statements whose effects count, once all is walked; may be empty."""
+        return self._facts.get("effects", "")
+
     def label(self, module: Module) -> str:
         """Names a module in a digest; the UDF's own file has no name, so it can be renamed."""
         own = self._own
@@ -154,7 +159,9 @@ class Reach:
                 found = [
                     effect
                     for effect in trace
-                    if id(effect.unit) not in counting and self._read.counts(program, effect)
+                    if id(effect.unit) not in counting
+                    and not effect.changes_itself
+                    and self._read.counts(program, effect)
                 ]
                 for effect in found:
                     counting[id(effect.unit)] = effect

@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 import sys
+import types
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -225,11 +226,16 @@ def _mode(path: Path) -> int:
         return 0
 
 
+_put_aside: dict[str, dict[str, types.ModuleType]] = {}
+"""The modules of folders that are not active, by the folder and their names."""
+
+
 def activate(folder: Path) -> None:
     """Makes a folder that `unpack` returned the first place to import from.
 
-    Modules that were loaded from another folder below the same root, an older state of the code,
-    are forgotten, so that the next import reads the new one.
+    Modules that were loaded from another folder below the same root, another state of the code,
+    are put aside, so that the next import reads this one. Those of this folder that were put
+    aside before come back as they were.
     """
     own, root = _inside(folder), _inside(folder.parent)
     places = [place for place in sys.path if not _inside(place).startswith(root)]
@@ -239,10 +245,24 @@ def activate(folder: Path) -> None:
             module_attribute(module, "__file__"),
             *(module_folders(module) or ()),
         ]
-        used = [_inside(file) for file in files if isinstance(file, str)]
-        if any(file.startswith(root) and not file.startswith(own) for file in used):
+        used = [_real_file(file) for file in files if isinstance(file, str)]
+        others = [file for file in used if file.startswith(root) and not file.startswith(own)]
+        if others:
+            place = os.path.join(root, others[0][len(root) :].partition(os.sep)[0], "")
+            _put_aside.setdefault(place, {})[name] = module
             _forget(name)
+    back = _put_aside.pop(own, {})
+    sys.modules.update(back)
+    for name, module in back.items():
+        package, _, last = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package]).setdefault(last, module)
     importlib.invalidate_caches()
+
+
+def discard(folder: Path) -> None:
+    """Drops the modules of a folder that is not active, so that their memory can be freed."""
+    _put_aside.pop(_inside(folder), None)
 
 
 def _forget(name: str) -> None:
@@ -255,6 +275,12 @@ def _forget(name: str) -> None:
 
 def _inside(path: str | Path) -> str:
     return os.path.join(os.path.realpath(path), "")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _real_file(path: str) -> str:
+    """The real path of a module's file or folder, which stays the same while it is loaded."""
+    return _inside(path)
 
 
 def load(payload: bytes) -> Any:
