@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import sys
-import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -27,7 +27,7 @@ from pathlib import Path
 from vane_dagster.commit.home import default_root, state_home
 from vane_dagster.errors import CodeIdentityError, VaneError
 from vane_dagster.plan.hashing import combine
-from vane_dagster.private_folder import private_folder
+from vane_dagster.private_folder import private_folder, temporary_root
 
 MAX_FILES = 100_000
 """Files below one folder, beyond which `version=` is asked for."""
@@ -253,7 +253,7 @@ def _is_shared(folder: str) -> bool:
         "/",
         os.path.expanduser("~"),
         os.getcwd(),
-        tempfile.gettempdir(),
+        str(temporary_root()),
         "/tmp",
         "/var/tmp",
         "/dev/shm",
@@ -347,9 +347,9 @@ class _Digests:
         record = {"path": os.path.realpath(path), "state": _signature(state), "sha256": digest}
         with contextlib.suppress(OSError, VaneError, UnicodeError):
             place = Path(private_folder(_cache_folder()), _cache_name(path))
-            with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-                file.write(json.dumps(record))
-            os.replace(file.name, place)
+            written = place.with_suffix(f".{secrets.token_hex(8)}")
+            written.write_text(json.dumps(record))
+            os.replace(written, place)
 
     def _kept(self, path: str) -> tuple[tuple[int, ...], str] | None:
         try:
