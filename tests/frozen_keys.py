@@ -35,9 +35,9 @@ STAGES = {
     "pools": {
         "answers": "8c22d02617f262b3",
         "kinds": "8c22d02617f262b3",
-        "scaled": "4f1e593c74a5afc8",
+        "scaled": "6ff79580b2737f26",
         "vectors": "126e9436a760d51a",
-        "words": "d294afbf619d11c5",
+        "words": "ac51363fb382491f",
     },
 }
 CHECKS = {
