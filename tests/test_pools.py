@@ -164,7 +164,8 @@ def test_processes_share_actors_until_the_class_is_edited(tmp_path, ray_compute)
     assert noted(tmp_path / "loads") == loads, "a comment is no change"
 
     text = module.read_text().replace("self.log, self.sleep = log, sleep", "self.log = log")
-    module.write_text(text.replace("note(log,", "self.sleep = sleep\n        note(log,"))
+    loads_noted = 'note(log, "loads"'
+    module.write_text(text.replace(loads_noted, f"self.sleep = sleep\n        {loads_noted}"))
     Process(tmp_path, {"out": dict(stage)}, "d").done()
     fresh = noted(tmp_path / "loads")[2:]
     assert len(set(fresh)) == 2
