@@ -131,8 +131,7 @@ class Reproduction:
                 found = self._result(check, manifest, sample, results, seed)
                 log.found(stage.name, key, [found])
         finally:
-            for parts in results.made.values():
-                delete_parts(parts)
+            delete_parts(sample.plan, self.store)
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """The partitions of the run, or some of all if it names none."""
@@ -158,7 +157,7 @@ class Reproduction:
         """What was found in a partition."""
         key = manifest.partition
         metadata: dict[str, Any] = {"seed": seed, "loads": results.loads, "warm": results.warm}
-        metadata["code_changed"] = manifest.definition != sample.plan.definitions[manifest.stage]
+        metadata["code_changed"] = manifest.definition not in sample.definitions
         try:
             if error := results.failed.get(key):
                 raise error
