@@ -547,6 +547,41 @@ def test_a_stage_that_was_never_materialized_has_nothing_to_check(tmp_path, chec
     assert "never materialized" in failure(result)
 
 
+def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
+    checked.source(1)
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("texts", {"text": "text"}, checks=[vd.checks.Reproducible()])
+    assert checked.run(docs, checks_alone=False).success
+    found = checked.evaluation(docs)
+    assert found.description == "1 row was computed again, and is as it is stored"
+
+    (part,) = (tmp_path / "store").rglob("*.parquet")
+    part.unlink()
+    found = checked.evaluation(docs)
+    assert not found.passed
+    assert "could not be compared with what is stored" in found.description
+    assert "is gone" in value(found, "error")
+
+    one = {"reproduce_partitions": ["a"]}
+    result = checked.run(docs, config=one, raise_on_error=False)
+    assert "has no partitions; leave it out" in failure(result)
+
+
+def test_rows_that_another_column_identifies_now_are_not_compared(tmp_path, checked):
+    checked.source(20)
+
+    def declared(id: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id=id)
+        docs.project("n", {"n": "1"}, checks=[vd.checks.Reproducible()])
+        return docs
+
+    assert checked.run(declared("id"), checks_alone=False).success
+    found = checked.evaluation(declared("text"))
+    assert not found.passed
+    assert "identified by 'id' in the store, and by 'text' now" in found.description
+
+
 def test_a_warm_pool_computes_the_sample_with_no_load(tmp_path, cluster):
     compute = vd.RayCompute(cluster=cluster)
     factor(tmp_path, "2.0")

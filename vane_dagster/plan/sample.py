@@ -161,6 +161,12 @@ class _Sampler:
 
     def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
+        keys = tuple(key.column for key in self._pipeline.keys(stage))
+        if manifest.keys and tuple(manifest.keys) != keys:
+            raise PlanError(
+                f"{self._culprit}: its rows are identified by {names(manifest.keys)} in the "
+                f"store, and by {names(keys)} now. Materialize it first"
+            )
         inputs = self._inputs()
         listed = self._unchanged()
         base = base_node(self._pipeline, self._spec)
@@ -173,13 +179,13 @@ class _Sampler:
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(manifest.fragments[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
-        keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
+        own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
         plan = PartitionPlan(
             key=manifest.partition,
             files=(),
             listed=listed or {},
             fragments=fragments,
-            stages={stage: StagePlan(manifest.plan, manifest.generation, None, keys)},
+            stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
             input_names={},
             schemas=self._schemas(inputs, fragments, listed or {}) if fragments else {},
