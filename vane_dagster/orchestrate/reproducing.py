@@ -161,7 +161,8 @@ class Reproduction:
     ) -> CheckResult:
         """What was found in a partition."""
         key = manifest.partition
-        metadata: dict[str, Any] = {"seed": seed, "loads": results.loads, "warm": results.warm}
+        metadata: dict[str, Any] = {"loads": results.loads, "warm": results.warm}
+        metadata["seed"] = str(seed)  # Dagster would plot a number
         metadata["code_changed"] = manifest.definition not in sample.definitions
         if error := results.failed.get(key):
             return _failed(check, "The rows could not be computed again", error, metadata)
@@ -220,7 +221,8 @@ def _failed(
 ) -> CheckResult:
     text = masked(str(error))
     described = f"{told}: {text.partition(chr(10))[0]}"
-    return _checked(check, False, check.severity, described, {**metadata, "error": text})
+    shown = dg.MetadataValue.md(f"````\n{text}\n````")  # as text, it would lose its lines
+    return _checked(check, False, check.severity, described, {**metadata, "error": shown})
 
 
 def _same(rows: int) -> str:
