@@ -30,8 +30,10 @@ def in_euros(batch: pa.Table) -> dict[str, Any]:
 
 @dg.asset
 def sales() -> None:
-    """The input: 100 sales in two currencies."""
+    """The input: 100 sales in two currencies, and rates to begin with."""
     (ROOT / "sales").mkdir(parents=True, exist_ok=True)
+    if not RATES.exists():
+        set_rates(EUR=1.0, USD=1.25)
     columns = {"id": range(100), "amount": [float(n) for n in range(100)]}
     table = pa.table({**columns, "currency": ["EUR", "USD"] * 50})
     pq.write_table(table, ROOT / "sales" / "all.parquet")

@@ -38,6 +38,7 @@ from vane_dagster.plan.code import code_identity
 from vane_dagster.plan.definition import digest, pool_identity
 from vane_dagster.plan.digest import value_digest
 from vane_dagster.plan.planner import plan_run
+from vane_dagster.plan.sample import plan_sample
 from vane_dagster.plan.versions import VERSIONS, KeyVersion, stage_definitions
 from vane_dagster.providers import registry
 from vane_dagster.providers.base import Answer
@@ -165,6 +166,20 @@ def test_checks_of_the_former_store_are_not_evaluated_again(former):
             assert list(found) == stored, stage
     lists = store.in_force("frozen", "lists", "a")
     assert verdicts([vd.checks.NullRate(0.2)], lists) == {}, "another threshold"
+
+
+def test_rows_of_the_former_store_are_computed_again_by_the_same_code(former):
+    pipeline, store = frozen.pipeline(former), Store(Location(str(former / "store")))
+    for stage in pipeline:
+        if stage.spec.kind == "write":
+            continue
+        name = stage.name
+        latest = store.latest(pipeline.name, name, frozen.PARTITIONS)
+        found = {k: store.read(pipeline.name, name, k, n) for k, n in latest.items()}
+        sample = plan_sample(pipeline, name, found, store, rows=5, seed=1)
+        assert not sample.plan.failed, sample.plan.failed
+        unchanged = [each.definition in sample.definitions for each in found.values()]
+        assert unchanged == [name not in RECOMPUTED] * len(found), name
 
 
 def test_the_former_store_is_read(former):

@@ -486,6 +486,21 @@ def test_a_renamed_stage_keeps_its_generation(tmp_path, store):
     assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}
 
 
+def test_a_stage_that_gets_its_former_name_back_keeps_what_was_forced_meanwhile(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    forced = settle(plan(renamed(tmp_path, "axcd"), store, "stage_x", force=True), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    planned = plan(renamed(tmp_path), store)
+    assert missing(planned) == {}
+    (after,) = settle(planned, store)
+    assert (after.stage, after.generation) == ("stage_b", 1)
+    assert after.content == forced[0].content
+    later = plan(renamed(tmp_path), store)
+    assert all(stage.done for stage in later.partitions[0].stages.values())
+
+
 def test_parts_of_a_stage_that_is_still_declared_are_not_taken_over(tmp_path, store):
     source(tmp_path, {"a.parquet": 10})
     settle(plan(renamed(tmp_path), store), store)

@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.commit import packages
+from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import Made, PartInfo
 from vane_dagster.commit.packages import changed, distributions, installed
-from vane_dagster.commit.recomputed import OUTCOME, Outcome, compare
+from vane_dagster.commit.recomputed import OUTCOME, Outcome, compare, read_outcome
+from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.errors import DefinitionError
 from vane_dagster.plan.sample import MOST_FRAGMENTS, choose
 
@@ -127,6 +131,9 @@ def test_a_value_is_itself(value):
         ([1.0], [1.0, 2.0], ("[1.0]", "[1.0, 2.0]")),
         ([[1.0], [2.0]], [[1.0], [3.0]], ("[1] [0] 2.0", "[1] [0] 3.0")),
         ([1.0, None], [1.0, 2.0], ("[1] null", "[1] 2.0")),
+        (1e308, -1e308, ("1e+308", "-1e+308")),
+        (Decimal("1.50"), Decimal("1.51"), ("1.50", "1.51")),
+        (date(2026, 1, 1), date(2026, 1, 2), ("2026-01-01", "2026-01-02")),
         ({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, ("b: 'x'", "b: 'y'")),
     ],
 )
@@ -181,6 +188,21 @@ def test_columns_that_are_new_or_gone_differ_unless_others_are_named():
         ("c", "no such column", "3"),
     ]
     assert compare(made, again, [1], ["a"], (0.0, 0.0)) == []
+
+
+def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
+    """A timestamp may lie after the year 9999."""
+    folder = Location(str(tmp_path))
+    ids = pa.array([1, 2])
+    outcomes = []
+    for seconds in ([1, 400_000_000_000], [1, 400_000_000_060]):
+        table = pa.table({"id": ids, "at": pa.array(seconds, pa.timestamp("s"))})
+        part = write_part(table, PartTarget(folder, "0" * 40, "id"))
+        outcomes.append(read_outcome(folder, part, "id", ids))
+    assert compare(outcomes[0], outcomes[0], [1, 2], None, (0.0, 0.0)) == []
+    (found,) = compare(*outcomes, [1, 2], None, (0.0, 0.0))
+    assert found.id == 2
+    assert "14645-" in found.stored
 
 
 # Through Dagster
@@ -289,7 +311,7 @@ def test_a_file_that_was_edited_is_found_and_the_rows_are_named(tmp_path, checke
     found = checked.evaluation(docs, config={"reproduce_seed": 7})
     assert found.passed, found.description
     assert "10 rows were computed again" in found.description
-    assert (value(found, "rows"), value(found, "differing"), value(found, "seed")) == (10, 0, 7)
+    assert (value(found, "rows"), value(found, "differing"), value(found, "seed")) == (10, 0, "7")
     assert value(found, "code_changed") is False
 
     factor(tmp_path, "3.0")
@@ -436,6 +458,59 @@ def test_a_function_that_gives_other_results_each_time_is_found(tmp_path, checke
     assert value(rows, "rows") == 8
 
 
+def plus_one(batch: pa.Table) -> dict[str, Any]:
+    return {"m": [n + 1 for n in batch["n"].to_pylist()]}
+
+
+def fails_late(batch: pa.Table) -> dict[str, Any]:
+    mood = Path(os.environ["MOOD"]).read_text()
+    if mood == "fails" and max(batch["id"].to_pylist()) == 63:
+        raise ValueError("the last row")
+    return {"n": [i * 2 for i in batch["id"].to_pylist()]}
+
+
+def test_a_sample_that_fails_halfway_leaves_no_part(tmp_path, checked, monkeypatch):
+    mood = tmp_path / "mood"
+    monkeypatch.setenv("MOOD", str(mood))
+    mood.write_text("good")
+    checked.source(64)
+    docs = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=16
+    )
+    check = vd.checks.Reproducible(rows=100)
+    docs.map_batches("n", fails_late, schema={"n": "BIGINT"}, checks=[check], concurrency=1)
+    assert checked.run(docs, checks_alone=False).success
+    parts = set((tmp_path / "store").rglob("*.parquet"))
+    mood.write_text("fails")
+    found = checked.evaluation(docs)
+    assert "the last row" in found.description
+    assert set((tmp_path / "store").rglob("*.parquet")) == parts
+
+
+def test_stages_above_are_known_by_what_they_computed_and_not_by_their_names(tmp_path, checked):
+    """What is below a renamed stage keeps its manifest, which has the former names."""
+    checked.source(40)
+
+    def declared(one: str, other: str) -> vd.Pipeline:
+        source = vd.parquet(str(tmp_path / "source"))
+        docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=16)
+        given = [vd.checks.Reproducible(rows=30)]
+        first = docs.project(one, {"n": "id * 2"})
+        second = docs.project(other, {"n": "id * 3"})
+        first.map_batches("below", plus_one, schema={"m": "BIGINT"}, checks=given)
+        columns = {one: {"twice": "n"}, other: {"thrice": "n"}}
+        docs.join("both", first, second, columns=columns, checks=given)
+        return docs
+
+    assert checked.run(declared("one", "other"), checks_alone=False).success
+    for names in (("first", "other"), ("other", "first")):
+        docs = declared(*names)
+        assert checked.run(docs, checks_alone=False).success
+        for found in checked.evaluations(docs):
+            assert found.passed, (names, found.asset_key, found.description)
+            assert value(found, "rows") == 30
+
+
 def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
     factor(tmp_path, "2.0")
     checked.source(64)
@@ -470,6 +545,41 @@ def test_a_stage_that_was_never_materialized_has_nothing_to_check(tmp_path, chec
     result = checked.run(stars_pipeline(tmp_path), raise_on_error=False)
     assert not result.success
     assert "never materialized" in failure(result)
+
+
+def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
+    checked.source(1)
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("texts", {"text": "text"}, checks=[vd.checks.Reproducible()])
+    assert checked.run(docs, checks_alone=False).success
+    found = checked.evaluation(docs)
+    assert found.description == "1 row was computed again, and is as it is stored"
+
+    (part,) = (tmp_path / "store").rglob("*.parquet")
+    part.unlink()
+    found = checked.evaluation(docs)
+    assert not found.passed
+    assert "could not be compared with what is stored" in found.description
+    assert "is gone" in value(found, "error")
+
+    one = {"reproduce_partitions": ["a"]}
+    result = checked.run(docs, config=one, raise_on_error=False)
+    assert "has no partitions; leave it out" in failure(result)
+
+
+def test_rows_that_another_column_identifies_now_are_not_compared(tmp_path, checked):
+    checked.source(20)
+
+    def declared(id: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id=id)
+        docs.project("n", {"n": "1"}, checks=[vd.checks.Reproducible()])
+        return docs
+
+    assert checked.run(declared("id"), checks_alone=False).success
+    found = checked.evaluation(declared("text"))
+    assert not found.passed
+    assert "identified by 'id' in the store, and by 'text' now" in found.description
 
 
 def test_a_warm_pool_computes_the_sample_with_no_load(tmp_path, cluster):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.commit.location import Location
 from vane_dagster.commit.manifest import PartInfo
+from vane_dagster.commit.sample import python_values
 from vane_dagster.commit.writer import read_part
 from vane_dagster.declare.stage import ERROR_COLUMN
 
@@ -77,8 +80,9 @@ def read_outcome(folder: Location, part: PartInfo, given: str, ids: pa.Array) ->
     owners = table.column(given)
     table = table.filter(pc.is_in(owners, value_set=ids.cast(owners.type)))
     rows: dict[Any, list[Mapping[str, Any]]] = {}
-    for id, row in zip(table.column(given).to_pylist(), table.to_pylist()):
-        rows.setdefault(id, []).append(row)
+    values = {name: python_values(table.column(name)) for name in table.column_names}
+    for place, id in enumerate(values[given]):
+        rows.setdefault(id, []).append({name: column[place] for name, column in values.items()})
     failed = {}
     if part.faults:
         records = read_part(folder, part.faults, ["id", "error"])
@@ -187,14 +191,15 @@ def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, A
 def _near(stored: Any, computed: Any, bounds: tuple[float, float]) -> Any:
     """Whether numbers are within the tolerance; NaN is NaN, and infinity itself alone."""
     relative, absolute = bounds
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         within = np.abs(computed - stored) <= absolute + relative * np.abs(stored)
         within &= np.isfinite(stored) & np.isfinite(computed)
     return within | (stored == computed) | (np.isnan(stored) & np.isnan(computed))
 
 
 def _short(value: Any) -> str:
-    text = "null" if value is None else repr(value)
+    plain = isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal))
+    text = "null" if value is None else str(value) if plain else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

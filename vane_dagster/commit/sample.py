@@ -27,6 +27,14 @@ def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
     return tuple({n: texts[i] for n, texts in columns.items()} for i in range(first.num_rows))
 
 
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values; as texts where Python has no such value, as a year after 9999."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return list(column.cast(pa.string()).to_pylist())
+
+
 def _texts(column: pa.ChunkedArray) -> list[str]:
     kind = column.type
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
@@ -38,7 +46,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
         return ["null" if n is None else f"{n} bytes" for n in lengths]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = pc.utf8_slice_codeunits(column, 0, _MOST_CHARACTERS + 1)
-    return [_text(value) for value in column.to_pylist()]
+    return [_text(value) for value in python_values(column)]
 
 
 def _list(head: list[Any] | None, length: int | None) -> str:

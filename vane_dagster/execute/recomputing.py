@@ -72,11 +72,17 @@ def compare_sample(
     return Compared(rows, found)
 
 
-def delete_parts(made: Sequence[Part]) -> None:
-    """Deletes the parts of a sample, with the records of the rows that failed."""
-    for part in made:
-        names = [part.info.name, *([part.info.faults] if part.info.faults else [])]
-        part.folder.delete(names)
+def delete_parts(plan: RunPlan, store: Store) -> None:
+    """Deletes all that a sample has written, also where it came to no end.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    (stage,) = plan.selected
+    for partition in plan.partitions:
+        folder = store.parts(plan.pipeline.name, stage, partition.key)
+        keys = partition.stages[stage].keys  # of this sample alone
+        folder.delete([name for name in folder.names() if name.startswith(keys)])
 
 
 def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Store) -> pa.Array:
@@ -91,8 +97,9 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
         span, file = (fragment.start, fragment.stop), partition.listed[fragment.url]
         rows = FileRows(fragment.url, *span, schema, file, id, plan.source.storage_options)
     else:
-        folder = store.parts(pipeline.name, base, partition.key)
-        rows = PartRows(folder, partition.inputs[base].parts[index].name, (id,))
+        made_from = partition.inputs[base]
+        folder = store.parts(pipeline.name, made_from.stage, partition.key)
+        rows = PartRows(folder, made_from.parts[index].name, (id,))
     sample = SampledRows(rows, partition.sample[index])
     culprit = f"stage '{pipeline.name}/{stage}'"
     work = Work(culprit, Gather(), (sample,), schema, id, target=None, keep=False)

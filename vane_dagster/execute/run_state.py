@@ -83,7 +83,8 @@ class RunState:
                     self._take(index, stage, i, part)
                 self.stats[index, stage] = counted.get((partition.key, stage)) or StageStats()
             for stage, manifest in partition.inputs.items():
-                folder = store.parts(self.pipeline.name, stage, partition.key)
+                # A sample may read what a stage has computed under a former name.
+                folder = store.parts(self.pipeline.name, manifest.stage, partition.key)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }

@@ -15,7 +15,7 @@ from vane_dagster.commit.recomputed import Difference
 from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline, Stage
 from vane_dagster.declare.reproducible import Reproducible
-from vane_dagster.errors import VaneError, names
+from vane_dagster.errors import PlanError, VaneError, names
 from vane_dagster.execute.events import (
     Event,
     Failed,
@@ -131,11 +131,15 @@ class Reproduction:
                 found = self._result(check, manifest, sample, results, seed)
                 log.found(stage.name, key, [found])
         finally:
-            for parts in results.made.values():
-                delete_parts(parts)
+            delete_parts(sample.plan, self.store)
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """The partitions of the run, or some of all if it names none."""
+        if self.partitions and self.pipeline.partitions_def is None:
+            raise PlanError(
+                f"pipeline {self.pipeline.name!r}: reproduce_partitions is {self.partitions!r}, "
+                "but it has no partitions; leave it out"
+            )
         named = list(self.partitions) or run_partitions(self.context)
         manifests = stored_manifests(self.pipeline, self.store, stage, named)
         if named or len(manifests) <= MOST_PARTITIONS:
@@ -157,16 +161,16 @@ class Reproduction:
     ) -> CheckResult:
         """What was found in a partition."""
         key = manifest.partition
-        metadata: dict[str, Any] = {"seed": seed, "loads": results.loads, "warm": results.warm}
-        metadata["code_changed"] = manifest.definition != sample.plan.definitions[manifest.stage]
+        metadata: dict[str, Any] = {"loads": results.loads, "warm": results.warm}
+        metadata["seed"] = str(seed)  # Dagster would plot a number
+        metadata["code_changed"] = manifest.definition not in sample.definitions
+        if error := results.failed.get(key):
+            return _failed(check, "The rows could not be computed again", error, metadata)
         try:
-            if error := results.failed.get(key):
-                raise error
             compared = self._compared(check, key, sample, results)
-        except VaneError as error:
-            text = masked(str(error))
-            described = f"The rows could not be computed again: {text.partition(chr(10))[0]}"
-            return _checked(check, False, check.severity, described, {**metadata, "error": text})
+        except VaneError as unread:
+            told = "The rows could not be compared with what is stored"
+            return _failed(check, told, unread, metadata)
         sampled = sample.sampled[key]
         metadata |= {
             "rows": compared.rows,
@@ -186,7 +190,7 @@ class Reproduction:
             return _checked(check, False, check.severity, f"{described}{skipped}", metadata)
         if not compared.rows and sampled.changed:
             return _checked(check, False, "WARN", f"Nothing could be compared{skipped}", metadata)
-        described = f"{compared.rows:,} rows were computed again, and all are as they are stored"
+        described = _same(compared.rows)
         return _checked(check, True, check.severity, f"{described}{skipped}", metadata)
 
     def _compared(
@@ -210,6 +214,22 @@ def _checked(
 ) -> CheckResult:
     given = (check.name, passed, check.blocking, severity, description, metadata)
     return CheckResult(*given, check.definition)
+
+
+def _failed(
+    check: Reproducible, told: str, error: VaneError, metadata: Mapping[str, Any]
+) -> CheckResult:
+    text = masked(str(error))
+    described = f"{told}: {text.partition(chr(10))[0]}"
+    shown = dg.MetadataValue.md(f"````\n{text}\n````")  # as text, it would lose its lines
+    return _checked(check, False, check.severity, described, {**metadata, "error": shown})
+
+
+def _same(rows: int) -> str:
+    if rows < 2:
+        one = "1 row was computed again, and is as it is stored"
+        return one if rows else "The partition has no row to compute again"
+    return f"{rows:,} rows were computed again, and all are as they are stored"
 
 
 def _described(compared: Compared, code_changed: bool) -> str:

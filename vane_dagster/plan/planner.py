@@ -130,7 +130,7 @@ class _Planner:
         self.source = read_as(self.pipeline.source, self.store, self.listed.values())
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
-        if any(len(self.latest[stage]) < len(keys) for stage in self.selected) and not self.force:
+        if not self.force:
             stages = set(self.store.root.child(self.pipeline.name).folders())
             for stage in sorted(stages - set(self.pipeline.stages)):
                 self.undeclared[stage] = self.store.latest(self.pipeline.name, stage, keys)
@@ -177,27 +177,37 @@ class _Planner:
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            renamed = None if in_force else self._renamed(key, stage, upstream)
+            renamed = self._renamed(key, stage, upstream, in_force)
             found = renamed[1] if renamed else in_force
             generation = found.generation if found else 0
             generation += self._is_raised(key, stage)
             own = [digest(d, generation, *upstream)[:32] for d in self.definitions[stage]]
             is_same = found is not None and found.plan in own
             known[stage] = found.plan if found and is_same else own[0]
-            done = in_force if in_force and is_same and not in_force.unfinished else None
+            is_done = is_same and renamed is None and in_force and not in_force.unfinished
+            done = in_force if is_done else None
             plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
             plans[stage] = plan
         return plans
 
     def _renamed(
-        self, key: str | None, stage: str, upstream: Sequence[str]
+        self,
+        key: str | None,
+        stage: str,
+        upstream: Sequence[str],
+        in_force: ManifestName | None,
     ) -> tuple[str, ManifestName] | None:
-        """A stage that is no longer declared and has computed exactly what this one would."""
+        """A stage that is no longer declared and has computed exactly what this one would.
+
+        What a stage has computed before under its name stands, unless the other was forced since.
+        """
         if isinstance(self.pipeline[stage].spec, WriteSpec):
             return None  # its target tells what it has published
         for former, names in self.undeclared.items():
             name = names.get(key)
-            if name is not None and not name.unfinished:
+            if name is None or name.unfinished:
+                continue
+            if in_force is None or in_force.generation < name.generation:
                 own = [digest(d, name.generation, *upstream)[:32] for d in self.definitions[stage]]
                 if name.plan in own:
                     return former, name

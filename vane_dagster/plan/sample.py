@@ -21,7 +21,6 @@ from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.source import ParquetSource
 from vane_dagster.declare.stage import SOURCE
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
-from vane_dagster.plan.definition import stage_definition
 from vane_dagster.plan.fragment import FragmentRule, read_footers
 from vane_dagster.plan.inputs import base_node, stages_read
 from vane_dagster.plan.listing import list_source
@@ -30,6 +29,7 @@ from vane_dagster.plan.planner import fragment_rule
 from vane_dagster.plan.schemas import resolve_schemas
 from vane_dagster.plan.source import file_version, reconcile
 from vane_dagster.plan.stored import Listed, read_as
+from vane_dagster.plan.versions import stage_definitions
 
 MOST_FRAGMENTS = 4
 """Fragments of a partition that a sample comes from at most: each is read as a whole."""
@@ -57,10 +57,12 @@ class SamplePlan:
     Attributes:
         plan: The plan; a partition without a row to compute is not in it.
         sampled: Where the sample comes from, for each partition that did not fail.
+        definitions: The stage's definition, and those of former versions of keys that are accepted.
     """
 
     plan: RunPlan
     sampled: Mapping[str | None, Sampled]
+    definitions: Sequence[str]
 
 
 def plan_sample(
@@ -102,10 +104,10 @@ def plan_sample(
             continue
         if partition.fragments:
             planned.append(partition)
-    definitions = {stage: stage_definition(pipeline, pipeline[stage].spec)}
-    now = time.monotonic()
-    plan = RunPlan(pipeline, (stage,), planned, failed, definitions, rule, source, listed_at=now)
-    return SamplePlan(plan, sampled)
+    definitions = stage_definitions(pipeline, pipeline[stage].spec)
+    present, now = {stage: definitions[0]}, time.monotonic()
+    plan = RunPlan(pipeline, (stage,), planned, failed, present, rule, source, listed_at=now)
+    return SamplePlan(plan, sampled, definitions)
 
 
 def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
@@ -159,6 +161,12 @@ class _Sampler:
 
     def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
+        keys = tuple(key.column for key in self._pipeline.keys(stage))
+        if manifest.keys and tuple(manifest.keys) != keys:
+            raise PlanError(
+                f"{self._culprit}: its rows are identified by {names(manifest.keys)} in the "
+                f"store, and by {names(keys)} now. Materialize it first"
+            )
         inputs = self._inputs()
         listed = self._unchanged()
         base = base_node(self._pipeline, self._spec)
@@ -171,13 +179,13 @@ class _Sampler:
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(manifest.fragments[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
-        keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
+        own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
         plan = PartitionPlan(
             key=manifest.partition,
             files=(),
             listed=listed or {},
             fragments=fragments,
-            stages={stage: StagePlan(manifest.plan, manifest.generation, None, keys)},
+            stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
             input_names={},
             schemas=self._schemas(inputs, fragments, listed or {}) if fragments else {},
@@ -195,16 +203,16 @@ class _Sampler:
         """
         wanted = stages_read(self._pipeline, self._spec)
         found: dict[str, Manifest] = {}
-        above = [self._manifest]
-        while above and not all(stage in found for stage in wanted):
-            lower = above.pop(0)
-            for stage, text in lower.upstream.items():
-                name = ManifestName.parse(text)
-                if stage in found or name is None:
+        pairs = [(self._spec, self._manifest)]
+        while pairs and not all(stage in found for stage in wanted):
+            spec, manifest = pairs.pop(0)
+            for stage, former in zip(spec.upstream, manifest.reads or spec.upstream):
+                name = ManifestName.parse(manifest.upstream.get(former, ""))
+                if stage in found or name is None or not self._is_same(stage, former, name):
                     continue
                 key = self._manifest.partition
-                found[stage] = self._store.read(self._pipeline.name, stage, key, name)
-                above.append(found[stage])
+                found[stage] = self._store.read(self._pipeline.name, former, key, name)
+                pairs.append((self._pipeline[stage].spec, found[stage]))
         if missing := [stage for stage in wanted if stage not in found]:
             raise PlanError(
                 f"{self._culprit}: the stage reads {names(missing)} now, which the partition was "
@@ -219,6 +227,17 @@ class _Sampler:
                     "first"
                 )
         return inputs
+
+    def _is_same(self, stage: str, former: str, made_from: ManifestName) -> bool:
+        """Whether a stage that is read now was read then, though perhaps by another name.
+
+        A renamed one has computed what the former one had; what is below keeps its manifests.
+        """
+        if stage == former:
+            return True
+        key = self._manifest.partition
+        name = self._store.latest(self._pipeline.name, stage, [key]).get(key)
+        return name is not None and name.plan == made_from.plan
 
     def _unchanged(self) -> dict[str, FileRecord] | None:
         """The source files as they are listed now that are what they were; None if none is read.
