@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import functools
 import io
@@ -434,6 +435,7 @@ def made_generator() -> Iterator[int]:
     "value",
     [
         iter([1]), itertools.count(), made_generator(), io.StringIO("a"), random.Random(0),
+        codecs.getincrementaldecoder("utf-8")(),
         numpy.random.default_rng(0), numpy.random.RandomState(0), queue.Queue(),
         iter([1]).__next__, functools.partial(next, iter([1])),
         collections.defaultdict(itertools.count().__next__), Part([iter([1])]),

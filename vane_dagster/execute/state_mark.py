@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import queue
 import random
@@ -17,7 +18,9 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _PLAIN = (*_DICTS, list, tuple, set, frozenset, collections.deque)
 _METHODS = (BuiltinMethodType, MethodType, MethodWrapperType)
-_MOVING = (Iterator, random.Random, queue.Queue, queue.SimpleQueue, ProcessPoolExecutor, Pool)
+_CODECS = (codecs.IncrementalDecoder, codecs.IncrementalEncoder)
+_PROCESSES = (ProcessPoolExecutor, Pool)
+_MOVING = (Iterator, random.Random, queue.Queue, queue.SimpleQueue, *_CODECS, *_PROCESSES)
 """What reading alone moves on, and processes, which keep the modules that they have imported."""
 _MOVING_NAMES = {
     ("numpy.random._generator", "Generator"),
