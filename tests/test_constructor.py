@@ -354,6 +354,49 @@ UNSAFE: dict[str, dict[str, str]] = {
                 "\n        self.f = f", "call": "n = self.f(1)"},
     "an imported function in the state that keeps": {
         "init": "from cfg import keep\n        self.prep = keep", "call": "n = self.prep(1)"},
+    # What construction finds that is not followed
+    "an instance of a base that calls check": {
+        "top": "class Base:\n    pass", "bases": "(Base)", "init": "self.child = Base()",
+        "call": "n = isinstance(self.child, Base)"},
+    "a function in the state that checks a base": {
+        "top": "class Base:\n    pass\n\ndef is_one(x):\n    return isinstance(x, Base)",
+        "bases": "(Base)", "init": "self.f = is_one", "call": "n = self.f(self)"},
+    "an object that is unpickled": {
+        "top": "import pickle as pkl", "init": "self.r = pkl.loads(path)", "call": "n = Row(1)"},
+    "an object that is unpickled by a name": {"init": "from joblib import load\n"
+                                              "        self.r = load(path)"},
+    "an object of any class that torch loads": {
+        "top": "import torch", "init": "self.r = torch.load(path, weights_only=False)"},
+    "a class that is found by its base": {"init": "self.r = object.__subclasses__()[0]()"},
+    "a module that is found by its name": {"top": "import sys",
+                                           "init": "setattr(sys.modules['cfg'], 'X', 2)"},
+    "a function that both pass on": {"init": "self.f = prep", "call": "n = self.f is prep"},
+    "an attribute of a function": {"init": "setattr(prep, 'n', 1)", "call": "n = prep.n"},
+    # Settings that construction makes
+    "random numbers that begin with construction": {"init": "random.seed(0)"},
+    "a value that settings show in": {
+        "top": "ONES = np.ones(2)", "init": "np.seterr(all='raise')\n        np.kept = 1",
+        "call": "n = ONES"},
+    "an environment variable that is read on import": {
+        "top": "import os\nN = os.environ.get('N')", "init": "os.environ['N'] = '1'",
+        "call": "n = N"},
+    "a counter of a decorator": {
+        "top": "def counted(f):\n    n = 0\n    def inner(self):\n        nonlocal n\n"
+               "        n += 1\n        return n\n    return inner",
+        "init": "self.n = self.go()", "call": "n = self.go()",
+        "more": "@counted\n    def go(self):\n        pass"},
+    # The same memory by another name
+    "an array of another shape": {"init": STATE, "call": "m = self.model.reshape(-1); m[0] = 1"},
+    "an array that may be no copy": {
+        "init": STATE, "call": "m = self.model.astype(float, copy=False)"},
+    "an array that a function gives another shape": {
+        "init": STATE, "call": "m = np.transpose(self.model); m += 1"},
+    "an array that a function works on in place": {
+        "init": STATE, "call": "m = np.nan_to_num(self.model, copy=False)"},
+    "a list in a table of the call": {"init": STATE,
+                                      "call": "d = {'k': self.items}; d['k'] += [1]"},
+    "a database": {"init": STATE, "call": "n = self.model.execute('insert ...').rowcount"},
+    "processes that stay": {"top": "import joblib", "call": "n = joblib.Parallel(2)([])"},
 }  # fmt: skip
 SAFE: dict[str, dict[str, str]] = {
     "nothing": {},
@@ -385,6 +428,13 @@ SAFE: dict[str, dict[str, str]] = {
                                        "call": "n = LIMIT"},
     "a sorted list": {"init": STATE, "call": "n = sorted(self.items, key=lambda i: -i)"},
     "a generator": {"call": "yield batch"},
+    "settings that no value shows": {
+        "top": "import os\nimport re\nNAMES = ['a']\nWORD = re.compile('a')",
+        "init": "os.environ['N'] = '1'", "call": "n = NAMES, WORD"},
+    "weights that are loaded": {"top": "import torch", "init": "self.w = torch.load(path)"},
+    "an array that is copied": {"init": STATE, "call": "m = self.model.copy(); m[0] = 1"},
+    "what a model gives is changed": {"init": STATE,
+                                      "call": "m = self.model.encode(1).reshape(-1); m /= 2"},
 }  # fmt: skip
 
 

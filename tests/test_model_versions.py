@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import collections
+import functools
+import io
+import itertools
+import queue
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy
 import pyarrow as pa
 import pytest
 from edits import Project
@@ -200,8 +208,20 @@ def test_state_that_calls_have_changed_is_not_shared(worker):
     call(1)
     worker.project.edit("defs.py", "self.start + n", "self.start - n")
     report, _ = worker.load(shared=True)
-    assert "changed by calls" in report.outdated
+    assert "calls of other code may have changed" in report.outdated
     assert call(1) == [101]
+
+
+def test_state_that_calls_change_later_is_not_met_by_another_version(worker):
+    grow = "import parts.late; d = [self.start]; d[0] = self.loads; self.__dict__['loads'] += 1"
+    worker.project.edit("defs.py", "import parts.late", grow)
+    _, call = worker.load(shared=True)
+    worker.project.edit("defs.py", "self.start + n", "self.start - n")
+    report, edited = worker.load(shared=True)
+    assert report.outdated == ""
+    assert call(1) == [101]
+    with pytest.raises(AssertionError, match="calls of other code may have changed"):
+        edited(1)
 
 
 def test_code_that_cannot_be_imported_twice_is_not_shared(worker, monkeypatch):
@@ -399,6 +419,54 @@ def test_a_change_of_plain_state_shows(change):
     before = state_mark(model)
     assert state_mark(model) == before
     change(model)
+    assert state_mark(model) != before
+
+
+class Part:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def made_generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        iter([1]), itertools.count(), made_generator(), io.StringIO("a"), random.Random(0),
+        codecs.getincrementaldecoder("utf-8")(),
+        numpy.random.default_rng(0), numpy.random.RandomState(0), queue.Queue(),
+        iter([1]).__next__, functools.partial(next, iter([1])),
+        collections.defaultdict(itertools.count().__next__), Part([iter([1])]),
+    ],
+)  # fmt: skip
+def test_state_that_is_changed_by_reading_is_like_no_other(value):
+    model = Plain()
+    model.other = [value]
+    assert state_mark(model, {__name__}) != state_mark(model, {__name__})
+
+
+@pytest.mark.parametrize("value", [numpy.zeros(3), Part({"a": 1}), bytearray(b"a")])
+def test_a_change_inside_of_an_object_shows(value):
+    model = Plain()
+    model.other = value
+    before = state_mark(model, {__name__})
+    assert state_mark(model, {__name__}) == before
+    if isinstance(value, Part):
+        value.value["a"] = 2
+    else:
+        value[0] = 2
+    assert state_mark(model, {__name__}) != before
+
+
+def test_a_change_of_a_tensor_shows():
+    torch = pytest.importorskip("torch")
+    model = Plain()
+    model.other = torch.zeros(3)
+    before = state_mark(model)
+    assert state_mark(model) == before
+    model.other.view(-1)[0] += 1
     assert state_mark(model) != before
 
 

@@ -48,6 +48,7 @@ class ModelVersions:
         self._made: ModelSpec | None = None
         self._instance: Any = None
         self._mark: object = None
+        self._packages: frozenset[str] = frozenset()
         self._versions: OrderedDict[str, _Version] = OrderedDict()
         self._turns = Turns()
 
@@ -66,7 +67,9 @@ class ModelVersions:
         """Takes a constructed model, or a function, whose modules are active."""
         self._made, self._instance = model, made
         if model.shares_state and model.stateful:
-            self._mark = state_mark(made)
+            names = [] if folder is None else [path.stem for path in folder.iterdir()]
+            self._packages = frozenset(names)
+            self._mark = state_mark(made, self._packages)
         self._versions[model.content] = _Version(folder, Caller(model, made))
         self._turns.active = model.content
 
@@ -94,8 +97,7 @@ class ModelVersions:
     def _import(self, model: ModelSpec, archive: bytes, root: Path) -> None:
         """Imports a version's modules, and makes a caller that shares the state."""
         assert self._made is not None
-        if self._made.stateful and self._mark != state_mark(self._instance):
-            raise OtherCodeError("holds a model whose state was changed by calls of other code")
+        self._check_state()
         folder = shipping.unpack(archive, model.code, root)
         try:
             shipping.activate(folder)
@@ -111,6 +113,12 @@ class ModelVersions:
             raise OtherCodeError(f"cannot take over this run's code ({text})") from None
         first = self._versions[self._made.content].caller
         self._versions[model.content] = _Version(folder, first.of_version(model, shared))
+
+    def _check_state(self) -> None:
+        """Raises OtherCodeError if calls may have changed the state since it was constructed."""
+        assert self._made is not None
+        if self._made.stateful and self._mark != state_mark(self._instance, self._packages):
+            raise OtherCodeError("holds a model whose state calls of other code may have changed")
 
     def _drop(self, folder: Path) -> None:
         """Drops a folder's modules, unless another version has the same."""
@@ -147,6 +155,11 @@ class ModelVersions:
     def _switch(self, content: str) -> None:
         if content not in self._versions:
             raise SickError(OtherCodeError("it no longer has this run's code"), rows=False)
+        if len(self._versions) > 1:
+            try:
+                self._check_state()
+            except OtherCodeError as error:
+                raise SickError(error, rows=False) from None
         self._activate(self._versions[content])
 
     def _activate(self, version: _Version) -> None:

@@ -59,6 +59,12 @@ _FIXED = (str, bytes, int, float, complex, bool, type(None), re.Pattern, logging
           pathlib.PurePath)  # fmt: skip
 _STANDARD = {"builtins", "re", "logging", "pathlib", "pathlib._local"}
 _UNKNOWN = object()
+_UNPICKLES = {"pickle", "cloudpickle", "dill", "joblib"}
+_FINDS_CODE = {
+    "__subclasses__", "__globals__", "f_globals", "f_locals", "_getframe", "currentframe",
+    "get_objects", "get_referrers", "resolve_name", "read_pickle", "import_module", "setattr",
+    "delattr", "__dict__", "sys.modules",
+}  # fmt: skip
 _FIXED_NAMES = {("torch", "device"), ("torch", "dtype"), ("numpy", "dtype")}
 
 
@@ -218,8 +224,11 @@ class _Separation:
         if cls.__name__ in built.names:
             raise _Inseparable("its construction names its own class")
         self._check_both(built, called, [each.node for each in chain])
+        built_code, called_code = self._text_of(built, ()), self._text_of(called, ())
+        self._check_functions([*constructs, *built_code], [*calls, *called_code])
         escapes = self._check_calls(calls, called, methods)
-        self._check_construction(constructs, built, escapes)
+        self._check_found(constructs, built, chain)
+        self._check_construction(constructs, built, called, escapes)
         bases = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__[1:-1]]
         return [*bases, syntax.tree_digest(kept), self._constructed(kept)]
 
@@ -360,8 +369,54 @@ class _Separation:
                         f"{name}, line {node.lineno}, is used by construction and by calls"
                     )
 
+    def _check_functions(self, built: Sequence[_Code], called: Sequence[_Code]) -> None:
+        """Raises _Inseparable if calls may compare a function with that of another version."""
+        definitions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        both = [each.node for each in built if isinstance(each.node, definitions)]
+        own = {node.name for node in both if any(node is each.node for each in called)}
+        kept, met = ({name for code in each for name in _values(code)} for each in (built, called))
+        for name in sorted(own & kept & met):
+            raise _Inseparable(f"{name} is passed on by construction and by calls")
+
+    def _check_found(
+        self, constructs: Sequence[_Code], built: _Reached, chain: Sequence[_Code]
+    ) -> None:
+        """Raises _Inseparable if construction may hold code of the user's that is not followed.
+
+        That is its own bases, which calls have in another version, and what it finds at work.
+        """
+        bases = {each.node.name for each in chain}
+        nodes = [each.node for each in chain]
+        for code in self._text_of(built, constructs):
+            if isinstance(code.node, (ast.Import, ast.ImportFrom)) or code.node in nodes:
+                continue
+            for node in ast.walk(code.node):
+                for name in _named(node, code.names):
+                    if name in bases:
+                        raise _Inseparable(f"its construction names {name}, which calls are of")
+                    if name in _UNPICKLES | _FINDS_CODE or _unpickles(node):
+                        raise _Inseparable(f"its construction may reach any code by `{name}`")
+
+    def _check_settings(self, runs: Sequence[_Code], called: _Reached) -> None:
+        """Raises _Inseparable if a later import would meet settings that construction makes."""
+        functions = [each for each in runs if isinstance(each.node, FUNCTIONS)]
+        settings = [
+            (text, is_seed)
+            for each in functions
+            for text, is_seed in Effects(each.node, each.names, (), (), Escapes()).settings()
+        ]
+        for text, is_seed in settings:
+            if is_seed:
+                raise _Inseparable(f"construction, {text}")
+            for code in self._text_of(called, ()):
+                if not isinstance(code.node, syntax.Definition) and _is_computed(code):
+                    raise _Inseparable(
+                        f"{code.names.module.name}, line {code.node.lineno}, may be computed anew "
+                        f"after construction, {text}"
+                    )
+
     def _check_construction(
-        self, constructs: Sequence[_Code], built: _Reached, escapes: Escapes
+        self, constructs: Sequence[_Code], built: _Reached, called: _Reached, escapes: Escapes
     ) -> None:
         """Raises _Inseparable if construction writes to modules, or keeps code with effects."""
         runs = [*constructs, *self._code_of(built)]
@@ -373,6 +428,7 @@ class _Separation:
                 effects = Effects(each.node, each.names, (), (), Escapes())
                 for text in (*effects.stores(), *effects.modules_passed()):
                     raise _Inseparable(f"construction, {text}")
+        self._check_settings(runs, called)
         values = {name for code in self._text_of(built, constructs) for name in _values(code)}
         kept = [each for each in runs if isinstance(each.node, (ast.ClassDef, ast.Lambda))]
         kept += [each for each in runs if getattr(each.node, "name", "") in values]
@@ -639,6 +695,50 @@ def _values(code: _Code) -> Iterator[str]:
             yield name
             for ref in code.names.source.import_refs(name):
                 yield ref.name or name
+
+
+def _named(node: ast.AST, names: ModuleNames) -> Iterator[str]:
+    """Yields what a node names: as it is written, and as it is called where it comes from."""
+    if isinstance(node, ast.Attribute):
+        yield from (node.attr, ast.unparse(node))
+    elif isinstance(node, ast.Name):
+        yield node.id
+        for ref in names.source.import_refs(node.id):
+            yield from (ref.module.partition(".")[0], ref.name or ref.refers)
+    elif isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield (node.module or "").partition(".")[0]
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.Call):
+        yield ast.unparse(node.func)
+
+
+def _unpickles(node: ast.AST) -> bool:
+    """Whether a call asks for objects of any class, as `torch.load` and `numpy.load` can give."""
+    unsafe = {"weights_only": False, "allow_pickle": True}
+    return isinstance(node, ast.Call) and any(
+        keyword.arg in unsafe
+        and not (
+            isinstance(keyword.value, ast.Constant)
+            and keyword.value.value is not unsafe[keyword.arg]
+        )
+        for keyword in node.keywords
+    )
+
+
+def _is_computed(code: _Code) -> bool:
+    """Whether a module-level statement calls a library, whose settings may show in its result."""
+    for node in ast.walk(code.node):
+        root = syntax.root_name(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and root not in _STANDARD:
+            if root is None or code.names.kind(root) != "builtin":
+                return True
+        elif isinstance(node, ast.Subscript):
+            root = syntax.root_name(node)
+            if root is not None and code.names.kind(root) == "library":
+                return True
+    return False
 
 
 def _is_stateless(node: ast.stmt, chain: Collection[ast.stmt], fixed: bool) -> bool:

@@ -36,7 +36,8 @@ _CHANGES_OBJECT = frozenset(
         "partial_fit", "load_state_dict", "set", "store", "seed", "reset", "step", "backward",
         "zero_grad", "register", "heappush", "heappop", "heapreplace", "heappushpop", "heapify",
         "setitem", "delitem", "iadd", "ior", "copyto", "place", "putmask",
-        "__setitem__", "__delitem__", "__setattr__", "__init__",
+        "__setitem__", "__delitem__", "__setattr__", "__init__", "__next__", "__iadd__", "send",
+        "subtract", "execute", "executemany", "executescript", "commit",
     }
 )  # fmt: skip
 _CHANGES_OBJECT_BEGINNINGS = (
@@ -49,13 +50,22 @@ _CHANGES_MODEL = frozenset(
 _CHANGES_SETTINGS = frozenset(
     {"seed", "manual_seed", "manual_seed_all", "chdir", "putenv", "setlocale", "filterwarnings",
      "simplefilter", "basicConfig", "configure", "install", "patch", "register", "signal",
-     "Thread", "Timer", "Process", "start_new_thread"}
+     "Thread", "Timer", "Process", "start_new_thread", "Parallel", "get_reusable_executor"}
 )  # fmt: skip
+"""The last two have processes that outlast a call, with the modules that they have imported."""
 _CHANGES_SETTINGS_BEGINNINGS = ("set_", "use_", "enable_", "disable_", "register_", "setdefault")
 _GIVES_PARTS = frozenset(
     {"get", "values", "items", "keys", "children", "modules", "parameters", "buffers", "view",
      "named_children", "named_modules", "named_parameters", "get_submodule", "__getitem__"}
 )  # fmt: skip
+_GIVES_VIEWS = frozenset(
+    {"reshape", "ravel", "squeeze", "unsqueeze", "transpose", "swapaxes", "movedim", "permute",
+     "flatten", "unflatten", "expand", "expand_as", "view_as", "narrow", "select", "unbind",
+     "chunk", "split", "diagonal", "t", "numpy", "detach", "contiguous", "to", "type", "astype",
+     "to_numpy", "asfarray", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to",
+     "broadcast_arrays", "expand_dims", "moveaxis", "rollaxis", "flip", "rot90"}
+)  # fmt: skip
+"""Methods of arrays, tensors and frames, and functions, whose result may have the same memory."""
 _PASSES_ON = frozenset(
     {"asarray", "asanyarray", "ascontiguousarray", "as_tensor", "from_numpy", "frombuffer", "ravel",
      "reshape", "squeeze", "cast", "iter", "next", "list", "tuple", "dict", "set", "zip",
@@ -192,9 +202,9 @@ class Effects:
             elif _is_written(node):
                 if self._is_outside(node.value):
                     yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
-            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                if node.target.id in self._state:
-                    yield f"line {node.lineno}: `{node.target.id}` is changed"
+            elif isinstance(node, ast.AugAssign):
+                if self._is_state(node.target, False):
+                    yield f"line {node.lineno}: `{ast.unparse(node.target)}` is changed"
             elif isinstance(node, ast.Expr):
                 call = node.value.value if isinstance(node.value, ast.Await) else node.value
                 if isinstance(call, ast.Call) and not self._may_be_dropped(call):
@@ -205,10 +215,24 @@ class Effects:
     def stores(self) -> Iterator[str]:
         """Yields what it writes to modules, and to module-level names, of the user's."""
         for node in ast.walk(self._node):
-            if isinstance(node, ast.Global):
-                yield f"line {node.lineno}: `global {', '.join(node.names)}`"
+            if isinstance(node, (ast.Global, ast.Nonlocal)):
+                yield f"line {node.lineno}: `{ast.unparse(node)}`"
             elif _is_written(node) and self._is_state(node.value, False):
                 yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
+
+    def settings(self) -> Iterator[tuple[str, bool]]:
+        """Yields what it sets in libraries, and whether it begins random numbers anew."""
+        for node in ast.walk(self._node):
+            place = node.func if isinstance(node, ast.Call) else node
+            if not isinstance(place, (ast.Name, ast.Attribute, ast.Subscript)):
+                continue
+            root = syntax.root_name(place)
+            if root is None or self._kind(root) != "library":
+                continue
+            name = place.attr if isinstance(place, ast.Attribute) else _name(place) or ""
+            sets = isinstance(node, ast.Call) and (_is_setter(name) or name in _CHANGES_OBJECT)
+            if sets or _is_written(node):
+                yield f"line {place.lineno}: `{ast.unparse(place)}`", "seed" in name
 
     def own_imports(self) -> Iterator[str]:
         """Yields the imports of the user's modules in it, which find those of the call at work."""
@@ -331,14 +355,14 @@ class Effects:
     def _gives_state(self, call: ast.Call) -> bool:
         func = call.func
         if isinstance(func, ast.Attribute):
-            if func.attr in _GIVES_PARTS and self._is_state(func.value, False):
+            if func.attr in _GIVES_PARTS | _GIVES_VIEWS and self._is_state(func.value, False):
                 return True
             if func.attr in self._methods and self._is_self(func.value):
                 return self._escapes.returned
             name = func.attr
         else:
             name = func.id if isinstance(func, ast.Name) else ""
-        if name in _PASSES_ON:
+        if name in _PASSES_ON | _GIVES_VIEWS:
             return any(self._is_state(value, False) for value in _arguments(call))
         if isinstance(func, ast.Name) and self._kind(name) in ("function", "local", "value"):
             return self._escapes.returned
@@ -395,7 +419,9 @@ class Effects:
         func = call.func
         self._note_passed(call)
         given = any(self._is_state(value, False) for value in _arguments(call))
-        if any(keyword.arg == "out" for keyword in call.keywords) and given:
+        if any(_is_in_place(keyword) for keyword in call.keywords) and (
+            given or (isinstance(func, ast.Attribute) and self._is_state(func.value, False))
+        ):
             return True
         if isinstance(func, ast.Name):
             kind = self._kind(func.id)
@@ -414,9 +440,6 @@ class Effects:
             return True
         is_kept = self._is_state(func.value, False) and not self._is_made_here(func.value)
         if is_kept and _is_mutator(func.attr):
-            return True
-        inplace = any(keyword.arg == "inplace" for keyword in call.keywords)
-        if inplace and self._is_state(func.value, False):
             return True
         root = syntax.root_name(func)
         of_root = None if root is None else self._kind(root)
@@ -466,6 +489,15 @@ class Effects:
 def _is_written(node: ast.AST) -> TypeGuard[ast.Attribute | ast.Subscript]:
     """Whether a node is an attribute or item that is stored or deleted."""
     return isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
+
+
+def _is_in_place(keyword: ast.keyword) -> bool:
+    """Whether an argument asks for a result in the memory of what is given."""
+    name = keyword.arg or ""
+    value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ...
+    if name == "copy":
+        return value is not True
+    return (name in ("out", "inplace") or name.startswith("overwrite_")) and value is not False
 
 
 def parameters(node: Function) -> list[str]:
