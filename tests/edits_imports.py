@@ -1279,6 +1279,104 @@ edit(
     plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
 )
 
+# Packages' own files.
+edit(
+    "an __init__ of a package of which a module is only imported",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="import pkg.x\nimport os\ndef udf(b):\n    return os.environ['A']\n",
+    pkg__init="import os\nos.environ.setdefault('A', '1')\n",
+    pkg__x="",
+)
+for way, names in (("named", "['x']"), ("computed", "[n for n in ('x', 'y')]")):
+    edit(
+        f"a submodule that a star import imports, {way}",
+        "1",
+        "2",
+        file="pkg/x.py",
+        defs="from pkg import *\ndef udf(b):\n    return x.K\n",
+        pkg__init=f"__all__ = {names}\n",
+        pkg__x="K = 1\n",
+        pkg__y="",
+    )
+edit(
+    "a submodule that a star import imports registers",
+    "1",
+    "2",
+    file="pkg/x.py",
+    defs="from pkg import *\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    pkg__init="__all__ = ['x']\n",
+    pkg__x="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "a module that puts an object in its place",
+    "1",
+    "2",
+    file="settings.py",
+    defs="import settings\ndef udf(b):\n    return settings.K\n",
+    settings="import sys\nclass Settings:\n    K = 1\nsys.modules[__name__] = Settings()\n",
+)
+beside("a library's state by a star import", "from decimal import *\nsetcontext(Context(prec=1))\n")
+
+
+def keeps(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+    """Adds an edit of ``plugins.py``, which calls a function that keeps state; `get` reads it."""
+    defs = "import plugins\nfrom store import get\ndef udf(b):\n    return get(b)\n"
+    plugins = "from store import get, put\nx = put(1)\n"
+    edit(name, old, new, defs=defs, store=text, plugins=plugins, **options)
+
+
+# Functions that keep state from call to call.
+keeps(
+    "a default that a function changes",
+    "def get(x, seen=[]):\n    seen.append(x)\n    return list(seen)\nput = get\n",
+)
+keeps(
+    "a variable of the function around it",
+    "def make():\n    seen = []\n    def add(x):\n        seen.append(x)\n"
+    "        return list(seen)\n    return add\nget = make()\nput = get\n",
+)
+keeps(
+    "a nonlocal variable",
+    "def make():\n    n = 0\n    def add(x):\n        nonlocal n\n        n += x\n"
+    "        return n\n    return add\nget = make()\nput = get\n",
+)
+keeps(
+    "methods under names of their own",
+    "class Book:\n    def __init__(self):\n        self.d = {}\n    def put(self, k):\n"
+    "        self.d[k] = 1\n    def get(self, k):\n        return sorted(self.d)\n"
+    "book = Book()\nput = book.put\nget = book.get\n",
+)
+keeps(
+    "a count of the class",
+    "class Task:\n    count = 0\n    def __init__(self, n):\n        type(self).count += n\n"
+    "put = Task\ndef get(b):\n    return Task.count\n",
+)
+keeps(
+    "what a function keeps that nobody reads",
+    "def put(x, seen=[]):\n    seen.append(x)\ndef get(b):\n    return b\n",
+    changes=False,
+)
+edit(
+    "what a cache returned is changed",
+    "1",
+    "2",
+    defs="import plugins\nfrom store import get\ndef udf(b):\n    return get()\n",
+    store="import functools\n@functools.lru_cache\ndef get():\n    return []\n",
+    plugins="from store import get\nget().append(1)\n",
+)
+edit(
+    "an iterator that two read",
+    "next(C)",
+    "next(C) + next(C)",
+    defs="import plugins\nfrom store import C\nN = next(C)\ndef udf(b):\n    return N\n",
+    store="import itertools\nC = itertools.count()\n",
+    plugins="from store import C\nN = next(C)\n",
+)
+
 # Known limits: the results cannot change.
 beside(
     "a library is given the class",

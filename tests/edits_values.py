@@ -80,6 +80,31 @@ def asked(value):
     value.doubled
     return value
 """
+_PARTIALS = """
+import functools
+
+def having(value):
+    made = functools.partial(print)
+    made.unit = value
+    return made
+"""
+_GENERICS = """
+import dataclasses
+import typing
+import pydantic
+
+T = typing.TypeVar("T")
+
+@dataclasses.dataclass
+class Box(typing.Generic[T]):
+    x: int
+
+class Model(pydantic.BaseModel, typing.Generic[T]):
+    x: T
+
+class Words(pydantic.RootModel[list[str]]):
+    pass
+"""
 _NUMPY = "import numpy as np\n"
 _PANDAS = "import pandas as pd\n"
 _ARROW = "import pyarrow as pa\n"
@@ -274,6 +299,10 @@ _VALUES = [
            'pa.DictionaryArray.from_arrays([1], ["b", "a"])'),
     _value("nullability", _ARROW, 'pa.field("a", pa.int8())', 'pa.field("a", pa.int8(), False)'),
     _value("a schema's metadata", _ARROW, 'pa.schema([], {"a": "1"})', 'pa.schema([], {"a": "2"})'),
+    _value("a partial's attribute", _PARTIALS, "having(1)", "having(2)"),
+    _value("a generic's field", _GENERICS, "Box(1)", "Box(2)"),
+    _value("a generic model's field", _GENERICS, "Model[int](x=1)", "Model[int](x=2)"),
+    _value("a root model's content", _GENERICS, "Words(['a'])", "Words(['b'])"),
     # What does not count:
     _value("how a number is written", "", "1000", "1_000", False),
     _value("how a dict is made", "", '{"a": 1}', "dict(a=1)", False),

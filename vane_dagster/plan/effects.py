@@ -48,7 +48,7 @@ from vane_dagster.plan.libraries import (
     SCALARS,
     is_state_verb,
 )
-from vane_dagster.plan.modules import Finder, Module, submodules
+from vane_dagster.plan.modules import Finder, Module
 from vane_dagster.plan.syntax import ImportRef
 from vane_dagster.plan.units import SourceFile, Unit
 
@@ -65,6 +65,11 @@ _OPERATORS = (
 )  # fmt: skip
 
 
+# Expressions that make an object which can be changed.
+_CACHES = frozenset({"cache", "cached", "lru_cache"})
+_MADE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
+
+
 class Origin(NamedTuple):
     """A part of what an expression may denote.
 
@@ -72,7 +77,8 @@ class Origin(NamedTuple):
         kind: ``name`` for a module-level object, ``every`` for all of a module's, ``module`` for a
             user's module, ``library`` for state of another, ``value`` for what a library's
             function returned, ``new`` for an instance of its class, ``inert``, ``builtin``,
-            ``parameter``, ``function`` or ``instance``.
+            ``parameter``, ``function``, ``instance``, or ``state`` for what a function keeps from
+            call to call: its defaults and the variables of the functions around it.
         place: The file of a name, the module's name, or the key of a function or class.
         name: The name in the file, the dotted name in a library, or the parameter's position.
         attribute: The first attribute that is read from it; with `CONTENT` behind it, or alone, it
@@ -213,6 +219,7 @@ class Program:
         self.round = 0
         self.lock = threading.Lock()
         self._expanded: dict[Origin, frozenset[Origin]] = {}
+        self._listed: dict[str, list[str]] = {}
 
     # Modules.
 
@@ -225,8 +232,10 @@ class Program:
     def is_current(self, finder: Finder) -> bool:
         """Says whether every module is still where it was, with the text it had."""
         try:
-            return all(finder.find(name) == module for name, module in self.found.items()) and all(
-                finder.source(path) is source for path, source in self.sources.items()
+            return (
+                all(finder.find(name) == module for name, module in self.found.items())
+                and all(finder.source(path) is source for path, source in self.sources.items())
+                and all(finder.below(name) == listed for name, listed in self._listed.items())
             )
         except CodeIdentityError:
             return False
@@ -279,7 +288,7 @@ class Program:
             name = waiting.pop()
             module = self.find(name)
             parent = name.rpartition(".")[0]
-            if parent and parent not in self.found:
+            if parent:
                 waiting.append(parent)
             if module is None or self.source(module) is None or module.path in self._settled:
                 continue
@@ -363,9 +372,14 @@ class Program:
             )
         for top in packages:
             yield top
-            found = self.find(top)
-            for folder in (found.search or ()) if found is not None else ():
-                yield from submodules(folder, top)
+            self._listed[top] = self.finder.below(top)
+            yield from self._listed[top]
+
+    def starred(self, module: Module) -> list[Module]:
+        """The submodules that a star import of a package imports."""
+        if module.search is not None:
+            self._listed[module.name] = self.finder.below(module.name)
+        return self.finder.starred(module)
 
     def _is_own_package(self, name: str) -> bool:
         module = self.find(name)
@@ -393,7 +407,8 @@ class Program:
             source = self.source(target) if target is not None else None
             if source is not None and (name in source.units or source.stars):
                 return frozenset({Origin("name", source.path, name)})
-        return NOTHING
+        libraries = [self.library(f"{base}.{name}") for base in frame.library_stars]
+        return frozenset(value for found in libraries for value in found)
 
     def aliases(self, values: Iterable[Origin]) -> Values:
         """Adds to values all that they are other names of."""
@@ -651,10 +666,12 @@ class _Frame:
         self.parent = parent
         self.names: dict[str, set[Origin]] = {}
         self.stars: dict[str, None] = {}
+        self.library_stars: dict[str, None] = {}
         self.summary = Summary()
         self.is_class = False
         self.done_in = -1
         self._globals: set[str] = set()
+        self._nonlocals: set[str] = set()
         self._scopes: list[dict[str, set[Origin]]] = []
 
     @property
@@ -665,6 +682,10 @@ class _Frame:
     def own_keys(self) -> frozenset[str]:
         """The keys of the function and of those around it."""
         return frozenset({self.key}) | (self.parent.own_keys if self.parent is not None else set())
+
+    @property
+    def _state(self) -> Origin:
+        return Origin("state", self.key, "")
 
     # Statements.
 
@@ -726,6 +747,8 @@ class _Frame:
                 self._bind(target, NOTHING)
         elif isinstance(node, ast.Global):
             self._globals.update(node.names)
+        elif isinstance(node, ast.Nonlocal):
+            self._nonlocals.update(node.names)
         elif isinstance(node, ast.Match):
             values = self.evaluate(node.subject)
             for inner in ast.walk(node):
@@ -806,6 +829,8 @@ class _Frame:
             self.summary.writes.add(Origin("name", self.path, name))
             self.summary.stores |= {(Origin("name", self.path, name), item) for item in values}
         else:
+            if name in self._nonlocals:
+                self.summary.writes.add(self._state)
             own = Origin("name", self.path, name)
             known = self.names.setdefault(name, set())
             size = len(known)
@@ -829,7 +854,7 @@ class _Frame:
                 elif item.kind == "value" and not item.inside:
                     if not passed and _root(item.name) not in FRESH:
                         self.summary.writes.add(LIBRARY)
-                elif item.kind in ("every", "parameter") and not item.inside:
+                elif item.kind in ("every", "parameter", "state") and not item.inside:
                     self.summary.writes.add(item)
                 elif item.kind == "module" and not item.inside:
                     module = self.program.find(item.place)
@@ -842,8 +867,18 @@ class _Frame:
                             cls = self.program.classes.get(owner)
                             if cls is not None:
                                 self.summary.writes.add(cls._replace(attribute=item.attribute))
+                self._write_class(item)
             if value.kind == "name":
                 self.summary.writes.add(value)
+
+    def _write_class(self, item: Origin) -> None:
+        """Notes a store into the class of an object: ``type(self).count += 1``."""
+        if item.attribute.startswith("__class__") and not item.inside:
+            for owner, _ in self.program.lineage(
+                self.program.class_of(item._replace(attribute=""))
+            ):
+                if owner in self.program.classes:
+                    self.summary.writes.add(self.program.classes[owner])
 
     def _write_passed(self, values: Iterable[Origin]) -> None:
         """Notes that unknown code is given values: it may change them and what they hold."""
@@ -888,7 +923,10 @@ class _Frame:
             base = ".".join([*kept, ref.module] if ref.module else kept) if kept else None
         top = program.find(_root(base)) if base else None
         if base is None or top is None or top.kind != "own":
-            if base is not None:
+            if base is not None and ref.name == "*":
+                self.library_stars[base] = None
+                program.grow()
+            elif base is not None:
                 dotted = ref.refers if ref.name is None else f"{base}.{ref.name}"
                 self._name(ref.bound, program.library(dotted))
             return
@@ -905,6 +943,10 @@ class _Frame:
             if ref.name == "*":
                 self.stars[module.name] = None
                 program.grow()
+                for submodule in program.starred(module):
+                    self.summary.imports[submodule.name] = None
+                    bound = submodule.name.rpartition(".")[2]
+                    self._name(bound, program.module_value(submodule))
                 return
             inner = program.find(f"{module.name}.{ref.name}")
             if inner is not None and inner.kind == "own":
@@ -957,10 +999,14 @@ class _Frame:
                 frame.names.setdefault(rest.arg, set()).add(value)
         defaults = arguments.defaults
         for argument, default in zip(plain[len(plain) - len(defaults) :], defaults, strict=True):
-            frame.names[argument.arg] |= self.evaluate(default)
+            frame.names[argument.arg] |= self._default(default, key)
         for argument, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             if given is not None:
-                frame.names[argument.arg] |= self.evaluate(given)
+                frame.names[argument.arg] |= self._default(given, key)
+
+    def _default(self, node: ast.expr, key: str) -> Values:
+        values = self.evaluate(node)
+        return values | ({Origin("state", key, "")} if isinstance(node, _MADE) else NOTHING)
 
     def _define_class(self, node: ast.ClassDef) -> None:
         program = self.program
@@ -1079,7 +1125,8 @@ class _Frame:
         while frame is not None and not frame.is_module:
             is_visible = frame is self or not frame.is_class
             if is_visible and name in frame.names and name not in frame._globals:
-                return frozenset(frame.names[name])
+                kept = frame is not self and not self.is_class and not frame.is_class
+                return frozenset(frame.names[name]) | ({self._state} if kept else NOTHING)
             frame = frame.parent
         source = self.program.sources.get(self.path)
         if source is not None:
@@ -1226,7 +1273,7 @@ class _Frame:
             every = {Origin("every", str(m.path), "") for m in places if m is not None}
             return frozenset(every) | _opened(arguments[0]) | default
         if builtin & {"type"} and len(arguments) == 1:
-            return arguments[0]
+            return arguments[0] | _opened(arguments[0], "__class__")
         if builtin & {"type"} and len(arguments) == 3:
             self._make_subclass(NOTHING, [_opened(arguments[1])], {})
             return _held(arguments[1] | arguments[2])
@@ -1294,7 +1341,12 @@ class _Frame:
                 continue
             if item.kind == "function" and not item.attribute:
                 known = True
-                found |= self._run_function(item, arguments, keywords)
+                result = self._run_function(item, arguments, keywords)
+                found |= self._with_state(item, function, result)
+            elif item.attribute and name != item.attribute and self._is_method(item):
+                known = True  # a method that was given a name: ``register = registry.register``
+                owner = frozenset({item._replace(attribute="")})
+                found |= self._call_method(owner, item.attribute, arguments, keywords, passed, bare)
             elif item.kind == "library":
                 known = True
                 found |= self._call_library(item.name, passed, everything, bare)
@@ -1323,9 +1375,32 @@ class _Frame:
         if name and "library" not in kinds and (objects or not receiver):
             found |= self._call_method(objects, name, arguments, keywords, passed, bare)
         elif not known:
-            self._write_passed(passed | function)
-            found |= _held(passed | function)
+            given = passed | {item for item in function if item.kind != "state"}
+            self._write_passed(given)
+            found |= _held(given)
         return frozenset(found)
+
+    def _with_state(self, called: Origin, function: Values, result: Values) -> Values:
+        """What a call returned, where the function that was called keeps state.
+
+        What it changes of that is a change of the function; what it returns of that, or by a cache,
+        belongs to the function.
+        """
+        state = Origin("state", called.place, "")
+        node = self.program.code[called.place].node
+        held = [item for item in function if item.kind in ("name", "parameter")]
+        if state in self.program.summary(called.place).writes:
+            self._write(held)
+        decorators = getattr(node, "decorator_list", ())
+        is_cached = any(_last_name(item) in _CACHES for item in decorators)
+        own = {item for item in result if item.kind == "state" and item.place == called.place}
+        return result - own | (_opened(held) if own or is_cached else NOTHING)
+
+    def _is_method(self, item: Origin) -> bool:
+        if item.kind not in ("name", "instance") or item.inside:
+            return False
+        key = self.program.class_of(item._replace(attribute=""))
+        return bool(key) and bool(self.program.method(key, item.attribute))
 
     def _with_bindings(self, values: Values) -> Values:
         """Adds to parameters what any call gave for them."""
@@ -1474,6 +1549,8 @@ class _Frame:
             return self._invoke(everything[0], NOTHING, "", items, {}, False) | _held(
                 value for given in items for value in given
             )
+        if name == "next":
+            self._write(passed)
         if name in ("next", "iter", "reversed", "enumerate", "zip", "min", "max"):
             return _held(passed) | _held(_opened(passed))
         if name in ("list", "dict", "tuple", "set", "sorted"):
@@ -1532,7 +1609,7 @@ class _Frame:
         for write in list(summary.writes):
             if write.kind == "parameter":
                 self._write(replaced(write))
-            else:
+            elif write.kind != "state" or write.place != key:
                 self.summary.writes.add(write)
         for container, value in list(summary.stores):
             plain = container._replace(attribute="")
@@ -1542,6 +1619,11 @@ class _Frame:
         self.summary.unknown_imports |= summary.unknown_imports
         returned = frozenset(v for value in list(summary.returns) for v in replaced(value))
         return _bounded(returned)
+
+
+def _last_name(node: ast.expr) -> str:
+    node = node.func if isinstance(node, ast.Call) else node
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _loaded(node: ast.expr) -> ast.expr:

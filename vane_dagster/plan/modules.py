@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.machinery
@@ -9,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+import types
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -143,8 +145,12 @@ class Finder:
         if name.partition(".")[0] == __name__.partition(".")[0]:
             return Module(name, "self", None)
         loaded = sys.modules.get(name)
-        if loaded is not None:
+        if loaded is not None and not _is_replaced(loaded):
             return self._loaded(name, loaded)
+        found = self._on_path(name, parent_name)
+        return self._loaded(name, loaded) if found is None and loaded is not None else found
+
+    def _on_path(self, name: str, parent_name: str) -> Module | None:
         search: Iterable[str] | None = None
         if parent_name:
             parent = self.find(parent_name)
@@ -174,6 +180,36 @@ class Finder:
             parent = self.find(name.rpartition(".")[0]) if "." in name else None
             return Module(name, parent.kind if parent else "installed", None)
         return _classified(name, path, folders)
+
+    def below(self, name: str) -> list[str]:
+        """The names of all modules in the folders of a package."""
+        found = self.find(name)
+        folders = (found.search or ()) if found is not None else ()
+        return [item for folder in folders for item in submodules(folder, name)]
+
+    def starred(self, module: Module) -> list[Module]:
+        """The submodules that ``from package import *`` imports, as the package's `__all__` says.
+
+        Of a computed `__all__` they may be any.
+        """
+        if module.search is None or not module.is_source or module.kind != "own":
+            return []
+        nodes = [
+            node
+            for unit in self.source(str(module.path)).units.get("__all__", ())
+            for node in ast.walk(unit.nodes[-1])
+        ]
+        is_computed = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        inner = [self.find(name) for name in (self.below(module.name) if nodes else ())]
+        depth = module.name.count(".") + 1
+        return [
+            item
+            for item in inner
+            if item is not None
+            and item.name.count(".") == depth
+            and (is_computed or item.name.rpartition(".")[2] in texts)
+        ]
 
     def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
         """Yields every package on the way to a module, then the module itself."""
@@ -209,6 +245,9 @@ class Finder:
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[Target]:
         if ref.name is None or ref.name == "*":
             yield Target("whole", base, module=found, line=ref.line)
+            if ref.name == "*" and found is not None:
+                for item in self.starred(found):
+                    yield Target("whole", item.name, module=item, line=ref.line)
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:
@@ -238,6 +277,12 @@ class Finder:
                     break
                 module = inner
             yield Target("whole", module.name, attribute, module, ref.line)
+
+
+def _is_replaced(loaded: Any) -> bool:
+    """Says whether a module put another object in its own place, which has no file."""
+    known = (module_attribute(loaded, item) for item in ("__spec__", "__file__", "__path__"))
+    return not isinstance(loaded, types.ModuleType) and all(item is None for item in known)
 
 
 def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) -> Module:

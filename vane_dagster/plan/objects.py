@@ -68,7 +68,10 @@ class ObjectEncoder:
         if isinstance(obj, functools.partial):
             parts = (obj.func, list(obj.args), dict(obj.keywords))
             names = (".func", ".args", ".keywords")
-            return combine("partial", *map(self.digest, parts, [path + name for name in names]))
+            found = [*map(self.digest, parts, [path + name for name in names])]
+            if vars(obj):
+                found.append(self.digest(dict(vars(obj)), path))
+            return combine("partial", *found)
         if isinstance(obj, (staticmethod, classmethod)):
             return combine(type(obj).__name__, self._code(obj.__func__, path))
         if isinstance(obj, types.MethodType):
@@ -382,6 +385,9 @@ def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any
         names = cls.__members__
         yield "__members__", {name: member.value for name, member in names.items()}
         skipped |= {name for name in members if name in names or name.startswith("_")}
+    if "__pydantic_fields__" in members:
+        skipped |= {"__signature__", *(n for n in members if n.startswith("__pydantic_"))}
+        skipped -= {name for name, member in members.items() if _is_written(member)}
     if "__slots__" in body and "__slots__" in members:
         yield "__slots__", members["__slots__"]
     if issubclass(cls, tuple) and "_fields" in members:

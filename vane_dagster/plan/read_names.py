@@ -36,10 +36,11 @@ def _star_exports(
 ) -> bool | None:
     """Says whether a star import binds a name; None where that cannot be told."""
     for ref in star.scan.imports:
-        for target in finder.targets(module, ref):
+        wholes = [item for item in finder.targets(module, ref) if item.role != "passing"]
+        if any(item.name.rpartition(".")[2] == name for item in wholes[1:]):
+            return True  # a submodule
+        for target in wholes:
             found = target.module
-            if target.role == "passing":
-                continue
             if found is None or not found.is_source:
                 return None
             if found.name in seen:
@@ -188,4 +189,6 @@ class ReadNames:
             if ref.name == "*":
                 for target in self._finder.targets(module, ref):
                     if target.role == "whole" and target.module is not None:
+                        if target.name.rpartition(".")[2] == name:
+                            self._every_name(target.module)
                         self._waiting.append((target.module, name))

@@ -88,8 +88,10 @@ class ValueEncoder:
         kind = type(value)
         if kind in _SCALARS:
             return self._scalar(value, kind, path)
-        if typing.get_origin(value) is not None:  # `list[int]`, which Python 3.10 calls a type
-            parts = (typing.get_origin(value), *typing.get_args(value))
+        origin = typing.get_origin(value)
+        # `list[int]`, which Python 3.10 calls a type; `Generic` is its own origin.
+        if origin is not None and origin is not value:
+            parts = (origin, *typing.get_args(value))
             return combine("generic", *self._each(parts, path))
         if isinstance(value, type(typing.ClassVar)):
             return combine("typing", repr(value))
