@@ -348,6 +348,7 @@ class _Digests:
         with contextlib.suppress(OSError, VaneError, UnicodeError):
             place = Path(private_folder(_cache_folder()), _cache_name(path))
             written = place.with_suffix(f".{secrets.token_hex(8)}")
+            written.touch(mode=0o600, exist_ok=False)
             written.write_text(json.dumps(record))
             os.replace(written, place)
 
