@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -56,7 +56,8 @@ CONTENT = "[]"  # the attribute of an origin for what an object holds under keys
 SUBCLASSES = "__subclasses__"
 _MAX_VALUES = 40  # of one expression
 _MAX_WRITES = 160  # of one function
-_MAX_ROUNDS = 10
+_MAX_STEPS = 8  # of a dotted name in a library
+_MAX_ROUNDS = 100
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
 _OPERATORS = (
     "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
@@ -108,6 +109,7 @@ class Summary:
     stores: set[tuple[Origin, Origin]] = field(default_factory=set)
     imports: dict[str, None] = field(default_factory=dict)
     unknown_imports: set[tuple[str, int]] = field(default_factory=set)
+    applied: dict[object, Values] = field(default_factory=dict)  # calls that it contains already
 
     def size(self) -> int:
         found = len(self.writes) + len(self.returns) + len(self.stores)
@@ -256,7 +258,11 @@ class Program:
     def trace(self, names: Iterable[str]) -> list[Effect]:
         """Lists the statements that importing modules executes, in the order of execution."""
         names = list(names)
-        self._settle(names)
+        try:
+            self._settle(names)
+        except CodeIdentityError:
+            self._settled.clear()  # so that the next attempt finds the same
+            raise
         found: list[Effect] = []
         entered: set[str] = set()
         stack: list[Iterator[str | Effect | tuple[Effect]]] = [iter(names)]
@@ -301,8 +307,13 @@ class Program:
         modules = [self.modules[path] for path in sorted(self._settled)]
         size = -1
         last = self.round + _MAX_ROUNDS
-        while size != self._size() and self.round < last:
-            size = self._size()
+        while size != (now := self._size()):
+            if self.round == last:
+                raise CodeIdentityError(
+                    f"what the import of {modules[0].name} and {len(modules) - 1} other modules "
+                    f"changes cannot be told. Give the stage `version=`."
+                )
+            size = now
             self.round += 1
             for module in modules:
                 self._execute(module)
@@ -460,7 +471,8 @@ class Program:
             module = self.find(value.place)
             return NOTHING if module is None else self.member(module, attribute)
         if value.kind == "library":
-            return self.library(f"{value.name}.{attribute}")
+            is_same = value.name.endswith(f".{attribute}")  # as of linked nodes: ``x.next.next``
+            return frozenset({value}) if is_same else self.library(f"{value.name}.{attribute}")
         if value.kind in ("value", "new", "inert", "builtin", "every"):
             return frozenset({value})
         return _opened([value], attribute)
@@ -536,7 +548,7 @@ class Program:
 
     def library(self, name: str) -> Values:
         """The value of a dotted name outside of the user's code."""
-        if name.startswith("."):
+        if name.startswith(".") or name.count(".") > _MAX_STEPS:
             return frozenset({LIBRARY})
         inert = name.partition(".")[0].startswith(tuple(INERT)) and _root(name) in INERT
         if inert or _root(name).startswith("dagster_"):
@@ -896,14 +908,13 @@ class _Frame:
         units = source.units.get(value.name, ()) if source is not None else ()
         return bool(units) and all(_is_constant_binding(unit) for unit in units)
 
-    def _store(self, base: Values, values: Values, step: str = CONTENT) -> None:
+    def _store(self, base: Values, values: Set[Origin], step: str = CONTENT) -> None:
         """Notes that an object holds others from now on, under an attribute or under keys."""
+        kept = [v for v in values if v.kind in ("name", "parameter", "module", "every")]
         for container in base:
             if container.kind in ("name", "parameter") and not container.inside:
-                path = _joined(container.attribute, step)
-                for value in values:
-                    if value.kind in ("name", "parameter", "module", "every"):
-                        self.summary.stores.add((container._replace(attribute=path), value))
+                changed = container._replace(attribute=_joined(container.attribute, step))
+                self.summary.stores.update((changed, value) for value in kept)
 
     def _operate(self, receiver: Values, values: Values) -> None:
         """Calls the operators that a user's class defines, for an operation on its instance."""
@@ -1561,6 +1572,15 @@ class _Frame:
 
     def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
         """Does what a user's function does, with its parameters replaced by arguments."""
+        call = (key, tuple(arguments), frozenset(keywords.items()))
+        if call not in self.summary.applied:
+            self.summary.applied[call] = NOTHING  # where it calls itself
+            self.summary.applied[call] = self._applied(key, arguments, keywords)
+        return self.summary.applied[call]
+
+    def _applied(
+        self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]
+    ) -> Values:
         program = self.program
         code = program.code[key]
         node_arguments = getattr(code.node, "args", None)
@@ -1580,8 +1600,14 @@ class _Frame:
             bound = program.bindings.setdefault((key, position_or_name), set())
             _bind(bound, (v for v in given if v.place != key))
         summary = program.summary(key)
+        known: dict[Origin, Values] = {}
 
         def replaced(value: Origin) -> Values:
+            if value not in known:
+                known[value] = found(value)
+            return known[value]
+
+        def found(value: Origin) -> Values:
             if value.kind == "parameter" and value.place != key and value.place not in own_keys:
                 # Of a function around this one, which has returned: any call may have been it.
                 return frozenset(
@@ -1591,18 +1617,17 @@ class _Frame:
                 )
             if value.kind != "parameter" or value.place != key:
                 return frozenset({value})
-            found: set[Origin] = set()
+            given: Values = NOTHING
             if value.name.isdigit():
                 position = int(value.name)
                 if position < len(arguments):
-                    found |= arguments[position]
-                found |= keywords.get(names[position], NOTHING)
-                found |= keywords.get("*", NOTHING)
+                    given |= arguments[position]
+                given |= keywords.get(names[position], NOTHING)
+                given |= keywords.get("*", NOTHING)
             elif value.name == "*":
-                found |= rest
+                given = rest
             else:
-                found |= keywords.get(value.name, NOTHING)
-            given = frozenset(found)
+                given = keywords.get(value.name, NOTHING)
             given = _at(_bounded(given), value.attribute)
             return _held(given) if value.inside else given
 
@@ -1611,10 +1636,11 @@ class _Frame:
                 self._write(replaced(write))
             elif write.kind != "state" or write.place != key:
                 self.summary.writes.add(write)
+        stored: dict[Origin, set[Origin]] = {}
         for container, value in list(summary.stores):
-            plain = container._replace(attribute="")
-            for one in replaced(plain):
-                self._store(frozenset({one}), replaced(value), container.attribute)
+            stored.setdefault(container, set()).update(replaced(value))
+        for container, values in stored.items():
+            self._store(replaced(container._replace(attribute="")), values, container.attribute)
         self.summary.imports.update(summary.imports)
         self.summary.unknown_imports |= summary.unknown_imports
         returned = frozenset(v for value in list(summary.returns) for v in replaced(value))
