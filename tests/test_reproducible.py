@@ -318,7 +318,7 @@ def test_a_file_that_was_edited_is_found_and_the_rows_are_named(tmp_path, checke
     assert checked.run(docs, checks_alone=False).success, "the key knows nothing of it"
     found = checked.evaluation(docs, config={"reproduce_seed": 7})
     assert not found.passed
-    assert "10 of 10 rows came out otherwise" in found.description
+    assert "10 of 10 rows differ from the stored rows" in found.description
     assert found.severity == dg.AssetCheckSeverity.ERROR
     rows = table(found)
     assert len(rows) == 10
@@ -554,7 +554,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     docs.project("texts", {"text": "text"}, checks=[vd.checks.Reproducible()])
     assert checked.run(docs, checks_alone=False).success
     found = checked.evaluation(docs)
-    assert found.description == "1 row was computed again, and is as it is stored"
+    assert found.description == "1 row was computed again and matches the stored row"
 
     (part,) = (tmp_path / "store").rglob("*.parquet")
     part.unlink()

@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that came out otherwise.
+    """A value that differs from the stored one.
 
     Attributes:
         id: The id of the input row.

@@ -78,7 +78,8 @@ class Reproducible(Check):
     @property
     def description(self) -> str:
         return (
-            f"{self.rows} random rows, computed again, are what is stored in {listed(self.columns)}"
+            f"{self.rows} random rows, computed again, match the stored rows "
+            f"in {listed(self.columns)}"
         )
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:

@@ -25,7 +25,7 @@ class Compared:
 
     Attributes:
         rows: Input rows that were computed again.
-        differences: Where they came out otherwise.
+        differences: Where they differ from the stored rows.
     """
 
     rows: int
@@ -33,7 +33,7 @@ class Compared:
 
     @property
     def differing(self) -> list[object]:
-        """The ids of the input rows that came out otherwise."""
+        """The ids of the input rows whose output differs from what is stored."""
         return list(dict.fromkeys(each.id for each in self.differences))
 
 

@@ -227,9 +227,9 @@ def _failed(
 
 def _same(rows: int) -> str:
     if rows < 2:
-        one = "1 row was computed again, and is as it is stored"
+        one = "1 row was computed again and matches the stored row"
         return one if rows else "The partition has no row to compute again"
-    return f"{rows:,} rows were computed again, and all are as they are stored"
+    return f"{rows:,} rows were computed again; all match the stored rows"
 
 
 def _described(compared: Compared, code_changed: bool) -> str:
@@ -239,7 +239,7 @@ def _described(compared: Compared, code_changed: bool) -> str:
     columns = names(dict.fromkeys(each.column for each in compared.differences))
     since = "; the stage's code has changed since" if code_changed else ""
     return (
-        f"{len(differing):,} of {compared.rows:,} rows came out otherwise than they are stored: "
+        f"{len(differing):,} of {compared.rows:,} rows differ from the stored rows: "
         f"ids {ids}{more}, in {columns}{since}"
     )
 
