@@ -1377,6 +1377,40 @@ edit(
     plugins="from store import C\nN = next(C)\n",
 )
 
+# Methods that syntax calls.
+_CALLED_BY_SYNTAX = {
+    "a property": ("@property\n    def go(self):", "A(1).go"),
+    "a cached property": ("@functools.cached_property\n    def go(self):", "A(1).go"),
+    "an attribute that is made": ("def __getattr__(self, name):", "A(1).go"),
+    "an item": ("def __getitem__(self, key):", "A(1)[0]"),
+    "a parameter of a class": ("@classmethod\n    def __class_getitem__(cls, key):", "A[1]"),
+    "an iterator": ("def __iter__(self):", "[x for x in A(1)]"),
+    "an iterator that a builtin reads": ("def __iter__(self):", "list(A(1))"),
+    "a text": ("def __str__(self):", "str(A(1))"),
+    "a text in another": ("def __format__(self, spec):", 'f"{A(1)}"'),
+    "a length": ("def __len__(self):", "len(A(1))"),
+    "a comparison": ("def __eq__(self, other):", "A(1) == 1"),
+    "a membership": ("def __contains__(self, key):", "1 in A(1)"),
+    "a sign": ("def __neg__(self):", "-A(1)"),
+    "a reflected operator": ("def __radd__(self, other):", "1 + A(1)"),
+    "an operator in place": ("def __isub__(self, other):", "a = A(1); a -= 1"),
+}
+_RETURNED = {"a text": "''", "a text in another": "''", "a length": "0"}
+for _name, (_method, _use) in _CALLED_BY_SYNTAX.items():
+    edit(
+        f"{_name} registers",
+        "1)" if "1)" in _use else "[1]",
+        "2)" if "1)" in _use else "[2]",
+        defs="import plugins\nimport store\ndef udf(b):\n    return store.LIST\n",
+        store="import functools\nLIST = []\nclass A:\n    def __init__(self, value):\n"
+        f"        self.value = value\n    {_method}\n"
+        f"        LIST.append({'key' if 'cls' in _method else 'self.value'})\n"
+        f"        return {_RETURNED.get(_name, 'iter(())')}\n",
+        plugins=f"from store import A\nx = {_use}\n"
+        if ";" not in _use
+        else f"from store import A\n{_use}\n",
+    )
+
 # Known limits: the results cannot change.
 beside(
     "a library is given the class",

@@ -59,11 +59,24 @@ _MAX_WRITES = 160  # of one function
 _MAX_STEPS = 8  # of a dotted name in a library
 _MAX_ROUNDS = 100
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
-_OPERATORS = (
-    "__add__", "__iadd__", "__or__", "__ior__", "__and__", "__lshift__", "__rshift__",
-    "__ilshift__", "__irshift__", "__matmul__", "__mod__", "__setitem__", "__setattr__",
-    "__enter__", "__exit__",
+# Methods that syntax calls, by what calls them.
+_BINARY = tuple(
+    f"__{beside}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift",
+                 "rshift", "and", "or", "xor")
+    for beside in ("", "r", "i")
 )  # fmt: skip
+_COMPARED = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
+_UNARY = ("__neg__", "__pos__", "__invert__", "__bool__", "__len__")
+_ITERATED = ("__iter__", "__next__", "__aiter__", "__anext__")
+_ENTERED = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+_STORED = ("__setitem__", "__setattr__", "__delitem__", "__delattr__")
+_SHOWN = ("__format__", "__str__", "__repr__")
+_CONVERTED = (
+    *_SHOWN, *_UNARY, *_ITERATED, *_COMPARED, "__hash__", "__int__", "__float__", "__index__",
+    "__abs__", "__round__", "__reversed__", "__bytes__", "__complex__", "__getitem__",
+)  # fmt: skip
+_IMPLICIT_ATTRIBUTES = ("__getattribute__", "__getattr__")
 
 
 # Expressions that make an object which can be changed.
@@ -214,6 +227,8 @@ class Program:
         self.bindings: dict[tuple[str, str], set[Origin]] = {}
         self._frames: dict[str, _Frame] = {}
         self._summaries: dict[str, Summary] = {}
+        self._writes_too_much: set[str] = set()
+        self._returns_too_much: set[str] = set()
         self._effects: dict[str, list[Effect]] = {}
         self._settled: set[str] = set()
         self.classes: dict[str, Origin] = {}
@@ -620,6 +635,11 @@ class Program:
                     return value.place
         return ""
 
+    def is_property(self, key: str) -> bool:
+        """Whether a method runs where its name is read, as by ``@property``."""
+        decorators = getattr(self.code[key].node, "decorator_list", ())
+        return any("property" in _last_name(each) for each in decorators)
+
     def methods_of(self, key: str, name: str) -> set[str]:
         """The keys of a method in a class and all its bases, as `super` may call each."""
         return {
@@ -638,9 +658,14 @@ class Program:
         code.frame.done_in = self.round
         summary = code.frame.summary = Summary()
         code.frame.run(code.node)
+        # A function that had too much once may have less in the next round, as it was bounded.
         if max(len(summary.writes), len(summary.stores)) > _MAX_WRITES:
-            summary.writes, summary.stores = {LIBRARY}, set()
+            self._writes_too_much.add(key)
         if len(summary.returns) > _MAX_VALUES:
+            self._returns_too_much.add(key)
+        if key in self._writes_too_much:
+            summary.writes, summary.stores = {LIBRARY}, set()
+        if key in self._returns_too_much:
             summary.returns = {LIBRARY}
         self._summaries[key] = summary
         return summary
@@ -735,16 +760,18 @@ class _Frame:
             current = self.evaluate(target)
             if not _is_plain(node.value):
                 self._write(current)
-                self._operate(current, values)
+            self._implicit(current, _BINARY, values)
             self._store(current, values)
             self._bind(node.target, values | current)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            self._bind(node.target, _opened(self.evaluate(node.iter)))
+            values = self.evaluate(node.iter)
+            self._implicit(values, _ITERATED)
+            self._bind(node.target, _opened(values))
             self._block(node.body, node.orelse)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 values = self.evaluate(item.context_expr)
-                self._operate(values, NOTHING)
+                self._implicit(values, _ENTERED)
                 if item.optional_vars is not None:
                     self._bind(item.optional_vars, values | _opened(values))
             self._block(node.body)
@@ -808,7 +835,7 @@ class _Frame:
                 self._write(base)
             else:
                 self._set_attribute(base, target.attr)
-            self._operate(base, values)
+            self._implicit(base, _STORED, values)
             step = CONTENT
             if isinstance(target, ast.Attribute):
                 step = target.attr
@@ -916,14 +943,38 @@ class _Frame:
                 changed = container._replace(attribute=_joined(container.attribute, step))
                 self.summary.stores.update((changed, value) for value in kept)
 
-    def _operate(self, receiver: Values, values: Values) -> None:
-        """Calls the operators that a user's class defines, for an operation on its instance."""
-        for item in sorted(self.program.aliases(receiver)):
-            if item.kind == "instance" and not item.inside and not item.attribute:
-                for name in _OPERATORS:
-                    method = self.program.method(item.place, name)
+    def _implicit(
+        self,
+        receiver: Values,
+        names: Iterable[str],
+        values: Values = NOTHING,
+        kind: str = "instance",
+    ) -> None:
+        """Calls methods that syntax calls, where a class of the user's defines them.
+
+        Args:
+            receiver: The objects.
+            names: The methods.
+            values: What they may be given.
+            kind: ``function`` for those of a class itself.
+        """
+        program = self.program
+        defined = [name for name in names if name in program.methods]
+        if not defined:
+            return
+        for item in sorted(program.aliases(self._with_bindings(receiver))):
+            if item.kind == kind and not item.inside and not item.attribute:
+                for method in [program.method(item.place, name) for name in defined]:
                     if method:
                         self._apply(method, [receiver, values, values, values], {})
+
+    def _call_getter(self, values: Values, name: str) -> None:
+        """Calls what reading an attribute calls: a property of that name, ``__getattr__``."""
+        program = self.program
+        getters = [key for key in program.methods.get(name, ()) if program.is_property(key)]
+        if getters:
+            self._implicit(values, [name])
+        self._implicit(values, _IMPLICIT_ATTRIBUTES)
 
     def _import(self, ref: ImportRef) -> None:
         program = self.program
@@ -1088,7 +1139,9 @@ class _Frame:
         if isinstance(node, ast.Name):
             return self._lookup(node.id)
         if isinstance(node, ast.Attribute):
-            return self._attribute(self.evaluate(node.value), node.attr)
+            values = self.evaluate(node.value)
+            self._call_getter(values, node.attr)
+            return self._attribute(values, node.attr)
         if isinstance(node, ast.Subscript):
             return self._item(node)
         if isinstance(node, ast.Call):
@@ -1118,12 +1171,26 @@ class _Frame:
             return NOTHING
         if isinstance(node, ast.BinOp):
             left, right = self.evaluate(node.left), self.evaluate(node.right)
-            self._operate(left, right)
+            self._implicit(left, _BINARY, right)
+            self._implicit(right, _BINARY, left)
             return left | right if bare else _held(left | right)
-        if isinstance(node, (ast.Compare, ast.JoinedStr)):
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    self.evaluate(child)
+        if isinstance(node, ast.Compare):
+            compared = [self.evaluate(child) for child in (node.left, *node.comparators)]
+            others = frozenset(value for values in compared for value in values)
+            for values in compared:
+                self._implicit(values, _COMPARED, others)
+            return NOTHING
+        if isinstance(node, ast.FormattedValue):
+            self._implicit(self.evaluate(node.value), _SHOWN)
+            self.evaluate(node.format_spec)
+            return NOTHING
+        if isinstance(node, ast.UnaryOp):
+            values = self.evaluate(node.operand)
+            self._implicit(values, _UNARY)
+            return _held(values)
+        if isinstance(node, ast.JoinedStr):
+            for child in node.values:
+                self.evaluate(child)
             return NOTHING
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return _held(value for child in children for value in self.evaluate(child))
@@ -1166,7 +1233,9 @@ class _Frame:
 
     def _item(self, node: ast.Subscript) -> Values:
         values = self.evaluate(node.value)
-        self.evaluate(node.slice)
+        index = self.evaluate(node.slice)
+        self._implicit(values, ("__getitem__", "__missing__"), index)
+        self._implicit(values, ("__class_getitem__",), index, kind="function")
         literal = node.slice.value if isinstance(node.slice, ast.Constant) else None
         found: set[Origin] = set()
         for value in self.program.aliases(values):
@@ -1190,7 +1259,9 @@ class _Frame:
     ) -> Values:
         scope: dict[str, set[Origin]] = {}
         for generator in node.generators:
-            values = _opened(self.evaluate(generator.iter))
+            values = self.evaluate(generator.iter)
+            self._implicit(values, _ITERATED)
+            values = _opened(values)
             for inner in ast.walk(generator.target):
                 if isinstance(inner, ast.Name):
                     scope.setdefault(inner.id, set())
@@ -1212,6 +1283,7 @@ class _Frame:
         chained = False
         if isinstance(node.func, ast.Attribute):
             receiver, name = self.evaluate(node.func.value), node.func.attr
+            self._call_getter(receiver, name)
             chained = isinstance(node.func.value, ast.Call)
             function = self._attribute(receiver, name)
         else:
@@ -1560,6 +1632,7 @@ class _Frame:
             return self._invoke(everything[0], NOTHING, "", items, {}, False) | _held(
                 value for given in items for value in given
             )
+        self._implicit(passed, _CONVERTED, passed)
         if name == "next":
             self._write(passed)
         if name in ("next", "iter", "reversed", "enumerate", "zip", "min", "max"):
