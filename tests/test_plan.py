@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from vane_dagster.commit.publish import publisher_of
 from vane_dagster.commit.store import Store
 from vane_dagster.commit.writer import PartTarget, write_part
 from vane_dagster.declare.sql import _asked, tokens
+from vane_dagster.execute.executor import edited
 from vane_dagster.execute.judging import Judge
 from vane_dagster.execute.run_state import RunState
 from vane_dagster.plan.definition import pool_identity, stage_definition
@@ -782,3 +784,26 @@ def test_a_plan_can_be_printed(tmp_path, store):
     assert lines[0].startswith("pipeline docs: 1 partition")
     assert lines[1] == "  clean: up to date; fragments: 0 to compute, 2 in the store"
     assert lines[2] == "  doubled: not up to date; fragments: 2 to compute, 0 in the store"
+
+
+def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
+    tmp_path, store, monkeypatch
+):
+    """No row may be kept under the key of other code, and a run may write where it is told to."""
+    write_source(tmp_path / "src", {"id": [1]})
+    (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    user_code = importlib.import_module("user_code")
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.map_batches(
+        "same", user_code.same, schema={"n": "BIGINT"}, fn_kwargs={"folder": str(tmp_path / "out")}
+    )
+    plan = plan_run(docs, ["same"], [None], store)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "log.txt").write_text("made by the run")
+    assert edited(plan, ["same"]) == []
+    (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch[:1]\n")
+    (found,) = edited(plan, ["same"])
+    assert found.problem == "its code was edited while the run began"
+    sys.modules.pop("user_code")

@@ -32,9 +32,9 @@ from vane_dagster.execute.waits import Waits
 from vane_dagster.execute.work import ModelSpec, PoolSpec
 from vane_dagster.execute.work_claims import Claims, NoClaims
 from vane_dagster.plan.definition import (
+    code_digest,
     constructed_identity,
     pool_identity,
-    stage_definition,
     udf_code,
 )
 from vane_dagster.plan.plan import RunPlan
@@ -214,7 +214,8 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
     """
     found = []
     for stage in stages:
-        if stage_definition(plan.pipeline, plan.pipeline[stage].spec) != plan.definitions[stage]:
+        planned = plan.code.get(stage, "")
+        if planned and code_digest(plan.pipeline[stage].spec) != planned:
             where = f"stage '{plan.pipeline.name}/{stage}'"
             found.append(Finding(where, "its code was edited while the run began", "Run it again"))
     return found

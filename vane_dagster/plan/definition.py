@@ -116,6 +116,20 @@ def udf_code(pipeline: Pipeline, spec: MapBatchesSpec) -> CodeIdentity:
         raise CodeIdentityError(f"stage '{pipeline.name}/{spec.name}': {error}") from error
 
 
+def code_digest(spec: StageSpec) -> str:
+    """Digest of the user's code of a stage alone, without the files that its values name.
+
+    A run may change those itself, as where an argument names a folder that it writes to.
+    """
+    if not isinstance(spec, MapBatchesSpec):
+        return ""
+    unread = LocalFiles(read=False)
+    if not isinstance(spec, AskSpec):
+        return code_identity(spec.udf.target, version=spec.udf.version, files=unread).digest
+    own = [] if built_in_name(spec.provider) else [spec.provider]
+    return digest(*(code_identity(k, files=unread).digest for k in (*own, *spec.recipe.classes)))
+
+
 def _provider(pipeline: Pipeline, spec: AskSpec) -> CodeIdentity:
     """Identity of a stage's provider, and of the user's classes that its recipe needs.
 

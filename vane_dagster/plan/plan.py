@@ -120,6 +120,7 @@ class RunPlan:
         warnings: What is wrong in the store and was passed over.
         listed_at: By the monotonic clock, when the store was not listed yet.
         forced: Whether everything selected is computed again.
+        code: Digest of the user's code of each selected stage, as its keys were made from it.
     """
 
     pipeline: Pipeline
@@ -132,6 +133,7 @@ class RunPlan:
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
     forced: bool = False
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_sample(self) -> bool:

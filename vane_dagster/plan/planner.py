@@ -16,7 +16,7 @@ from vane_dagster.commit.store import Store
 from vane_dagster.declare.pipeline import Pipeline
 from vane_dagster.declare.stage import SOURCE, MapBatchesSpec, WriteSpec
 from vane_dagster.errors import PlanError, SourceError, VaneError
-from vane_dagster.plan.definition import digest
+from vane_dagster.plan.definition import code_digest, digest
 from vane_dagster.plan.fragment import (
     FragmentRule,
     SourceTable,
@@ -76,7 +76,7 @@ def plan_run(
                 failed[key] = outcome
     return RunPlan(
         pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
-        planner.rule, planner.source, planner.warnings, listed_at, force,
+        planner.rule, planner.source, planner.warnings, listed_at, force, planner.code,
     )  # fmt: skip
 
 
@@ -110,6 +110,7 @@ class _Planner:
         self.force = force
         self.run_id = run_id
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
+        self.code = {s: code_digest(pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
