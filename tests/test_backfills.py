@@ -97,6 +97,7 @@ def noting(made):
         batch_size=5,
         concurrency=2,
         fn_constructor_kwargs={"notes": NOTES},
+        version="1",  # as it writes to the folder that its argument names
     )
     stage.project("kept", ["pid"])
     return made
@@ -123,7 +124,9 @@ retried = pipeline(
     retry_policy=dg.RetryPolicy(max_retries=1),
     op_tags={"team": "texts"},
 )
-retried.map_batches("doubles", flaky, schema={"double": "BIGINT"}, fn_kwargs={"notes": NOTES})
+retried.map_batches(
+    "doubles", flaky, schema={"double": "BIGINT"}, fn_kwargs={"notes": NOTES}, version="1"
+)
 
 
 

@@ -189,7 +189,7 @@ def test_partition_is_materialized_by_clicking(texts, page):
     assert cells == [["1", "1"], ["2", "2"], ["3", "3"]]
 
     page.goto(f"{base}?view=checks&checkDetail=null_rate")
-    page.get_by_text("Checks (3)").wait_for(timeout=60_000)
+    page.get_by_text("Checks (4)").wait_for(timeout=60_000)
     _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
     page.get_by_text("Partitions", exact=True).last.click()
     page.get_by_text("Passed (1)").wait_for(timeout=60_000)
