@@ -113,7 +113,7 @@ class Host:
     def _loaded_before(
         self, load: LoadReport, model: ModelSpec | None, archive: bytes
     ) -> LoadReport:
-        """What a run is told of a model that was there already."""
+        """The report for a model that an earlier run has loaded."""
         sick = outdated = ""
         imported = False
         if model is not None:

@@ -254,7 +254,7 @@ class LoadReport:
         fault: Why it could not be constructed.
         row_seconds: What a row took it in the last calls; None before the first.
         sick: Why a model that was there already has to be replaced.
-        outdated: Why a worker that holds what other code made cannot serve this run's code.
+        outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
     """
 
     warm: bool

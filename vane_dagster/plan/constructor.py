@@ -477,7 +477,7 @@ class _Separation:
         return found
 
     def _text_of(self, reached: _Reached, besides: Sequence[_Code]) -> Iterator[_Code]:
-        """All that is reached, whatever it is."""
+        """Yields every statement that is reached, by name or as part of a module."""
         yield from besides
         for units in reached.names.values():
             for unit in units:

@@ -383,7 +383,7 @@ class Effects:
         return root is not None and self._kind(root) == "library"
 
     def _is_made_here(self, node: ast.expr) -> bool:
-        """Whether something is a container of this function's making, whatever it holds."""
+        """Whether an expression is a container that this function has created."""
         if not isinstance(node, ast.Name) or node.id in self._own:
             return False
         values = self._locals.bound.get(node.id, [])
