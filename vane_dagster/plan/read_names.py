@@ -6,15 +6,12 @@ registers something in it.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable
 
 from vane_dagster.plan.effects import CONTENT, SUBCLASSES, Effect, Origin, Program
 from vane_dagster.plan.modules import Finder, Module
 from vane_dagster.plan.syntax import ImportRef, Scan
 from vane_dagster.plan.units import Unit
-
-_BUILTINS = frozenset(dir(builtins))
 
 
 def binding_units(finder: Finder, module: Module, name: str) -> list[Unit]:
