@@ -31,8 +31,8 @@ import sqlalchemy
 from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
-from vane_dagster.execute.judging import Judge
-from vane_dagster.orchestrate.runner import run_pipeline
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.orchestration.run import run_pipeline
 
 STAGES = ("clean", "embedded", "labels")
 ROWS = 200

@@ -25,15 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.report import machine
-from vane_dagster.commit import committer
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import FragmentRecord, Manifest, PartInfo
-from vane_dagster.commit.writer import PartTarget, write_part
-from vane_dagster.declare.source import parquet
-from vane_dagster.execute import batches, host, scan
-from vane_dagster.execute.operations import CallUdf, FileRows
-from vane_dagster.execute.work import ModelSpec, Work
-from vane_dagster.plan.source import listed_file
+from vane_dagster.engine import committer
+from vane_dagster.pipeline.source import parquet
+from vane_dagster.planning.source_files import listed_file
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.worker import batch_formats, host, parquet_scan
+from vane_dagster.worker.operations import CallUdf, FileRows
+from vane_dagster.worker.protocol import ModelSpec, Work
 
 ROWS = 250_000
 REPEATS = 7
@@ -129,8 +129,8 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
         work = Work("stage", op, (rows,), schema, "id", target, False)
         spent = [0.0]
         restore = [
-            _timed(scan, "repeated_or_null", spent),
-            _timed(batches, "_check_returned", spent),
+            _timed(parquet_scan, "repeated_or_null", spent),
+            _timed(batch_formats, "_check_returned", spent),
         ]
         started = time.perf_counter()
         _, report = worker.run(work)

@@ -142,7 +142,7 @@ def stage(job: Job) -> list[float]:
     import ray
 
     import vane_dagster as vd
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
     from vane_dagster.providers.prompting import Prompt
 
     if not job.ordered:

@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 from benchmarks.report import machine
-from vane_dagster.commit.manifest import Manifest, PartInfo
-from vane_dagster.commit.store import Store
-from vane_dagster.execute.events import Committed, Event
-from vane_dagster.execute.judging import Judge
-from vane_dagster.orchestrate.runner import run_pipeline
-from vane_dagster.plan.plan import PartitionPlan, RunPlan
-from vane_dagster.plan.planner import plan_run
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.events import Committed, Event
+from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.planning.plan import PartitionPlan, RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.store import Store
 
 STAGES = ("clean", "added")
 ROWS = 10

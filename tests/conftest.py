@@ -41,7 +41,7 @@ def _home() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cluster(_home: None) -> Iterator[vd.LocalCluster]:
     """The session's Ray head: 2 CPUs, and 1 of a custom resource that only one worker can hold."""
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
 
     settings = {"name": "tests", "num_cpus": 2, "resources": {"accelerator": 1}}
     yield vd.LocalCluster(**settings)
@@ -130,8 +130,8 @@ def write_source(
 
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
     """The rows of a stage through its manifest in force, in fragment order."""
-    from vane_dagster.commit.location import Location
-    from vane_dagster.commit.store import Store
+    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.store import Store
 
     opened = Store(Location(str(store)))
     name = opened.latest(pipeline, stage, [partition])[partition]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.plan.code import CodeIdentity, code_identity
-from vane_dagster.plan.modules import module_folders
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.fingerprint.modules import module_folders
 
 
 class Project:

@@ -15,7 +15,7 @@ import dagster as dg
 from dagster_ray import Lifecycle, LocalRay
 
 import vane_dagster as vd
-from vane_dagster.execute.ray_backend import RayBackend
+from vane_dagster.compute.ray_backend import RayBackend
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 KEYS = list("abcdefgh")

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.execute.arranging import arrange, restore
-from vane_dagster.execute.fragment_run import Node
+from vane_dagster.engine.fragment_state import Node
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
+from vane_dagster.worker.row_order import arrange, restore
 
 LONG = [letter * 300 for letter in "abcdefgh"]
 

@@ -149,11 +149,11 @@ def test_more_than_can_be_added_is_refused(growing, source):
 LEASES = """
 import sys, threading
 from vane_dagster.errors import ComputeError
-from vane_dagster.execute.backend import Cancelled
-from vane_dagster.execute.ray_backend import RayBackend
-from vane_dagster.execute.waits import Waits
-from vane_dagster.execute.work import PoolSpec
-from vane_dagster.orchestrate.resources import connect_address
+from vane_dagster.compute.api import Cancelled
+from vane_dagster.compute.ray_backend import RayBackend
+from vane_dagster.compute.waits import Waits
+from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.orchestration.resources import connect_address
 
 connect_address(sys.argv[1], {})
 pool = PoolSpec("m", "Model", (3, 3), {"accelerator": 1.0})

@@ -26,12 +26,12 @@ from conftest import write_source
 from dagster_dev import DagsterDev, asset_keys
 
 import vane_dagster as vd
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.writer import PartTarget
-from vane_dagster.execute.host import Host
-from vane_dagster.execute.operations import CallUdf, HeldRows
-from vane_dagster.execute.output import OutputTap
-from vane_dagster.execute.work import ModelSpec, Work
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.operations import CallUdf, HeldRows
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import ModelSpec, Work
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
 
@@ -211,7 +211,7 @@ class Project(DagsterDev):
 
     def pools(self) -> list[dict[str, Any]]:
         """What ``vane-dagster pools --json`` says."""
-        program = "from vane_dagster.cli import main; main()"
+        program = "from vane_dagster.cli.main import main; main()"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         said = subprocess.run(
             [sys.executable, "-c", program, "pools", "--json", "--name", "backfills"],
@@ -226,7 +226,7 @@ class Project(DagsterDev):
 @pytest.fixture(scope="module")
 def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """The project, with its schedule turned on, and a Ray head of its own."""
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
 
     project = Project(tmp_path_factory.mktemp("project"))
     project.write("days", "2026-01-10", [1, 2, 3])

@@ -9,8 +9,8 @@ import pytest
 from conftest import metadata, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.declare.stage import AUTO
-from vane_dagster.execute.sizing import BatchSize
+from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.worker.batch_size import BatchSize
 
 
 class Device:
@@ -91,7 +91,7 @@ def test_other_words_are_refused():
 
 def test_memory_that_was_short_for_a_while_is_tried_again(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("vane_dagster.execute.sizing.time.monotonic", lambda: now)
+    monkeypatch.setattr("vane_dagster.worker.batch_size.time.monotonic", lambda: now)
     sizes, table = BatchSize(), pa.table({"x": range(64)})
     sizes.limit(4)
 

@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.declare.keys import JoinShape, Side
-from vane_dagster.declare.schema import parse_schema
-from vane_dagster.declare.udf import make_udf
-from vane_dagster.execute.attempts import BatchError
-from vane_dagster.execute.batches import to_format
-from vane_dagster.execute.calls import Caller
-from vane_dagster.execute.operations import CallUdf, Join
-from vane_dagster.execute.relational import join
-from vane_dagster.execute.work import ModelSpec, Work
+from vane_dagster.pipeline.keys import JoinShape, Side
+from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.types.schema import parse_schema
+from vane_dagster.worker.batch_formats import to_format
+from vane_dagster.worker.operations import CallUdf, Join
+from vane_dagster.worker.operators import join
+from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.retry import BatchError
+from vane_dagster.worker.udf_caller import Caller
 
 IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)

@@ -13,15 +13,15 @@ import pytest
 from conftest import read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.manifest import FragmentRecord, PartInfo
-from vane_dagster.execute import executor
-from vane_dagster.execute.backend import Capacity
-from vane_dagster.execute.budget import Budget
-from vane_dagster.execute.fragment_run import FragmentRun, bytes_read, make_nodes
-from vane_dagster.execute.local_backend import LocalBackend
-from vane_dagster.execute.operations import HeldRows, PartRows
-from vane_dagster.execute.requests import Requests
-from vane_dagster.plan.plan import Part
+from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.engine import executor
+from vane_dagster.engine.fragment_state import FragmentRun, bytes_read, make_nodes
+from vane_dagster.engine.memory_budget import Budget
+from vane_dagster.engine.tasks import Requests
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.manifest import FragmentRecord, PartInfo
+from vane_dagster.worker.operations import HeldRows, PartRows
 
 MIB = 1 << 20
 

@@ -14,8 +14,8 @@ from edits import Project
 from test_pools import clear
 
 import vane_dagster as vd
-from vane_dagster.execute.backend import Backend
-from vane_dagster.execute.local_backend import LocalBackend
+from vane_dagster.compute.api import Backend
+from vane_dagster.compute.local_backend import LocalBackend
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ROWS = 20

@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit.checking import Subject, evaluate, verdicts
-from vane_dagster.commit.drift import cosine_distance, population_stability_index
-from vane_dagster.commit.manifest import CheckResult, Made, Manifest, PartInfo
-from vane_dagster.commit.measures import measure, merge_measures
-from vane_dagster.commit.subject import sample
-from vane_dagster.declare.checks import defaults_for, merge
+from vane_dagster.checks.builtin import defaults_for, merge
+from vane_dagster.checks.context import sample
+from vane_dagster.checks.drift import cosine_distance, population_stability_index
+from vane_dagster.checks.runner import Subject, evaluate, verdicts
+from vane_dagster.storage.column_stats import measure, merge_measures
+from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo
 
 SCHEMA = pa.schema(
     {
@@ -204,8 +204,8 @@ def test_checks_are_found_without_heavy_imports():
     code = (
         "import vane_dagster as vd, sys, pyarrow as pa\n"
         "vd.checks.NullRate(), vd.checks.Golden('a')\n"
-        "import vane_dagster.commit.checking\n"
-        "from vane_dagster.commit.measures import measure\n"
+        "import vane_dagster.checks.runner\n"
+        "from vane_dagster.storage.column_stats import measure\n"
         "values = pa.nulls(4, pa.float32())\n"
         "vectors = pa.FixedSizeListArray.from_arrays(values, 2)\n"
         "columns = [vectors, vectors.cast(pa.list_(pa.float32())), pa.nulls(2, pa.string())]\n"

@@ -15,13 +15,13 @@ import pytest
 import ray
 from click.testing import CliRunner, Result
 
-from vane_dagster import cli_cluster, cli_pools
-from vane_dagster.cli import main
-from vane_dagster.execute.cluster import LocalHead
-from vane_dagster.execute.cluster_processes import MARK
+from vane_dagster.cli import cluster, pools
+from vane_dagster.cli.main import main
+from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.processes import MARK
 
 
-@pytest.mark.parametrize("module", ["vane_dagster", "vane_dagster.cli"])
+@pytest.mark.parametrize("module", ["vane_dagster", "vane_dagster.cli.main"])
 def test_the_package_runs_as_a_module(module: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", module, "cluster", "stop", "--name", "absent"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
@@ -61,7 +61,7 @@ def test_an_error_of_the_system_has_no_traceback(monkeypatch: pytest.MonkeyPatch
     def denied() -> None:
         raise PermissionError(13, "Permission denied", "/state")
 
-    monkeypatch.setattr(cli_cluster, "running_heads", denied)
+    monkeypatch.setattr(cluster, "running_heads", denied)
     done = CliRunner().invoke(main, ["cluster", "list", "--json"])
     assert done.exit_code == 1
     assert done.stderr == "Error: [Errno 13] Permission denied: '/state'\n"
@@ -78,7 +78,7 @@ class SilentKeeper:
 
 
 def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
+    monkeypatch.setattr(pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
     listed = CliRunner().invoke(main, ["pools", "--json"])
     assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
     assert listed.stderr.startswith("keeper-1 does not answer: ")

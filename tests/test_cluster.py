@@ -22,12 +22,12 @@ import ray
 from click.testing import CliRunner
 
 import vane_dagster
-from vane_dagster.cli import main
+from vane_dagster.cli.main import main
+from vane_dagster.compute import connection, local_head, processes
+from vane_dagster.compute.connection import LOOPBACK_ONLY
+from vane_dagster.compute.local_head import Head, LocalHead, connect
+from vane_dagster.compute.processes import birth, drivers, marked
 from vane_dagster.errors import ComputeError
-from vane_dagster.execute import cluster, cluster_connect, cluster_processes
-from vane_dagster.execute.cluster import Head, LocalHead, connect
-from vane_dagster.execute.cluster_connect import LOOPBACK_ONLY
-from vane_dagster.execute.cluster_processes import birth, drivers, marked
 
 ROOT = Path(next(iter(vane_dagster.__path__))).parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -42,7 +42,7 @@ HOSTILE = {
 }
 
 STARTER = """
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
     print("READY", LocalHead(num_cpus=2, resources={"slot": 3}).ensure().pid, flush=True)
     input()
 """
@@ -160,7 +160,7 @@ def test_start_writes_nothing_to_the_terminal(shared: Shared) -> None:
 def test_the_next_process_finds_the_head_at_once(shared: Shared) -> None:
     code = """
         import sys, time
-        from vane_dagster.execute.cluster import LocalHead
+        from vane_dagster.compute.local_head import LocalHead
         began = time.perf_counter()
         head = LocalHead().ensure()
         print(head.pid, time.perf_counter() - began, "ray" in sys.modules)
@@ -191,7 +191,7 @@ def test_socket_paths_fit(shared: Shared) -> None:
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     python(
         """
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         connect(LocalHead().ensure(), namespace="sockets")
         import ray
         class Actor:
@@ -223,13 +223,13 @@ def wait_for_agents(shared: Shared) -> None:
 
 def listening_sockets(pids: set[int]) -> list[tuple[str, str]]:
     """The address and the command of each socket that processes listen on."""
-    psutil = cluster_processes._psutil()
+    psutil = processes._psutil()
     found = []
     for pid in pids:
         process = psutil.Process(pid)
-        for connection in process.net_connections(kind="inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.append((connection.laddr.ip, " ".join(process.cmdline())))
+        for opened in process.net_connections(kind="inet"):
+            if opened.status == psutil.CONN_LISTEN:
+                found.append((opened.laddr.ip, " ".join(process.cmdline())))
     return found
 
 
@@ -256,7 +256,7 @@ def test_connect_names_the_head_that_refuses(shared: Shared, tmp_path: Path) -> 
     code = f"""
         import dataclasses
         from vane_dagster.errors import ComputeError
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         head = LocalHead().ensure()
         try:
             connect(dataclasses.replace(head, token_path={str(tmp_path / "wrong")!r}))
@@ -273,7 +273,7 @@ def test_connect_in_any_state_of_ray_and_environment(shared: Shared, first: str)
     code = f"""
         {first}
         import signal
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         mine = lambda number, frame: None
         signal.signal(signal.SIGTERM, mine)
         head = LocalHead().ensure()
@@ -292,7 +292,7 @@ def test_connect_in_any_state_of_ray_and_environment(shared: Shared, first: str)
 def test_connect_from_a_thread(shared: Shared) -> None:
     code = """
         import threading
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         thread = threading.Thread(target=connect, args=[LocalHead().ensure()])
         thread.start(); thread.join()
         import ray
@@ -318,7 +318,7 @@ def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
 def test_workers_get_the_starters_environment_without_its_traps(shared: Shared) -> None:
     code = """
         import json, os
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         connect(LocalHead().ensure())
         import ray
         print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
@@ -383,7 +383,7 @@ def test_an_unreadable_record_is_no_head(tmp_path: Path) -> None:
 
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return python(
-        f"from vane_dagster.cli import main; main({['cluster', *arguments]})",
+        f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})",
         home,
         check=False,
     )
@@ -418,7 +418,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
             assert line
         assert set(drivers(mark, shared.head.address)) == {plain.pid}
         with monkeypatch.context() as mac:
-            psutil = cluster_processes._psutil()
+            psutil = processes._psutil()
             mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
             assert set(drivers(mark, shared.head.address)) == {plain.pid}
         listed = json.loads(cli(shared.home, "list", "--json").stdout)
@@ -434,7 +434,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
         time.sleep(0.05)
 
 
-DENIED = cluster_processes._psutil().AccessDenied()
+DENIED = processes._psutil().AccessDenied()
 
 
 def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
@@ -494,7 +494,7 @@ def test_a_head_whose_gcs_hangs_is_an_error(
 ) -> None:
     ray.shutdown()  # from the head of tests before
     monkeypatch.setenv("VANE_DAGSTER_HOME", str(shared.home))
-    monkeypatch.setattr(cluster_connect, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
     os.kill(shared.head.pid, signal.SIGSTOP)
     try:
         done = CliRunner().invoke(main, [*command, "--json"])
@@ -509,7 +509,7 @@ def test_a_head_whose_gcs_hangs_is_an_error(
 def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared) -> None:
     half = LocalHead(home=shared.home, name="half")
     half.folder.mkdir()
-    environment = {**os.environ, cluster_processes.MARK: str(half.temp_dir)}
+    environment = {**os.environ, processes.MARK: str(half.temp_dir)}
     leftover = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
     try:
         ended = cli(shared.home, "stop", "--name", "half")
@@ -528,7 +528,9 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(shared: Shared) -> None
     local = LocalHead(num_cpus=1, home=shared.home, name="second")
     try:
         # A starter that is killed half-way leaves processes and no record.
-        code = "from vane_dagster.execute.cluster import LocalHead as L; L(name='second').ensure()"
+        code = (
+            "from vane_dagster.compute.local_head import LocalHead as L; L(name='second').ensure()"
+        )
         command = [sys.executable, "-c", code]
         starter = subprocess.Popen(command, env=driver_environment(shared.home))
         while "gcs_server" not in marked(str(local.temp_dir)).values():
@@ -575,7 +577,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(shared: Shared) -> None
 
 # A detached actor with a child in a session of its own, which outlives its parent.
 LEAVE_PROCESS = """
-    from vane_dagster.execute.cluster import LocalHead, connect
+    from vane_dagster.compute.local_head import LocalHead, connect
     connect(LocalHead(name="second").ensure(), namespace="test")
     import ray
     class Leaver:
@@ -592,7 +594,7 @@ def assert_switching_heads(shared: Shared) -> None:
     """One process may leave a head for another, with another token, but only by saying so."""
     code = """
         from vane_dagster.errors import ComputeError
-        from vane_dagster.execute.cluster import LocalHead, connect
+        from vane_dagster.compute.local_head import LocalHead, connect
         one, two = LocalHead().ensure(), LocalHead(name="second").ensure()
         connect(one)
         try:
@@ -643,7 +645,7 @@ def test_a_head_that_dies_as_it_starts_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_start_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
+    monkeypatch.setattr(local_head, "START_SECONDS", 0.2)
     local = LocalHead(home=tmp_path)
     with pytest.raises(
         ComputeError, match=r"not ready after 0.2 s. Ray says: nothing \(asked for: "
@@ -657,7 +659,7 @@ def test_a_head_that_would_listen_elsewhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Ray's switch the head listens everywhere: proof that the switch is what counts."""
-    monkeypatch.setattr(cluster, "LOOPBACK_ONLY", {})
+    monkeypatch.setattr(local_head, "LOOPBACK_ONLY", {})
     for name in LOOPBACK_ONLY:  # which connecting to any head leaves behind
         monkeypatch.delenv(name, raising=False)
     local = LocalHead(num_cpus=1, home=tmp_path)
@@ -749,8 +751,8 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_processes_that_will_not_end_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_processes, "KILL_SECONDS", -cluster_processes.GRACE_SECONDS)
-    environment = {**os.environ, cluster_processes.MARK: str(tmp_path)}
+    monkeypatch.setattr(processes, "KILL_SECONDS", -processes.GRACE_SECONDS)
+    environment = {**os.environ, processes.MARK: str(tmp_path)}
     stubborn = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo; read x"], env=environment, stdin=-1
     )
@@ -758,7 +760,7 @@ def test_processes_that_will_not_end_are_an_error(
         while stubborn.pid not in marked(str(tmp_path)):
             time.sleep(0.01)
         with pytest.raises(ComputeError, match=rf"Processes {stubborn.pid}.* live on"):
-            cluster_processes.end(str(tmp_path))
+            processes.end(str(tmp_path))
     finally:
         stubborn.kill()
         stubborn.communicate()
@@ -767,7 +769,7 @@ def test_processes_that_will_not_end_are_an_error(
 def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) -> None:
     """As Ray's agents do, which overwrite their environment with their title."""
     script = "(env -i sleep 60 & echo $!); read x"
-    environment = {**os.environ, cluster_processes.MARK: str(tmp_path)}
+    environment = {**os.environ, processes.MARK: str(tmp_path)}
     leader = subprocess.Popen(
         ["sh", "-c", script],
         env=environment,
@@ -780,7 +782,7 @@ def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) ->
         assert leader.stdout is not None
         orphan = int(leader.stdout.readline())
         assert set(marked(str(tmp_path))) == {leader.pid, orphan}
-        assert cluster_processes.end(str(tmp_path))
+        assert processes.end(str(tmp_path))
         assert not birth(orphan)
     finally:
         leader.kill()
@@ -808,7 +810,7 @@ def test_psutil_is_the_one_that_ray_carries(tmp_path: Path) -> None:
     code = f"""
         import sys
         sys.path[:] = [p for p in sys.path if "site-packages" not in p] + [{str(tmp_path)!r}]
-        from vane_dagster.execute.cluster_processes import _psutil
+        from vane_dagster.compute.processes import _psutil
         print(_psutil().__file__, "ray" in sys.modules)
     """
     found, imported = python(code, tmp_path).stdout.split()
@@ -820,7 +822,7 @@ def test_an_environment_without_ray_is_told_so(tmp_path: Path) -> None:
     code = """
         import sys
         sys.path[:] = [p for p in sys.path if "site-packages" not in p]
-        from vane_dagster.execute.cluster import LocalHead
+        from vane_dagster.compute.local_head import LocalHead
         LocalHead()
     """
     said = python(code, tmp_path, check=False).stderr

@@ -19,12 +19,12 @@ from click.testing import CliRunner
 from conftest import write_source
 
 import vane_dagster as vd
-from vane_dagster.cli import main
-from vane_dagster.execute import cluster_heads, cluster_idle
-from vane_dagster.execute.cluster import Head, HeadFolder, LocalHead
-from vane_dagster.execute.cluster_heads import RunningHead, conflicts, running_heads
-from vane_dagster.execute.cluster_idle import CHECK_SECONDS, pause, stop_if_idle
-from vane_dagster.execute.cluster_processes import birth, marked
+from vane_dagster.cli.main import main
+from vane_dagster.compute import idle_watcher, local_heads
+from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
+from vane_dagster.compute.local_head import Head, HeadFolder, LocalHead
+from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
+from vane_dagster.compute.processes import birth, marked
 
 HEAD = Head(
     address="127.0.0.1:1",
@@ -157,8 +157,8 @@ def test_the_watcher_goes_on_while_the_folder_is_not_private(
             return
         folder.chmod(modes.pop(0))
 
-    monkeypatch.setattr(cluster_idle.time, "sleep", step)
-    cluster_idle.watch(str(folder))
+    monkeypatch.setattr(idle_watcher.time, "sleep", step)
+    idle_watcher.watch(str(folder))
     assert capsys.readouterr().out.count("is not private") == 1
     assert modes == []
 
@@ -294,7 +294,7 @@ def running(name: str, cpus: float, gpus: tuple[str, ...] = (), *settings: str) 
 
 
 def test_heads_that_claim_the_same_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 8)
     mine, other = running("a", 8, ("0", "1")), running("b", 8, ("1", "2"))
     (said,) = conflicts(mine.head, [mine, other])
     assert "claims the same CPUs (8 and 8 of 8) and GPUs (1): Ray head 'b' of /env/b" in said
@@ -304,7 +304,7 @@ def test_heads_that_claim_the_same_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_heads_that_divide_the_machine_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 8)
     a = running("a", 5, ("0",), "--num-cpus=5")
     b = running("b", 3, ("1",), "--num-cpus=3")
     assert conflicts(a.head, [a, b]) == []
@@ -320,7 +320,7 @@ def test_a_run_warns_of_a_head_that_competes(
 ) -> None:
     cluster.connect()
     head = cluster._head().find()
-    monkeypatch.setattr(cluster_heads.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 2)
     other = dataclasses.replace(head, name="other", prefix="/env/other", address="127.0.0.1:1")
     folder = Path(os.environ["VANE_DAGSTER_HOME"]) / "other"
     folder.mkdir()

@@ -18,11 +18,11 @@ import pytest
 from edits import Project
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.plan import hashing, syntax
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.effects import Program
-from vane_dagster.plan.modules import Finder
-from vane_dagster.plan.reach import Reach
+from vane_dagster.fingerprint import ast_digest, hashing
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.import_effects import Program
+from vane_dagster.fingerprint.modules import Finder
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -614,7 +614,7 @@ def test_lazily_loaded_module_stays_unloaded(project: Project) -> None:
 
 def test_importing_the_identity_loads_nothing_heavy() -> None:
     code = (
-        "import vane_dagster.plan.code, vane_dagster.plan.shipping, vane_dagster.plan.digest\n"
+        "from vane_dagster.fingerprint import bundle, code, digest\n"
         "heavy = {'ray', 'torch', 'dagster', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
@@ -625,9 +625,9 @@ SCRIPT = """
 import json, sys
 sys.path.insert(0, {repository!r})
 {body}
-from vane_dagster.plan import hashing, syntax
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.effects import Program
+from vane_dagster.fingerprint import hashing, ast_digest
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.import_effects import Program
 if __name__ == "__main__":
     found = {{name: code_identity(globals()[name]).digest for name in {names!r}}}
     print(json.dumps(found))
@@ -688,9 +688,9 @@ def cell(number, text):
     exec(compile(text, name, "exec"), globals())
 cell(1, {constants!r})
 cell(2, {functions!r})
-from vane_dagster.plan import hashing, syntax
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.effects import Program
+from vane_dagster.fingerprint import hashing, ast_digest
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.import_effects import Program
 print(code_identity(udf).digest, code_identity(Model).digest)
 """
 
@@ -720,7 +720,7 @@ def test_code_without_any_source_counts_by_its_bytecode() -> None:
     code = (
         'exec(\'def udf(b):\\n    return b in {"x", "y", "z"}, K\\nclass M:\\n    f = udf\')\n'
         "K = KVALUE\n"
-        "from vane_dagster.plan.code import code_identity\n"
+        "from vane_dagster.fingerprint.code import code_identity\n"
         "print(code_identity(udf).digest, code_identity(M).digest)\n"
     )
     first = console(code.replace("KVALUE", "1"), "1")
@@ -755,8 +755,8 @@ def test_twenty_stages_of_a_file_read_and_execute_it_once(
     loaded = [project.load("Stage0").__module__] and sys.modules["defs"]
     classes: list[Callable[..., object]] = [getattr(loaded, f"Stage{n}") for n in range(20)]
     parsed, executed = [], []
-    parse, execute = syntax.parse, Program._execute
-    monkeypatch.setattr(syntax, "parse", lambda text: parsed.append(text) or parse(text))
+    parse, execute = ast_digest.parse, Program._execute
+    monkeypatch.setattr(ast_digest, "parse", lambda text: parsed.append(text) or parse(text))
     monkeypatch.setattr(Program, "_execute", lambda *a: executed.append(a[1]) or execute(*a))
     code_identity(classes[0])
     assert len(parsed) == 2

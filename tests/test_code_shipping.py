@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from vane_dagster.errors import CodeIdentityError, ComputeError
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.modules import module_folders
-from vane_dagster.plan.shipping import CodeBundle, activate, load, pack, unpack
+from vane_dagster.fingerprint.bundle import CodeBundle, activate, load, pack, unpack
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.modules import module_folders
 
 REPOSITORY = str(Path(__file__).parents[1])
 DEFS = """
@@ -74,7 +74,7 @@ WORKER = """
 import base64, json, sys
 from pathlib import Path
 sys.path.insert(0, {repository!r})
-from vane_dagster.plan.shipping import activate, load, unpack
+from vane_dagster.fingerprint.bundle import activate, load, unpack
 order = json.loads(sys.stdin.read())
 results = []
 for archive, digest, payload, argument, text in order["calls"]:
@@ -168,8 +168,8 @@ def test_script_and_local_functions_travel_by_value(tmp_path: Path, folder: Path
         "K = 7\ndef helper(b):\n    import helpers\n    return helpers.double(b) + K\n"
         "class Model:\n    def __call__(self, b):\n        return helper(b)\n"
         "def make(n):\n    return lambda b: helper(b) + n\n"
-        "from vane_dagster.plan.code import code_identity\n"
-        "from vane_dagster.plan.shipping import pack\n"
+        "from vane_dagster.fingerprint.code import code_identity\n"
+        "from vane_dagster.fingerprint.bundle import pack\n"
         "for obj in (Model, make(100)):\n"
         "    identity = code_identity(obj)\n"
         "    assert identity.modules == ('__main__', 'helpers'), identity\n"
@@ -196,7 +196,7 @@ def test_cached_function_of_a_script_travels_by_value(tmp_path: Path, folder: Pa
         "def udf(b):\n"
         "    assert load(b) is load(b) and load.cache_parameters()['maxsize'] == 8\n"
         "    return sum_to(b)\n"
-        "from vane_dagster.plan.shipping import pack\n"
+        "from vane_dagster.fingerprint.bundle import pack\n"
         "packed = pack(['__main__'], udf)\n"
         "print(json.dumps([packed.digest, base64.b64encode(packed.archive).decode(),\n"
         "                  base64.b64encode(packed.payload).decode()]))\n"
@@ -286,7 +286,7 @@ def test_racing_processes_see_one_whole_folder(tmp_path: Path) -> None:
     file.write_bytes(buffer.getvalue())
     code = (
         f"import sys, hashlib, time; sys.path.insert(0, {REPOSITORY!r})\n"
-        "from pathlib import Path\nfrom vane_dagster.plan.shipping import unpack\n"
+        "from pathlib import Path\nfrom vane_dagster.fingerprint.bundle import unpack\n"
         f"data = Path({str(file)!r}).read_bytes()\nsys.stdin.readline()\n"
         f"root = Path({str(tmp_path / 'code')!r})\n"
         "folder = unpack(data, hashlib.sha256(data).hexdigest(), root)\n"

@@ -178,7 +178,7 @@ def test_a_module_that_is_missing_in_the_worker_is_named(source, own_head, local
 def pools_of(address: str) -> subprocess.CompletedProcess[str]:
     """``vane-dagster pools --address``, in a process that is connected to nothing."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    code = "from vane_dagster.cli import main; main()"
+    code = "from vane_dagster.cli.main import main; main()"
     command = [sys.executable, "-c", code, "pools", "--address", address]
     return subprocess.run(command, capture_output=True, text=True, env=clean, timeout=60)
 

@@ -16,14 +16,14 @@ from conftest import read_stage, write_source
 from pools_process import Process
 
 import vane_dagster as vd
-from vane_dagster.execute.backend import Sharer
-from vane_dagster.execute.events import Committed, Event, Failed, Waiting
-from vane_dagster.execute.judging import Judge
-from vane_dagster.execute.keeper_client import KeeperClient, keepers
-from vane_dagster.execute.local_backend import LocalBackend
-from vane_dagster.execute.ray_backend import RayBackend
-from vane_dagster.execute.work import PoolSpec
-from vane_dagster.orchestrate.runner import run_pipeline
+from vane_dagster.compute.api import Sharer
+from vane_dagster.compute.client import KeeperClient, keepers
+from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.compute.ray_backend import RayBackend
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.events import Committed, Event, Failed, Waiting
+from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.worker.protocol import PoolSpec
 
 ROWS = 200
 

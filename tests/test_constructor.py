@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from edits import Project
 
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.constructor import ConstructorIdentity, constructor_identity
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
 
 MODEL = '''
 import json

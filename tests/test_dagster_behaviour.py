@@ -1,7 +1,7 @@
 """What we lean on in Dagster and it does not promise, tried on assets that are none of ours.
 
-Where one of these fails after an upgrade of Dagster, `orchestrate/reporting.py`,
-`orchestrate/event_writer.py` and `orchestrate/provenance.py` have to change, whatever other tests
+Where one of these fails after an upgrade of Dagster, `orchestration/reporting.py`,
+`orchestration/event_writer.py` and `orchestrate/provenance.py` have to change, whatever other tests
 say.
 """
 
@@ -21,9 +21,9 @@ from dagster._core.events import StepMaterializationData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
-from vane_dagster.orchestrate.event_log import DATA_VERSION
-from vane_dagster.orchestrate.event_writer import with_groups
-from vane_dagster.orchestrate.reporting import LOGGED_ALREADY
+from vane_dagster.orchestration.event_log import DATA_VERSION
+from vane_dagster.orchestration.event_writer import with_groups
+from vane_dagster.orchestration.reporting import LOGGED_ALREADY
 
 LETTERS = dg.StaticPartitionsDefinition(["a", "b", "c"])
 OURS = {"dagster/data_version_is_user_provided": "true"}
@@ -276,7 +276,7 @@ def test_logged_evaluation_counts_where_it_names_the_latest_materialization(inst
     }
     assert found == {"SUCCEEDED": {"a"}}, (
         "an evaluation counts for its partition in another way than by its target: the target that "
-        "orchestrate/check_events.py looks up may be needed no more, or something beside it"
+        "orchestration/check_events.py looks up may be needed no more, or something beside it"
     )
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.declare.schema import parse_schema, sql_name, sql_type
-from vane_dagster.declare.sql import bind, referenced_columns
+from vane_dagster.types.schema import parse_schema, sql_name, sql_type
+from vane_dagster.types.sql import bind, referenced_columns
 
 DAILY = dg.DailyPartitionsDefinition("2026-01-01")
 SCHEMA = {"x": "BIGINT"}

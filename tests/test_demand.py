@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from test_pool_books import ask, claim, spec
 
+from vane_dagster.compute.admission import check_can_fit, misfit, pack_waves
+from vane_dagster.compute.api import Capacity, NodeType
+from vane_dagster.compute.autoscaler import _kinds
+from vane_dagster.compute.demand import Demand, Verdict, listed, short_of_nodes, wanted
+from vane_dagster.compute.pool_state import POLL_SECONDS, Books
 from vane_dagster.errors import ComputeError
-from vane_dagster.execute.admission import check_can_fit, misfit, pack_waves
-from vane_dagster.execute.autoscaler import _kinds
-from vane_dagster.execute.backend import Capacity, NodeType
-from vane_dagster.execute.demand import Demand, Verdict, listed, short_of_nodes, wanted
-from vane_dagster.execute.pools import POLL_SECONDS, Books
 
 BARE = {"head": {"CPU": 1.0}}
 ONE = {"head": {"CPU": 1.0}, "n1": {"GPU": 1.0}}

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster
-from vane_dagster.execute.cluster import LocalHead
+from vane_dagster.compute.local_head import LocalHead
 
 PROJECT = Path(__file__).resolve().parents[1]
 PARTITIONS = ("datetime", "csv")
@@ -56,7 +56,7 @@ def command(home: Path) -> Command:
             "VANE_DEMO_DATA": str(data),
             "PYTHONPATH": path or str(PROJECT),
         }
-        code = f"{before}\nfrom vane_dagster.cli import main\nmain()"
+        code = f"{before}\nfrom vane_dagster.cli.main import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", code, *arguments],
             cwd=cwd,
@@ -237,7 +237,7 @@ def test_help_lists_every_command(command, tmp_path):
 
 def test_the_command_starts_without_heavy_imports():
     code = (
-        "import sys; from vane_dagster.cli import main; import vane_dagster.cli_demo; "
+        "import sys; from vane_dagster.cli.main import main; import vane_dagster.cli.demo; "
         "print([m for m in ('ray', 'torch', 'dagster', 'pyarrow', 'duckdb') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

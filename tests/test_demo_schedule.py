@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from vane_dagster.execute.cluster import LocalHead
+from vane_dagster.compute.local_head import LocalHead
 
 PROJECT = Path(__file__).resolve().parents[1]
 NIGHT = Path(__file__).with_name("demo_night.py")
-VANE = ("-c", "from vane_dagster.cli import main; main()")
+VANE = ("-c", "from vane_dagster.cli.main import main; main()")
 QUESTION = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
 

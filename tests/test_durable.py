@@ -19,29 +19,29 @@ import pytest
 from test_plan import double, keys, missing, plan, settle, source, triple
 
 import vane_dagster as vd
-from vane_dagster.commit import manifest as records
-from vane_dagster.commit.checking import verdicts
-from vane_dagster.commit.garbage import Terms, collect
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import CheckResult, Made, Manifest, PartInfo, Published
-from vane_dagster.commit.publish import publish, publisher_of
-from vane_dagster.commit.quarantine import read_faults
-from vane_dagster.commit.reading import read
-from vane_dagster.commit.store import Store, read_part_info
-from vane_dagster.commit.writer import PartTarget, write_part
-from vane_dagster.declare.check import Check
-from vane_dagster.declare.stage import MapBatchesSpec
+from vane_dagster.checks.base import Check
+from vane_dagster.checks.runner import verdicts
+from vane_dagster.compute import local_head
 from vane_dagster.errors import NewerFormatError
-from vane_dagster.execute import cluster
-from vane_dagster.plan import versions
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.definition import digest, pool_identity
-from vane_dagster.plan.digest import value_digest
-from vane_dagster.plan.planner import plan_run
-from vane_dagster.plan.sample import plan_sample
-from vane_dagster.plan.versions import VERSIONS, KeyVersion, stage_definitions
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning import key_versions
+from vane_dagster.planning.definition import digest, pool_identity
+from vane_dagster.planning.key_versions import VERSIONS, KeyVersion, stage_definitions
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.planning.sample_plan import plan_sample
 from vane_dagster.providers import registry
 from vane_dagster.providers.base import Answer
+from vane_dagster.storage import manifest as records
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo, Published
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.publish.parquet import publish, publisher_of
+from vane_dagster.storage.quarantine import read_faults
+from vane_dagster.storage.reader import read
+from vane_dagster.storage.store import Store, read_part_info
 
 STORE = Path(__file__).parent / "data" / "store.tar.gz"
 RECOMPUTED = {"lengths", "unnamed"}
@@ -225,7 +225,7 @@ def newer(accepts: bool = True) -> tuple[KeyVersion, ...]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *found: KeyVersion) -> None:
-    monkeypatch.setattr(versions, "VERSIONS", found)
+    monkeypatch.setattr(key_versions, "VERSIONS", found)
 
 
 def docs(tmp_path: Path, fn: Any = double) -> vd.Pipeline:
@@ -496,7 +496,7 @@ def test_names_on_disk_are_frozen():
     assert Manifest.loads(manifest.dumps()) == manifest
     footer = json.loads(records.part_footer(replace(manifest.parts[0], sample=({"id": "1"},))))
     assert footer == {"part": record["parts"][0], "sample": [{"id": "1"}]}
-    assert sorted(cluster._HEAD_CODEC.names) == [
+    assert sorted(local_head._HEAD_CODEC.names) == [
         "address", "birth", "name", "pid", "prefix", "python_version", "ray_version",
         "raylet_birth", "raylet_pid", "session_dir", "settings", "started_at", "token_path",
     ]  # fmt: skip
@@ -505,12 +505,12 @@ def test_names_on_disk_are_frozen():
 @pytest.mark.parametrize(
     "kind",
     [Made, PartInfo, records.FragmentRecord, records.FileRecord, CheckResult, Published, Manifest,
-     cluster.Head],
+     local_head.Head],
 )  # fmt: skip
 def test_each_attribute_of_a_record_has_a_name_on_disk(kind):
     """A new attribute that no table names would be lost without a word."""
     codecs = [getattr(records, n) for n in dir(records) if n.endswith("_CODEC")]
-    (codec,) = [c for c in (*codecs, cluster._HEAD_CODEC) if c.kind is kind]
+    (codec,) = [c for c in (*codecs, local_head._HEAD_CODEC) if c.kind is kind]
     beside = {"sample"} if kind is PartInfo else set()  # which stands beside the part's record
     assert set(codec.names.values()) | beside == set(kind.__dataclass_fields__)
 
@@ -673,7 +673,7 @@ def test_names_of_files_are_pinned():
 def told(found: Any) -> str:
     return (
         "Keys have changed, so that every store would be computed anew. If that is not meant, undo "
-        "it. If it is, raise the version (vane_dagster/plan/versions.py says how; for checks it is "
-        "in declare/check.py), keep the former one, so that its parts are taken where they are "
+        "it. If it is, raise the version (planning/key_versions.py says how; for checks it is in "
+        "checks/base.py), keep the former one, so that its parts are taken where they are "
         f"sound, and put this into frozen_keys.py:\n{pprint.pformat(found, width=100)}"
     )

@@ -25,9 +25,9 @@ from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
 from vane_dagster import checks
-from vane_dagster.orchestrate import reporting, runner
-from vane_dagster.orchestrate.runner import _on_a_thread
-from vane_dagster.orchestrate.signals import signals_deferred
+from vane_dagster.orchestration import reporting, run
+from vane_dagster.orchestration.run import _on_a_thread
+from vane_dagster.orchestration.signals import signals_deferred
 
 KEYS = [f"p{number:02}" for number in range(12)]
 STAGES = ("vectors", "labels")
@@ -117,7 +117,7 @@ def world(tmp_path: Path, local: Any) -> World:
 def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """All events of a run in one group, however slow the machine is."""
     monkeypatch.setattr(reporting, "_SECONDS", 600.0)
-    monkeypatch.setattr(runner, "_TICK_SECONDS", 600.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
 
 
 def materializations(
@@ -285,7 +285,7 @@ def test_a_late_run_does_not_report_a_version_that_was_replaced(world, instance,
 
     monkeypatch.setattr(reporting, "_GROUP", 4)
     monkeypatch.setattr(reporting, "_SECONDS", 600.0)
-    monkeypatch.setattr(runner, "_TICK_SECONDS", 600.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
     monkeypatch.setattr(reporting.RunReport, "flush", late)
     assert world.run(instance, *KEYS[:2]).success
     assert newer == [True, True]
@@ -453,7 +453,7 @@ class Interrupted(BaseException):
 
 
 def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
-    monkeypatch.setattr(runner, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
     taken: list[Any] = []
     flushed: list[int] = []
 
@@ -473,8 +473,8 @@ def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
 
 
 def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
-    monkeypatch.setattr(runner, "_STOP_SECONDS", 0.1)
-    monkeypatch.setattr(runner, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
     ended = threading.Event()
 
     def check() -> None:

@@ -123,7 +123,7 @@ def environment(
         try:
             yield variables
         finally:
-            stop = "from vane_dagster.execute.cluster import LocalHead; LocalHead().stop()"
+            stop = "from vane_dagster.compute.local_head import LocalHead; LocalHead().stop()"
             subprocess.run([sys.executable, "-c", stop], env=variables, check=True)
 
 
@@ -142,7 +142,7 @@ def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
 
 def pools(environment: Mapping[str, str]) -> set[str]:
     """Identities of the warm models of the cluster."""
-    code = "from vane_dagster.cli import main; main()"
+    code = "from vane_dagster.cli.main import main; main()"
     asked = [sys.executable, "-c", code, "pools", "--json"]
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120)
     return {pool["identity"] for pool in json.loads(done.stdout)} if done.returncode == 0 else set()

@@ -18,10 +18,10 @@ from conftest import metadata, read_stage, write_source
 from deltalake import DeltaTable
 
 import vane_dagster as vd
-from vane_dagster.cli import main
-from vane_dagster.commit.garbage import Collected, Terms, collect
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.store import Store
+from vane_dagster.cli.main import main
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import Collected, Terms, collect
+from vane_dagster.storage.store import Store
 
 DAY = 86_400.0
 KEEP = 7 * DAY

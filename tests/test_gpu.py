@@ -14,7 +14,7 @@ from vllm_stages import TEXTS, answers, ask, docs
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
-from vane_dagster.execute.local_backend import visible_gpus
+from vane_dagster.compute.local_backend import visible_gpus
 
 pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on this machine")
 

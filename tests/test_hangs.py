@@ -89,7 +89,7 @@ class Sick:
     """Hangs when it is asked how it is, the first instance alone."""
 
     def __init__(self, folder: str) -> None:
-        from vane_dagster.execute import health
+        from vane_dagster.worker import health
 
         health._ANSWER_SECONDS = 1.0
         self.first = not os.path.exists(folder)
@@ -199,7 +199,7 @@ def test_a_model_that_hangs_when_it_is_asked_is_replaced(tmp_path, local, materi
 
 
 def ended(script: str) -> subprocess.CompletedProcess[str]:
-    head = "import os, re, signal, sys, time\nfrom vane_dagster.execute.watchdog import deadline\n"
+    head = "import os, re, signal, sys, time\nfrom vane_dagster.worker.watchdog import deadline\n"
     return subprocess.run([sys.executable, "-c", head + script], capture_output=True, text=True)
 
 
@@ -232,11 +232,11 @@ def test_the_earliest_of_several_deadlines_counts():
 ERRORS = """
 import cloudpickle, pyarrow as pa
 import vane_dagster as vd
-from vane_dagster.declare.udf import make_udf
-from vane_dagster.execute.attempts import Policy
-from vane_dagster.execute.calls import Caller
-from vane_dagster.execute.operations import CallUdf
-from vane_dagster.execute.work import ModelSpec, Work
+from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.operations import CallUdf
+from vane_dagster.worker.protocol import ModelSpec, Work
 
 class Hangs(Exception):
     def __str__(self): time.sleep(60)

@@ -18,11 +18,11 @@ import ray
 from conftest import write_source
 from pools_process import MODELS
 
+from vane_dagster.compute import head_watch
+from vane_dagster.compute.client import KeeperClient
+from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.errors import ClusterLostError
-from vane_dagster.execute import head_watch
-from vane_dagster.execute.cluster import Head, LocalHead
-from vane_dagster.execute.head_watch import HeadWatch
-from vane_dagster.execute.keeper_client import KeeperClient
 
 SETTINGS = {"name": "lost", "num_cpus": 2}
 

@@ -168,11 +168,11 @@ def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, compute, materi
 def test_a_start_that_lets_nobody_answer_ends_its_process():
     script = """
 import re, sys
-from vane_dagster.execute import startup
-startup._GRACE_SECONDS = 1.0
+from vane_dagster.worker import lifecycle
+lifecycle._GRACE_SECONDS = 1.0
 def search():
     re.match("(a+)+b", "a" * 60)  # holds Python's lock for ages
-with startup.Startup().watched(0.5):
+with lifecycle.Startup().watched(0.5):
     search()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -183,12 +183,12 @@ with startup.Startup().watched(0.5):
 def test_a_start_in_time_is_not_ended_later():
     script = """
 import time
-from vane_dagster.execute import startup
-startup._GRACE_SECONDS = 0.2
-with startup.Startup().watched(0.3):
+from vane_dagster.worker import lifecycle
+lifecycle._GRACE_SECONDS = 0.2
+with lifecycle.Startup().watched(0.3):
     pass
 time.sleep(1.0)
-assert startup.Startup().told().seconds is None
+assert lifecycle.Startup().told().seconds is None
 """
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 

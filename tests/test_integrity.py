@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.declare.keys import JoinShape, Side
 from vane_dagster.errors import UdfError
-from vane_dagster.execute.batches import with_ids
-from vane_dagster.execute.ids import are_distinct_and_among, repeated_or_null
-from vane_dagster.execute.operations import CallUdf, Join
-from vane_dagster.execute.relational import join
-from vane_dagster.execute.work import Work
+from vane_dagster.pipeline.keys import JoinShape, Side
+from vane_dagster.worker.batch_formats import with_ids
+from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
+from vane_dagster.worker.operations import CallUdf, Join
+from vane_dagster.worker.operators import join
+from vane_dagster.worker.protocol import Work
 
 
 def double(batch: pa.Table) -> pa.Table:

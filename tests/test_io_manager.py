@@ -17,7 +17,7 @@ import pytest
 from conftest import column_of, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.garbage import Terms, collect
+from vane_dagster.storage.gc import Terms, collect
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning"

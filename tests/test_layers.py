@@ -1,4 +1,4 @@
-"""The order of the packages, which imports follow in one direction."""
+"""The order of the packages, which imports follow in one direction, file by file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,27 @@ import vane_dagster
 
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
-    "failpoints", "masking", "errors", "private_folder", "providers", "declare", "commit", "plan",
-    "tracing", "execute", "report", "orchestrate",
+    "_failpoints", "_secrets", "errors", "_home", "_arguments", "_private_folder", "types",
+    "providers", "fingerprint", "checks", "pipeline", "storage", "planning", "worker", "events",
+    "compute", "engine", "tracing", "orchestration", "cli", "testing",
 ]  # fmt: skip
-# Where a definition becomes Dagster assets: a call, not an import of the module.
-ALLOWED = {("declare/pipeline.py", "orchestrate")}
+# (file, imported package): to be opened.
+ALLOWED = {
+    ("checks/comparisons.py", "pipeline"),
+    ("checks/context.py", "storage"),
+    ("checks/recomputed.py", "pipeline"),
+    ("checks/recomputed.py", "storage"),
+    ("checks/runner.py", "storage"),
+    ("pipeline/pipeline.py", "orchestration"),
+    ("worker/database.py", "compute"),
+    ("worker/host.py", "compute"),
+    ("worker/local_worker.py", "compute"),
+    ("worker/ray_actor.py", "compute"),
+}
 
 
 def test_imports_go_one_way():
-    wrong = []
+    wrong = set()
     for file in sorted(ROOT.rglob("*.py")):
         place = file.relative_to(ROOT).as_posix()
         own = place.split("/")[0].removesuffix(".py")
@@ -27,7 +39,7 @@ def test_imports_go_one_way():
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("vane_"):
                 continue
             parts = node.module.split(".")
-            above = parts[1] if len(parts) > 1 else node.names[0].name
-            if ORDER.index(above) > ORDER.index(own) and (place, above) not in ALLOWED:
-                wrong.append(f"{place} imports {node.module}")
-    assert wrong == []
+            for above in [parts[1]] if len(parts) > 1 else [name.name for name in node.names]:
+                if above in ORDER and ORDER.index(above) > ORDER.index(own):
+                    wrong.add((place, above))
+    assert wrong == ALLOWED

@@ -15,9 +15,9 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.plan import files
-from vane_dagster.plan.definition import stage_definition
-from vane_dagster.plan.digest import value_digest
+from vane_dagster.fingerprint import files
+from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.planning.definition import stage_definition
 
 
 def write(root: Path, **texts: str) -> Path:
@@ -219,8 +219,8 @@ def test_content_is_kept_for_other_processes(tmp_path, home, later):
     assert record.stat().st_mode & 0o077 == 0 == record.parent.stat().st_mode & 0o077
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from vane_dagster.plan import files\n"
-        "from vane_dagster.plan.digest import value_digest\n"
+        "from vane_dagster.fingerprint import files\n"
+        "from vane_dagster.fingerprint.digest import value_digest\n"
         "files.MAX_FRESH_BYTES = 1  # the small file, not the large one\n"
         "print(value_digest([Path(name) for name in sys.argv[1:]]))\n"
     )

@@ -23,7 +23,7 @@ STORE_BYTES = 256 << 20
 def _head(_home: None) -> Iterator[None]:
     """The head with a small object store, which the first run starts."""
     yield
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
 
     LocalHead(name="small").stop()
 

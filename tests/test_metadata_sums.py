@@ -16,10 +16,10 @@ from conftest import write_source
 
 import vane_dagster as vd
 from vane_dagster import testing
-from vane_dagster.execute.counting import Counts
-from vane_dagster.execute.events import Progress, StageStats, WorkerReady
-from vane_dagster.execute.work import Report, Tally
-from vane_dagster.orchestrate.reporting import RunReport
+from vane_dagster.engine.accounting import Counts
+from vane_dagster.events import Progress, StageStats, WorkerReady
+from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.worker.protocol import Report, Tally
 
 KEYS = [f"p{i}" for i in range(6)]
 FILES, ROWS = 3, 8

@@ -22,19 +22,19 @@ import pyarrow as pa
 import pytest
 from edits import Project
 
-from vane_dagster.declare.udf import make_udf
-from vane_dagster.declare.upkeep import Upkeep
-from vane_dagster.execute import host as host_module
-from vane_dagster.execute.host import Host
-from vane_dagster.execute.model_versions import MOST_VERSIONS, Turns, view
-from vane_dagster.execute.operations import CallUdf, HeldRows
-from vane_dagster.execute.output import OutputTap
-from vane_dagster.execute.state_mark import state_mark
-from vane_dagster.execute.work import LoadReport, ModelSpec, Work
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.constructor import constructor_identity
-from vane_dagster.plan.shipping import CodeBundle, activate, discard, pack, unpack
-from vane_dagster.private_folder import private_folder
+from vane_dagster._private_folder import private_folder
+from vane_dagster.fingerprint.bundle import CodeBundle, activate, discard, pack, unpack
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.constructor import constructor_identity
+from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.worker import host as host_module
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.model_versions import MOST_VERSIONS, Turns, view
+from vane_dagster.worker.operations import CallUdf, HeldRows
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import LoadReport, ModelSpec, Work
+from vane_dagster.worker.state_mark import state_mark
 
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
 MODEL = """

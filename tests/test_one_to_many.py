@@ -7,7 +7,7 @@ import pytest
 from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.plan.definition import stage_definition
+from vane_dagster.planning.definition import stage_definition
 
 TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
 

@@ -13,9 +13,9 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
-from vane_dagster.execute.events import Committed
-from vane_dagster.execute.judging import Judge
-from vane_dagster.orchestrate.runner import run_pipeline
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.events import Committed
+from vane_dagster.orchestration.run import run_pipeline
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
 

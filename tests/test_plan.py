@@ -28,22 +28,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit.garbage import Terms, collect
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import Manifest
-from vane_dagster.commit.publish import publisher_of
-from vane_dagster.commit.store import Store
-from vane_dagster.commit.writer import PartTarget, write_part
-from vane_dagster.declare.sql import _asked, tokens
-from vane_dagster.execute.executor import edited
-from vane_dagster.execute.judging import Judge
-from vane_dagster.execute.run_state import RunState
-from vane_dagster.plan.definition import pool_identity, stage_definition
-from vane_dagster.plan.fragment import FragmentRule, _ranges, read_footers
-from vane_dagster.plan.listing import list_files
-from vane_dagster.plan.plan import Part, RunPlan
-from vane_dagster.plan.planner import plan_run
-from vane_dagster.plan.source import content_hash
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.executor import edited
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.planning.fragments import FragmentRule, _ranges, read_footers
+from vane_dagster.planning.listing import list_files
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.planning.source_files import content_hash
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.publish.parquet import publisher_of
+from vane_dagster.storage.store import Store
+from vane_dagster.types.sql import _asked, tokens
 
 
 def double(batch, by=2):
@@ -389,7 +389,7 @@ def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
     (tmp_path / "secret-model").write_text("123")
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
-    monkeypatch.setattr("vane_dagster.plan.files.MAX_FRESH_BYTES", 1)
+    monkeypatch.setattr("vane_dagster.fingerprint.files.MAX_FRESH_BYTES", 1)
     stage = docs(tmp_path, keyed_env_vars=["LANGUAGE_OF_TEST"])["doubled"]
     with pytest.raises(vd.CodeIdentityError, match="variable LANGUAGE_OF_TEST names") as found:
         stage_definition(stage.pipeline, stage.spec)

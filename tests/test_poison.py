@@ -15,10 +15,10 @@ import pytest
 from conftest import failure, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.transient import is_transient
-from vane_dagster.execute.faults import user_traceback
-from vane_dagster.execute.output import OutputTap
-from vane_dagster.execute.raised import contained, is_shutdown
+from vane_dagster.storage.transient_errors import is_transient
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.row_errors import user_traceback
+from vane_dagster.worker.user_errors import contained, is_shutdown
 
 ROWS = 20
 BAD = 7

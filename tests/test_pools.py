@@ -24,18 +24,18 @@ from pools_process import CLUSTER, Process
 from pools_run import ShortLease
 
 import vane_dagster as vd
-from vane_dagster.cli import main
+from vane_dagster.cli.main import main
+from vane_dagster.compute import local_backend
+from vane_dagster.compute.api import Cancelled
+from vane_dagster.compute.client import keepers
+from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.pool_state import Claim, LeaseRecord
+from vane_dagster.compute.processes import marked
+from vane_dagster.compute.ray_backend import RayBackend
+from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
-from vane_dagster.execute import local_backend
-from vane_dagster.execute.backend import Cancelled
-from vane_dagster.execute.cluster import LocalHead
-from vane_dagster.execute.cluster_processes import marked
-from vane_dagster.execute.events import Waiting
-from vane_dagster.execute.keeper_client import keepers
-from vane_dagster.execute.pools import Claim, LeaseRecord
-from vane_dagster.execute.ray_backend import RayBackend
-from vane_dagster.execute.waits import Waits
-from vane_dagster.execute.work import PoolSpec
+from vane_dagster.events import Waiting
+from vane_dagster.worker.protocol import PoolSpec
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ONE = {"resources": {"accelerator": 1}}
@@ -500,7 +500,7 @@ def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, mater
 def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materialize):
     import ray
 
-    from vane_dagster.execute.keeper import Keeper
+    from vane_dagster.compute.pool_manager import Keeper
 
     old = ray.remote(Keeper).options(name="keeper-old", num_cpus=0, lifetime="detached")
     keeper = old.remote("keeper-old")

@@ -17,9 +17,9 @@ from conftest import failure, metadata, read_stage, write_source
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from vane_dagster.compute import versions
+from vane_dagster.engine.preflight import Finding, refuse
 from vane_dagster.errors import PreflightError
-from vane_dagster.execute import versions
-from vane_dagster.execute.preflight import Finding, refuse
 
 ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
 
@@ -219,7 +219,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
     """The keeper answers for its node, and for those that it remembers: one is told it wrongly."""
     import ray
 
-    from vane_dagster.execute.keeper_client import KeeperClient
+    from vane_dagster.compute.client import KeeperClient
 
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, on_any={})

@@ -14,8 +14,8 @@ import pytest
 from conftest import write_source
 
 import vane_dagster as vd
-from vane_dagster.execute.counting import StageRows
-from vane_dagster.execute.events import (
+from vane_dagster.engine.accounting import StageRows
+from vane_dagster.events import (
     Committed,
     Failed,
     Noticed,
@@ -27,13 +27,13 @@ from vane_dagster.execute.events import (
     WorkerReady,
     Writing,
 )
-from vane_dagster.execute.work import LoadReport
-from vane_dagster.orchestrate.event_queue import EventQueue
-from vane_dagster.orchestrate.reporting import RunReport
-from vane_dagster.plan.plan import RunPlan
-from vane_dagster.report.progress import ProgressReport
-from vane_dagster.report.summary import RunSummary
-from vane_dagster.report.texts import duration, rate
+from vane_dagster.orchestration.event_queue import EventQueue
+from vane_dagster.orchestration.number_format import duration, rate
+from vane_dagster.orchestration.progress import ProgressReport
+from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.orchestration.run_summary import RunSummary
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.worker.protocol import LoadReport
 
 
 class Clock:

@@ -18,7 +18,7 @@ from llm_server import KEY, Server, serving
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
-from vane_dagster.plan.definition import pool_identity
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.pace import Pace

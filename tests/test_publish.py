@@ -25,11 +25,11 @@ from deltalake import DeltaTable, write_deltalake
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import PartInfo
-from vane_dagster.commit.merge import bundles
-from vane_dagster.commit.publish import FolderPublisher
-from vane_dagster.commit.store import Store
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.publish.compaction import bundles
+from vane_dagster.storage.publish.parquet import FolderPublisher
+from vane_dagster.storage.store import Store
 
 SECRET = "a-secret-that-nobody-writes-down"
 FORMATS = ("parquet", "delta")
@@ -323,10 +323,10 @@ def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
 
 def test_row_groups_are_bounded(tmp_path, local, materialize, monkeypatch):
     """However large a file is to be, a part of it is in memory at once."""
-    from vane_dagster.commit import merge
+    from vane_dagster.storage.publish import compaction
 
-    monkeypatch.setattr(merge, "_GROUP_BYTES", 2000)
-    monkeypatch.setattr(merge, "_BATCH_BYTES", 500)
+    monkeypatch.setattr(compaction, "_GROUP_BYTES", 2000)
+    monkeypatch.setattr(compaction, "_BATCH_BYTES", 500)
     write_source(tmp_path / "src", rows(range(1000)))
     materialize(docs(tmp_path, fragment_rows=300, target_file_bytes=1 << 30), local)
     (file,) = (tmp_path / "out").glob("*.parquet")
@@ -458,7 +458,7 @@ def test_a_plain_publication_that_is_cut_off_is_ended_by_the_next_run(
 def test_a_transaction_is_made_once_however_often_a_run_is_cut_off(
     tmp_path, local, materialize, monkeypatch, step, target
 ):
-    from vane_dagster.commit.delta import DeltaPublisher
+    from vane_dagster.storage.publish.delta import DeltaPublisher
 
     write_source(tmp_path / "src", rows(range(40)))
     materialize(docs(tmp_path, format="delta", target_file_bytes=target), local)
@@ -550,7 +550,7 @@ def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
 def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):
     from deltalake.exceptions import CommitFailedError
 
-    from vane_dagster.commit import delta
+    from vane_dagster.storage.publish import delta
 
     def conflict(*args: Any, **given: Any) -> None:
         raise CommitFailedError("somebody was faster")
@@ -604,7 +604,7 @@ def test_a_table_with_other_columns_is_refused_before_anything_runs(tmp_path, lo
 def test_a_table_that_is_changed_meanwhile_is_refused_at_the_commit(
     tmp_path, local, materialize, monkeypatch
 ):
-    from vane_dagster.commit.delta import DeltaPublisher
+    from vane_dagster.storage.publish.delta import DeltaPublisher
 
     write_source(tmp_path / "src", rows(range(20)))
     table = pa.table({"id": [1], "other": ["x"]})
@@ -685,7 +685,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
 def test_an_extra_that_is_not_installed(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "vane_dagster.declare.table.find_spec",
+        "vane_dagster.pipeline.delta_target.find_spec",
         lambda name: None if name == "deltalake" else find(name),
     )
     with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
@@ -730,7 +730,7 @@ def test_published_on_s3(tmp_path, local, materialize, s3, format, target):
     assert metadata(result, "out")["fragments_computed"] == 0
 
     if format == "delta":
-        from vane_dagster.commit.delta_forms import table_options
+        from vane_dagster.storage.publish.delta_types import table_options
 
         table = DeltaTable(base, storage_options=table_options(Location(base, s3)))
         assert table.version() == 3
@@ -749,7 +749,7 @@ def test_published_on_s3(tmp_path, local, materialize, s3, format, target):
 def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
     write_source(tmp_path / "src", rows(range(3)))
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
-    from vane_dagster.commit import delta
+    from vane_dagster.storage.publish import delta
 
     real = delta.table_options
     hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
@@ -761,7 +761,7 @@ def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, mon
 
 
 def test_options_as_delta_calls_them():
-    from vane_dagster.commit.delta_forms import table_options
+    from vane_dagster.storage.publish.delta_types import table_options
 
     given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": "https://e"}
     assert table_options(Location("s3://b/t", given)) == {

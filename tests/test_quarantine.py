@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit.garbage import Terms, collect
-from vane_dagster.commit.quarantine import attach, detach
-from vane_dagster.commit.transient import is_transient, waiting_time
-from vane_dagster.execute.attempts import (
+from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.quarantine import attach, detach
+from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.worker.retry import (
     BatchError,
     Call,
     Policy,

@@ -26,13 +26,13 @@ import pytest
 from conftest import column_of, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.asset_writer import AssetRun, write_asset
-from vane_dagster.commit.folders import partition_folder
-from vane_dagster.commit.forms import batches
-from vane_dagster.commit.home import default_root
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import Published
-from vane_dagster.commit.store import Store
+from vane_dagster._home import default_root
+from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.dataframes import batches
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Published
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.store import Store
 
 KEYS = ("2026-01-01", "day=2", "DE / 3")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("e", pa.list_(pa.float32(), 2))])
@@ -176,10 +176,10 @@ def test_ray_is_told_of_where_it_is_not_connected(local_store):
     keep(local_store, "docs", None, table(0, 3))
     code = f"""
         import ray.data
-        from vane_dagster.commit.forms import loaded
-        from vane_dagster.commit.location import Location
-        from vane_dagster.commit.reading import read
-        from vane_dagster.commit.store import Store
+        from vane_dagster.storage.dataframes import loaded
+        from vane_dagster.storage.filesystem import Location
+        from vane_dagster.storage.reader import read
+        from vane_dagster.storage.store import Store
         rows = read(Store(Location({local_store.root.url!r})), ["docs"], None)
         try:
             loaded(rows, "ray.data.Dataset")
@@ -198,10 +198,10 @@ def test_a_library_that_is_missing_is_named(local_store):
     code = f"""
         import sys
         sys.modules["pandas"] = None
-        from vane_dagster.commit.forms import loaded
-        from vane_dagster.commit.location import Location
-        from vane_dagster.commit.reading import read
-        from vane_dagster.commit.store import Store
+        from vane_dagster.storage.dataframes import loaded
+        from vane_dagster.storage.filesystem import Location
+        from vane_dagster.storage.reader import read
+        from vane_dagster.storage.store import Store
         rows = read(Store(Location({local_store.root.url!r})), ["docs"], None)
         for form in ("pandas.DataFrame", "ray.data.Dataset"):
             try:
@@ -335,8 +335,8 @@ def test_partitions_that_came_later(local_store):
 
 
 def test_large_rows_and_many_rows_are_cut(local_store, monkeypatch):
-    monkeypatch.setattr("vane_dagster.commit.asset_writer._MOST_ROWS", 512)
-    monkeypatch.setattr("vane_dagster.commit.asset_writer._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 512)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_BYTES", 1 << 20)
     kept = keep(local_store, "many", None, table(0, 1300))
     assert [part.rows for part in kept.parts] == [512, 512, 276]
     wide = pa.table({"id": range(1000), "blob": [b"x" * 10_000] * 1000})
@@ -354,7 +354,7 @@ def test_files_do_not_depend_on_how_rows_come(local_store):
 
 
 def test_the_same_rows_twice(local_store, monkeypatch):
-    monkeypatch.setattr("vane_dagster.commit.asset_writer._MOST_ROWS", 256)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
     rows = pa.table({"id": [1] * 700})
     for form in FORMS:
         kept = keep(local_store, "docs", None, rows)

@@ -22,14 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit import packages
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import Made, PartInfo
-from vane_dagster.commit.packages import changed, distributions, installed
-from vane_dagster.commit.recomputed import OUTCOME, Outcome, compare, read_outcome
-from vane_dagster.commit.writer import PartTarget, write_part
+from vane_dagster.checks.recomputed import OUTCOME, Outcome, compare, read_outcome
 from vane_dagster.errors import DefinitionError
-from vane_dagster.plan.sample import MOST_FRAGMENTS, choose
+from vane_dagster.planning.sample_plan import MOST_FRAGMENTS, choose
+from vane_dagster.storage import packages
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.storage.packages import changed, distributions, installed
+from vane_dagster.storage.part_file import PartTarget, write_part
 
 # The declaration
 

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 import vane_dagster as vd
-from vane_dagster.orchestrate import resources
+from vane_dagster.orchestration import resources
 
 
 def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):

@@ -15,8 +15,8 @@ import pytest
 from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.manifest import Manifest, ManifestName
-from vane_dagster.commit.store import Store
+from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.store import Store
 
 SCRIPT = """
 import sys
@@ -207,7 +207,7 @@ def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
     tmp_path, local, materialize, monkeypatch
 ):
     """Its manifest was in force already, and the former files were still there."""
-    from vane_dagster.commit.publish import FolderPublisher
+    from vane_dagster.storage.publish.parquet import FolderPublisher
 
     def cut_off(*args: object) -> None:
         raise OSError("the store went away")
@@ -252,7 +252,7 @@ def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_mends_it
     tmp_path, local, materialize, monkeypatch
 ):
     """The other run publishes while this one cleans up."""
-    from vane_dagster.commit.publish import FolderPublisher
+    from vane_dagster.storage.publish.parquet import FolderPublisher
 
     write_source(tmp_path / "src", {"id": range(10)})
     retire = FolderPublisher.retire

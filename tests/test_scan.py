@@ -21,16 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit.location import Location
-from vane_dagster.declare.schema import plain_type
-from vane_dagster.declare.sql import bind
-from vane_dagster.execute.operations import FileRows, Gather, HeldRows, Project
-from vane_dagster.execute.relational import project
-from vane_dagster.execute.scan import scan, scan_projected
-from vane_dagster.execute.work import Work
-from vane_dagster.plan.fragment import FragmentRule, plain_schema, read_footers
-from vane_dagster.plan.listing import list_files
-from vane_dagster.plan.source import listed_file
+from vane_dagster.planning.fragments import FragmentRule, plain_schema, read_footers
+from vane_dagster.planning.listing import list_files
+from vane_dagster.planning.source_files import listed_file
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.types.schema import plain_type
+from vane_dagster.types.sql import bind
+from vane_dagster.worker.operations import FileRows, Gather, HeldRows, Project
+from vane_dagster.worker.operators import project
+from vane_dagster.worker.parquet_scan import scan, scan_projected
+from vane_dagster.worker.protocol import Work
 
 ROWS = 20_000
 

@@ -23,9 +23,9 @@ from moto.server import ThreadedMotoServer
 from pydantic import BaseModel, SecretStr
 
 import vane_dagster as vd
-from vane_dagster.commit.location import Location
-from vane_dagster.masking import errors_masked, keep_options, masked, url_parts
-from vane_dagster.plan.digest import value_digest
+from vane_dagster._secrets import errors_masked, keep_options, masked, url_parts
+from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.storage.filesystem import Location
 
 
 def planted() -> str:
@@ -304,7 +304,7 @@ def test_a_password_in_a_url_is_a_storage_option(denying):
 
 
 def test_the_password_of_a_url_is_no_part_of_a_definition():
-    from vane_dagster.plan.definition import stage_definition
+    from vane_dagster.planning.definition import stage_definition
 
     found = set()
     for login in ("", f"a:{planted()}@"):

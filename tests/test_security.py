@@ -28,19 +28,19 @@ import pytest
 from conftest import Run, failure, write_source
 
 import vane_dagster as vd
-from vane_dagster.errors import ComputeError, DefinitionError
-from vane_dagster.execute import host
-from vane_dagster.execute.cluster import Head, LocalHead
-from vane_dagster.execute.cluster_connect import connect_environment
-from vane_dagster.execute.cluster_processes import MARK, birth
-from vane_dagster.plan.code import code_identity
-from vane_dagster.plan.shipping import CodeBundle, pack, unpack
-from vane_dagster.private_folder import (
+from vane_dagster._private_folder import (
     is_private_folder,
     is_safe_to_import_from,
     private_folder,
     temporary_folder,
 )
+from vane_dagster.compute.connection import connect_environment
+from vane_dagster.compute.local_head import Head, LocalHead
+from vane_dagster.compute.processes import MARK, birth
+from vane_dagster.errors import ComputeError, DefinitionError
+from vane_dagster.fingerprint.bundle import CodeBundle, pack, unpack
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.worker import host
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -561,7 +561,7 @@ METHODS = {
 def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -> None:
     import grpc
 
-    from vane_dagster.execute import cluster_processes
+    from vane_dagster.compute import processes
 
     cluster.connect(True)
     local = LocalHead(name="tests")
@@ -569,10 +569,10 @@ def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -
 
     holder = ray.remote(num_cpus=0)(type("Holder", (), {"ping": lambda self: None})).remote()
     ray.get(holder.ping.remote())
-    psutil = cluster_processes._psutil()
+    psutil = processes._psutil()
     ports = {
         connection.laddr.port
-        for pid in cluster_processes.marked(str(local.temp_dir))
+        for pid in processes.marked(str(local.temp_dir))
         for connection in psutil.Process(pid).net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
@@ -608,7 +608,7 @@ def status_of(port: int, path: str) -> int | None:
 
 @as_root
 def test_another_user_cannot_read_tables_of_local_workers() -> None:
-    from vane_dagster.execute.local_backend import LocalBackend
+    from vane_dagster.compute.local_backend import LocalBackend
 
     backend = LocalBackend(num_cpus=1)
     try:
@@ -660,8 +660,8 @@ SPILLING = "SELECT * FROM (SELECT md5(range::VARCHAR) x, range r FROM range(6000
 def test_duckdb_does_not_spill_into_the_current_folder(
     shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vane_dagster.declare.database import connect, spill_below
-    from vane_dagster.private_folder import user_folder
+    from vane_dagster._private_folder import user_folder
+    from vane_dagster.types.duckdb_connection import connect, spill_below
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".tmp").mkdir()
@@ -693,7 +693,7 @@ def test_duckdb_of_workers_and_of_readers_spills_into_a_private_folder(
 ) -> None:
     """Each in a folder of its own: DuckDB's files have the same names in all processes."""
     script = (
-        "from vane_dagster.execute.database import connection\n"
+        "from vane_dagster.worker.database import connection\n"
         "print(connection().execute(\"SELECT current_setting('temp_directory')\").fetchone()[0])"
     )
     heads = (str(tmp_path / "h"), tmp_path / "h" / "spill")
@@ -711,8 +711,8 @@ def test_a_cluster_that_another_user_recorded_is_not_auto(
     shared_tmp: Path, monkeypatch: pytest.MonkeyPatch, recorded: str
 ) -> None:
     """Its objects would be unpickled; what another user recorded is not even connected to."""
-    from vane_dagster.execute.cluster_connect import recorded_address
-    from vane_dagster.orchestrate.resources import connect_address
+    from vane_dagster.compute.connection import recorded_address
+    from vane_dagster.orchestration.resources import connect_address
 
     monkeypatch.setenv("RAY_TMPDIR", str(shared_tmp))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -809,7 +809,7 @@ def test_ray_workers_do_not_import_from_a_folder_that_others_can_write_to(
     (tmp_path / "beside_the_script.py").write_text("")
     script = tmp_path / "driver.py"
     script.write_text(
-        "from vane_dagster.execute.cluster import LocalHead, connect\n"
+        "from vane_dagster.compute.local_head import LocalHead, connect\n"
         "connect(LocalHead(name='tests').ensure())\n"
         "import importlib.util as i, ray\n"
         "def found(): return [n for n in ('planted', 'beside_the_script') if i.find_spec(n)]\n"
@@ -838,7 +838,7 @@ def test_the_demo_is_not_run_from_a_checkout_of_another_user(
     assert planted.returncode == 0, planted.stderr
     (shared_tmp / "work").mkdir()
     monkeypatch.chdir(shared_tmp / "work")
-    from vane_dagster.cli_demo import _demo_module
+    from vane_dagster.cli.demo import _demo_module
 
     with pytest.raises(DefinitionError, match=r"definitions or a folder above it belongs to"):
         _demo_module("demo")
@@ -867,7 +867,7 @@ def test_the_demo_is_not_run_beside_modules_of_another_user(
         (genuine / "definitions").rename(folder / "definitions")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    from vane_dagster.cli_demo import _demo_module
+    from vane_dagster.cli.demo import _demo_module
 
     with pytest.raises(DefinitionError, match=r"definitions or a folder above it belongs to"):
         _demo_module("demo")
@@ -885,7 +885,7 @@ def plant_module(folder: Path, name: str) -> Path:
 @as_root
 def test_processes_of_another_user_are_not_taken_for_the_heads(tmp_path: Path) -> None:
     """They would be ended with it, or be recorded as its servers."""
-    from vane_dagster.execute.cluster_processes import marked
+    from vane_dagster.compute.processes import marked
 
     environment = {**os.environ, MARK: str(tmp_path)}
     ids: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}

@@ -32,14 +32,15 @@ from conftest import failure, metadata, read_stage, write_source
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
-from vane_dagster.commit import committer, transient
-from vane_dagster.commit.damage import damage_of
-from vane_dagster.commit.location import TEMPORARY, Location
-from vane_dagster.commit.publish import publish as committer_publish
-from vane_dagster.commit.store import Store, read_part_info
-from vane_dagster.commit.transient import may_pass, persistently
-from vane_dagster.commit.writer import PartTarget, read_part, write_part
+from vane_dagster.engine import committer
 from vane_dagster.errors import DamagedPartError
+from vane_dagster.storage import transient_errors
+from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.part_file import PartTarget, read_part, write_part
+from vane_dagster.storage.publish.parquet import publish as committer_publish
+from vane_dagster.storage.store import Store, read_part_info
+from vane_dagster.storage.transient_errors import may_pass, persistently
 
 ROWS = 30
 
@@ -136,7 +137,7 @@ class Flaky:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transient, "_FIRST_STORAGE_WAIT", 0.01)
+    monkeypatch.setattr(transient_errors, "_FIRST_STORAGE_WAIT", 0.01)
 
 
 def s3_error(code: str, status: int) -> Exception:
@@ -229,7 +230,7 @@ def test_a_full_disk(tiny, tmp_path, source, local, materialize):
 
 LIMITED = """
     import resource, signal, sys
-    from vane_dagster.commit.location import Location
+    from vane_dagster.storage.filesystem import Location
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
@@ -252,7 +253,7 @@ def test_a_file_that_may_not_be_that_large(tmp_path):
 
 DENIED = """
     import os, sys
-    from vane_dagster.commit.location import Location
+    from vane_dagster.storage.filesystem import Location
     folder = Location(sys.argv[1])
     folder.names()
     if os.geteuid() == 0:

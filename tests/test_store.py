@@ -26,10 +26,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.commit.committer import Commit, Committer, WithheldError, check_unique
-from vane_dagster.commit.folders import UNPARTITIONED, partition_folder, published_folder
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import (
+from vane_dagster.engine.committer import Commit, Committer, WithheldError, check_unique
+from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
+from vane_dagster.planning.listing import list_files
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import (
     FileRecord,
     FragmentRecord,
     Manifest,
@@ -37,12 +39,10 @@ from vane_dagster.commit.manifest import (
     PartInfo,
     parse_part_name,
 )
-from vane_dagster.commit.publish import Publisher, publisher_of
-from vane_dagster.commit.store import Store, read_part_info
-from vane_dagster.commit.writer import PartTarget, read_part, write_part
-from vane_dagster.declare.stage import AssetOptions, WriteSpec
-from vane_dagster.plan.listing import list_files
-from vane_dagster.plan.planner import plan_run
+from vane_dagster.storage.part_file import PartTarget, read_part, write_part
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
+from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.store import Store, read_part_info
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -202,7 +202,7 @@ def test_a_server_that_is_not_there(s3):
 def test_a_driver_that_is_not_installed():
     code = """
         import sys
-        from vane_dagster.commit.location import Location
+        from vane_dagster.storage.filesystem import Location
         sys.modules["gcsfs"] = sys.modules["adlfs"] = None
         for url in ("gs://lake/x", "abfs://lake/x", "nosuch://lake/x"):
             try:

@@ -13,9 +13,9 @@ import pytest
 from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.asset_writer import AssetRun, write_asset
-from vane_dagster.commit.garbage import Terms, collect
-from vane_dagster.plan.planner import plan_run
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.gc import Terms, collect
 
 KEYS = ("a", "Ö / b")
 PARTS = dg.StaticPartitionsDefinition(list(KEYS))
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> vd.FragmentStore:
 
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vane_dagster.commit.asset_writer._MOST_ROWS", 256)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
 
 
 class Rows:
@@ -205,7 +205,7 @@ def test_garbage_and_superseded_plans(store, local, monkeypatch):
     assert run([docs.build_assets()], store, local).success
     assert len(more(store)) == 300
 
-    monkeypatch.setattr("vane_dagster.orchestrate.runner.plan_run", lambda *given: former)
+    monkeypatch.setattr("vane_dagster.orchestration.run.plan_run", lambda *given: former)
     late = run([docs.build_assets()], store, local, raise_on_error=False)
     assert gone.rpartition("/")[2] in failure(late)
     assert "cannot be read" in failure(late)

@@ -17,9 +17,9 @@ import pytest
 from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster import failpoints, testing
-from vane_dagster.commit.location import Location
+from vane_dagster import _failpoints, testing
 from vane_dagster.errors import DefinitionError
+from vane_dagster.storage.filesystem import Location
 
 ROWS = 20
 
@@ -37,7 +37,7 @@ class Doubler:
     """As `double`, with a state; tells which plan its process knows."""
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        known = [str(failpoints.VARIABLE in os.environ)] * batch.num_rows
+        known = [str(_failpoints.VARIABLE in os.environ)] * batch.num_rows
         return double(batch).append_column("known", pa.array(known))
 
 
@@ -181,17 +181,17 @@ def test_warm_workers_follow_the_block_and_forget_it(tmp_path, compute, material
 
 def test_a_plan_that_is_gone_does_nothing(tmp_path, monkeypatch):
     with testing.faults(testing.CallFault("made"), testing.StorageFault("*")) as injected:
-        place = os.environ[failpoints.VARIABLE]
-        with pytest.raises(failpoints._error_class("InjectedError")):
-            failpoints.at_call("docs/made", pa.array([1]))
-    assert failpoints.VARIABLE not in os.environ
+        place = os.environ[_failpoints.VARIABLE]
+        with pytest.raises(_failpoints._error_class("InjectedError")):
+            _failpoints.at_call("docs/made", pa.array([1]))
+    assert _failpoints.VARIABLE not in os.environ
     assert not os.path.exists(place)
     assert injected.fired == (1, 0)
 
-    monkeypatch.setenv(failpoints.VARIABLE, place)  # as in a worker of a killed run
-    failpoints.at_call("docs/made", pa.array([1]))
-    asyncio.run(failpoints.at_call_later("docs/made", pa.array([1])))
-    failpoints.at_load("Doubler")
+    monkeypatch.setenv(_failpoints.VARIABLE, place)  # as in a worker of a killed run
+    _failpoints.at_call("docs/made", pa.array([1]))
+    asyncio.run(_failpoints.at_call_later("docs/made", pa.array([1])))
+    _failpoints.at_load("Doubler")
     Location(str(tmp_path)).write("f", b"written")
     assert injected.fired == (1, 0)
 
@@ -307,7 +307,7 @@ def test_blocks_that_are_declared_wrongly():
     twice = pytest.raises(DefinitionError, match="give all in one block")
     with testing.faults(fault), twice, testing.faults(fault):
         pass
-    assert failpoints.VARIABLE not in os.environ
+    assert _failpoints.VARIABLE not in os.environ
 
 
 def test_equal_faults_are_told_apart_and_ids_are_compared_as_texts():
@@ -319,9 +319,9 @@ def test_equal_faults_are_told_apart_and_ids_are_compared_as_texts():
             with_error = pytest.raises(Exception, match=r"injected by vane_dagster\.testing")
             if set(ids) & {"b", 5}:
                 with with_error:
-                    failpoints.at_call("docs/made", pa.array(ids))
+                    _failpoints.at_call("docs/made", pa.array(ids))
             else:
-                failpoints.at_call("docs/made", pa.array(ids))
+                _failpoints.at_call("docs/made", pa.array(ids))
     assert injected.fired == (1, 1)
 
 

@@ -22,11 +22,11 @@ from conftest import write_source
 from fsspec.implementations.local import LocalFileSystem
 
 import vane_dagster as vd
-from vane_dagster.cli import main
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.manifest import Manifest
-from vane_dagster.commit.store import Store
-from vane_dagster.tracing.summary import sample_trace
+from vane_dagster.cli.main import main
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+from vane_dagster.tracing.render import sample_trace
 
 DAYS = dg.StaticPartitionsDefinition(["2026-01-01", "2026-01-02"])
 STAGES = ("clean", "upper", "embedded", "joined", "words", "by_word", "by_doc", "published")
@@ -535,7 +535,7 @@ def test_the_command(traced):
 def test_the_command_in_a_process_with_the_default_store(traced):
     command = Path(sys.executable).parent / "vane-dagster"
     environment = {**os.environ, "VANE_DAGSTER_STORE": str(traced / "store")}
-    code = "import sys; from vane_dagster.cli import main; main(); "
+    code = "import sys; from vane_dagster.cli.main import main; main(); "
     asked = ["trace", "docs/clean", "--partition=2026-01-02", "--id=42"]
     words = [str(command), *asked] if command.exists() else [sys.executable, "-c", code, *asked]
 

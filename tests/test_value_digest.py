@@ -26,7 +26,7 @@ import pydantic
 import pytest
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.plan.digest import value_digest
+from vane_dagster.fingerprint.digest import value_digest
 
 
 class Colour(enum.Enum):
@@ -214,7 +214,7 @@ def test_torch_values_when_torch_is_there() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "import torch\nfrom vane_dagster.plan.digest import value_digest as d\n"
+        "import torch\nfrom vane_dagster.fingerprint.digest import value_digest as d\n"
         "found = [d(v) for v in (torch.float16, torch.float32, torch.device('cpu'),"
         " torch.arange(3), torch.arange(3.0), torch.tensor(1), torch.ones(2, 2).T)]\n"
         "assert len(set(found)) == len(found)\n"
@@ -236,7 +236,7 @@ def test_class_of_the_user_counts_with_its_code(tmp_path: Path) -> None:
         )
         code = (
             f"import sys; sys.path[:0] = [{str(folder)!r}, {str(Path(__file__).parents[1])!r}]\n"
-            "from vane_dagster.plan.digest import value_digest as d\n"
+            "from vane_dagster.fingerprint.digest import value_digest as d\n"
             "import options_of_user as o\nprint(d({'options': o.Options()}))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -35,7 +35,7 @@ from vllm_stages import (
 )
 
 import vane_dagster as vd
-from vane_dagster.execute.keeper_client import keepers
+from vane_dagster.compute.client import keepers
 from vane_dagster.providers import guard
 from vane_dagster.providers.vllm import VllmProvider, _Together
 from vane_dagster.providers.vllm_engine import reserved_gpus

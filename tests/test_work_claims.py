@@ -11,25 +11,25 @@ import pytest
 from conftest import write_source
 
 import vane_dagster as vd
-from vane_dagster.commit.location import Location
-from vane_dagster.commit.store import Store
-from vane_dagster.commit.writer import PartTarget, write_part
+from vane_dagster.compute.api import Sharer, Worker
+from vane_dagster.compute.waits import Waits
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
+from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.executor import look_up_parts
+from vane_dagster.engine.fragment_queue import FragmentQueue
+from vane_dagster.engine.fragment_state import FragmentRun
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.worker_queue import Lane
+from vane_dagster.engine.worker_sharing import Sharing
 from vane_dagster.errors import UdfError
-from vane_dagster.execute.backend import Sharer, Worker
-from vane_dagster.execute.counting import Counts
-from vane_dagster.execute.events import Committed, Event, Failed, Waiting
-from vane_dagster.execute.executor import look_up_parts
-from vane_dagster.execute.fragment_queue import FragmentQueue
-from vane_dagster.execute.fragment_run import FragmentRun
-from vane_dagster.execute.judging import Judge
-from vane_dagster.execute.lanes import Lane
-from vane_dagster.execute.run_state import RunState
-from vane_dagster.execute.sharing import Sharing
-from vane_dagster.execute.waits import Waits
-from vane_dagster.execute.work import PoolSpec
-from vane_dagster.execute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
-from vane_dagster.plan.plan import Part, RunPlan
-from vane_dagster.plan.planner import plan_run
+from vane_dagster.events import Committed, Event, Failed, Waiting
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import PoolSpec
 
 # The table
 
@@ -202,9 +202,9 @@ class Run:
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two runs of one partition of eight fragments in two stages, planned at the same time."""
-    monkeypatch.setattr("vane_dagster.execute.fragment_queue._RETRY_IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("vane_dagster.execute.fragment_queue._RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr("vane_dagster.execute.fragment_queue._TELL_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RETRY_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._TELL_AFTER_SECONDS", 0.0)
     for number in range(8):
         write_source(tmp_path / "src", {"id": [number]}, f"{number}.parquet")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")

@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vane_dagster import checks as checks
-    from vane_dagster.declare.pipeline import Pipeline as Pipeline
-    from vane_dagster.declare.pipeline import Stage as Stage
-    from vane_dagster.declare.source import ParquetSource as ParquetSource
-    from vane_dagster.declare.source import StoredSource as StoredSource
-    from vane_dagster.declare.source import parquet as parquet
-    from vane_dagster.declare.source import stored as stored
     from vane_dagster.errors import BudgetError as BudgetError
     from vane_dagster.errors import CodeIdentityError as CodeIdentityError
     from vane_dagster.errors import ComputeError as ComputeError
@@ -31,27 +25,33 @@ if TYPE_CHECKING:
     from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
-    from vane_dagster.orchestrate.loading import load as load
-    from vane_dagster.orchestrate.loading import quarantine as quarantine
-    from vane_dagster.orchestrate.resources import FragmentStore as FragmentStore
-    from vane_dagster.orchestrate.resources import LocalCluster as LocalCluster
-    from vane_dagster.orchestrate.resources import LocalCompute as LocalCompute
-    from vane_dagster.orchestrate.resources import RayCompute as RayCompute
-    from vane_dagster.orchestrate.tracing import trace as trace
+    from vane_dagster.orchestration.read import load as load
+    from vane_dagster.orchestration.read import quarantine as quarantine
+    from vane_dagster.orchestration.resources import FragmentStore as FragmentStore
+    from vane_dagster.orchestration.resources import LocalCluster as LocalCluster
+    from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
+    from vane_dagster.orchestration.resources import RayCompute as RayCompute
+    from vane_dagster.orchestration.trace import trace as trace
+    from vane_dagster.pipeline.pipeline import Pipeline as Pipeline
+    from vane_dagster.pipeline.pipeline import Stage as Stage
+    from vane_dagster.pipeline.source import ParquetSource as ParquetSource
+    from vane_dagster.pipeline.source import StoredSource as StoredSource
+    from vane_dagster.pipeline.source import parquet as parquet
+    from vane_dagster.pipeline.source import stored as stored
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Pipeline": "declare.pipeline",
-    "Stage": "declare.pipeline",
-    "ParquetSource": "declare.source",
-    "StoredSource": "declare.source",
-    "parquet": "declare.source",
-    "stored": "declare.source",
-    "load": "orchestrate.loading",
-    "quarantine": "orchestrate.loading",
+    "Pipeline": "pipeline.pipeline",
+    "Stage": "pipeline.pipeline",
+    "ParquetSource": "pipeline.source",
+    "StoredSource": "pipeline.source",
+    "parquet": "pipeline.source",
+    "stored": "pipeline.source",
+    "load": "orchestration.read",
+    "quarantine": "orchestration.read",
     "BudgetError": "errors",
     "CodeIdentityError": "errors",
     "ComputeError": "errors",
@@ -67,11 +67,11 @@ _HOME = {
     "TraceError": "errors",
     "UdfError": "errors",
     "VaneError": "errors",
-    "FragmentStore": "orchestrate.resources",
-    "LocalCluster": "orchestrate.resources",
-    "LocalCompute": "orchestrate.resources",
-    "RayCompute": "orchestrate.resources",
-    "trace": "orchestrate.tracing",
+    "FragmentStore": "orchestration.resources",
+    "LocalCluster": "orchestration.resources",
+    "LocalCompute": "orchestration.resources",
+    "RayCompute": "orchestration.resources",
+    "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",
 }

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vane_dagster.masking import masked
+from vane_dagster._secrets import masked
 
 
 class VaneError(Exception):

@@ -37,10 +37,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from vane_dagster.declare.arguments import one_of, positive
+from vane_dagster._arguments import one_of, positive
+from vane_dagster._failpoints import FIRED, PLAN, VARIABLE
+from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import DefinitionError
-from vane_dagster.failpoints import FIRED, PLAN, VARIABLE
-from vane_dagster.private_folder import new_temporary_folder
 
 __all__ = ["CallFault", "Fault", "Injected", "LoadFault", "StorageFault", "faults"]
 

@@ -22,7 +22,7 @@ NAME = "benchmark"
 @contextmanager
 def serve(job: Job) -> Iterator[dict[str, str]]:
     """Holds a local cluster that outlives the processes of the steps."""
-    from vane_dagster.execute.cluster import LocalHead
+    from vane_dagster.compute.local_head import LocalHead
 
     _own_home(job)
     head = LocalHead(name=NAME)

@@ -17,7 +17,7 @@ from pools_run import ShortLease
 
 import vane_dagster as vd
 
-for _name in ("orchestrate.runner", "execute.ray_backend", "execute.local_backend", "testing"):
+for _name in ("orchestration.run", "compute.ray_backend", "compute.local_backend", "testing"):
     importlib.import_module(f"vane_dagster.{_name}")
 
 RAN, FAILED = 0, 3

@@ -20,7 +20,7 @@ import psutil
 from chaos_plan import TINY_KB, Kill
 
 from vane_dagster import testing
-from vane_dagster.failpoints import VARIABLE
+from vane_dagster._failpoints import VARIABLE
 
 MOST_SECONDS = 150.0
 _LOOKS_SECONDS = 0.02

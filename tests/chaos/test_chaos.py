@@ -25,13 +25,13 @@ from chaos_plan import Plan, drawn
 from conftest import read_stage, write_source
 from pools_process import CLUSTER
 
-from vane_dagster.commit.garbage import Terms, collect
-from vane_dagster.commit.location import TEMPORARY, Location
-from vane_dagster.commit.publish import STAGING
-from vane_dagster.commit.quarantine import read_faults
-from vane_dagster.commit.store import Store
+from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
-from vane_dagster.execute.cluster import LocalHead
+from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.publish.parquet import STAGING
+from vane_dagster.storage.quarantine import read_faults
+from vane_dagster.storage.store import Store
 
 ROUNDS = int(os.environ.get("VANE_CHAOS_ROUNDS", "30"))
 SEED = int(os.environ.get("VANE_CHAOS_SEED", "1"))

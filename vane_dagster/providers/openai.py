@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import StageError
-from vane_dagster.masking import keep_variables
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
 from vane_dagster.providers.pace import Pace
 from vane_dagster.providers.registry import needs

@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import names
-from vane_dagster.private_folder import new_temporary_folder
 from vane_dagster.providers import guard, vllm_errors
 from vane_dagster.providers.registry import check_folder, needs
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vane_dagster.commit.location import Location
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.filesystem import Location
 
 _READERS = 16
 _COMPARED_ONE_BY_ONE = 64

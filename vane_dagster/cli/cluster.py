@@ -1,0 +1,254 @@
+"""``vane-dagster cluster``: the local Ray heads, seen and stopped."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vane_dagster.cli.output import table
+from vane_dagster.compute.local_head import HeadFolder, LocalHead
+from vane_dagster.compute.local_heads import RunningHead, conflicts, refused_heads, running_heads
+from vane_dagster.compute.processes import drivers, marked, memory_of
+from vane_dagster.errors import ComputeError, names
+
+_NAME = click.option(
+    "--name", default="default", show_default=True, help="Which head of this environment."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+_HEADER = (
+    "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "MEMORY", "DRIVERS", "IDLE",
+    "STOPS IN",
+)  # fmt: skip
+
+
+@click.group()
+def cluster() -> None:
+    """The local Ray heads that LocalCluster starts."""
+
+
+@cluster.command("list")
+@_JSON
+def list_heads(as_json: bool) -> None:
+    """Lists the running heads of all your Python environments on this machine.
+
+    Exit code 1: a head runs whose state folder is not private.
+    """
+    records = [_record(running) for running in running_heads()]
+    refused = refused_heads()
+    if as_json:
+        click.echo(json.dumps(records, indent=1))
+    elif records:
+        click.echo(table([_HEADER, *(_row(record) for record in records)]))
+    elif not refused:
+        click.echo("No local head is running. A run that uses LocalCluster starts one.")
+    for _, error in refused:
+        click.echo(f"Error: {error}", err=True)
+    sys.exit(1 if refused else 0)
+
+
+@cluster.command()
+@_NAME
+@_JSON
+def status(name: str, as_json: bool) -> None:
+    """Says whether the head runs, and what it has free. Exit code 1: it does not run."""
+    local = LocalHead(name=name)
+    head = local.find()
+    if head is None:
+        if as_json:
+            click.echo(json.dumps({"running": False, "name": name, "folder": str(local.folder)}))
+        else:
+            click.echo(f"{_who(local)} is not running. A run that uses LocalCluster starts it.")
+            click.echo(f"State folder: {local.folder}")
+            for line in _lines(local.watcher_log)[-1:]:
+                click.echo(f"Its watcher:  {line}")
+        sys.exit(1)
+    running = running_heads()
+    own = [one for one in running if one.head == head]
+    if not own:
+        raise ComputeError(f"{_who(local)} was stopped just now")
+    record, warnings = _record(own[0]), conflicts(head, running)
+    total, free = _resources(local)
+    if as_json:
+        found = {"running": True, **record, "free": free, "total": total, "warnings": warnings}
+        click.echo(json.dumps(found, indent=1))
+        return
+    click.echo(f"{_who(local)} is running.")
+    click.echo(f"Address:      {head.address} (this machine only, by token)")
+    click.echo(f"Up for:       {_duration(time.time() - head.started_at)}")
+    click.echo(f"Memory:       {_gib(record['memory_bytes'])} in {record['processes']} processes")
+    click.echo(f"Drivers:      {_drivers(record) or 'none'}")
+    click.echo(f"Stops:        {_stops(record)}")
+    click.echo(f"State folder: {local.folder}")
+    click.echo(f"Ray's logs:   {head.session_dir}/logs")
+    click.echo("Free of total:")
+    for resource in sorted(total):
+        if not resource.startswith("node:"):
+            amounts = (_amount(resource, of.get(resource, 0.0)) for of in (free, total))
+            click.echo(f"  {resource}: {' of '.join(amounts)}")
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
+
+
+@cluster.command()
+@click.option("--name", help="Which head of this environment.  [default: default]")
+@click.option("--address", help="Address of a head of any environment, as `cluster list` has it.")
+@click.option("--all", "everything", is_flag=True, help="The heads of all environments.")
+def stop(name: str | None, address: str | None, everything: bool) -> None:
+    """Stops a head, with every model that is loaded there."""
+    if (name is not None) + (address is not None) + everything > 1:
+        raise click.UsageError("give one of --name, --address and --all")
+    if address is None and not everything:
+        local = LocalHead(name="default" if name is None else name)
+        _stop(local, _who(local))
+        return
+    running = running_heads()
+    refused = refused_heads() if everything else []
+    chosen = [one for one in running if everything or one.head.address == address]
+    if not chosen and not everything:
+        addresses = names(one.head.address for one in running)
+        raise ComputeError(f"No local head has the address {address!r}; running: {addresses}")
+    for one in chosen:
+        _stop(one.place, f"The {one}")
+    for place, _ in refused:
+        _stop(place, f"The Ray head with the state folder {place.folder}")
+    if not (chosen or refused):
+        click.echo("No local head is running: nothing to stop.")
+
+
+def _stop(place: HeadFolder, who: str) -> None:
+    try:
+        head = place.find()
+    except ComputeError:
+        _stop_refused(place, who)
+        return
+    connected = drivers(place.mark, head.address) if head else {}
+    stopped = place.stop()
+    if head is not None:
+        at = "" if who.endswith(head.address) else f" at {head.address}"
+        click.echo(f"{who}{at} was stopped, with all its workers.")
+    elif stopped:
+        click.echo(f"{who} has no record in {place.folder}; leftover processes of it were ended.")
+    else:
+        click.echo(f"{who} is not running: nothing to stop.")
+    if connected:
+        click.echo(f"Warning: it was in use by {_processes(connected)}.", err=True)
+
+
+def _stop_refused(place: HeadFolder, who: str) -> None:
+    """Stops a head whose state folder is not private, and says what to do about the folder."""
+    place.stop()
+    click.echo(f"{who} was stopped, with all its workers.")
+    try:
+        place.read()
+    except ComputeError as error:
+        click.echo(f"Warning: its state folder was left as it is. {error}", err=True)
+
+
+def _record(running: RunningHead) -> dict[str, Any]:
+    """A head as plain values."""
+    place, head = running.place, running.head
+    processes = marked(place.mark)
+    connected = drivers(place.mark, head.address)
+    use = place.use()
+    # Without a watcher nobody records when the last driver left.
+    is_idle = use is not None and not connected and place.is_watched()
+    return {
+        "name": head.name,
+        "environment": head.prefix,
+        "python": head.python_version,
+        "ray": head.ray_version,
+        "address": head.address,
+        "pid": head.pid,
+        "started_at": head.started_at,
+        "cpus": running.resources.get("CPU", 0.0),
+        "gpus": running.resources.get("GPU", 0.0),
+        "gpu_ids": list(running.gpus),
+        "processes": len(processes),
+        "memory_bytes": memory_of(processes),
+        "drivers": [{"pid": pid, "process": name} for pid, name in sorted(connected.items())],
+        "idle_seconds": max(0.0, time.time() - use.last_used) if use and is_idle else None,
+        "idle_minutes": use.idle_minutes if use else None,
+        "stops_at": use.stops_at() if use and is_idle else None,
+        "folder": str(place.folder),
+        "logs": f"{head.session_dir}/logs",
+    }
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    """A head as a line of the table."""
+    idle, stops_at = record["idle_seconds"], record["stops_at"]
+    return (
+        record["name"] or "-",
+        record["environment"],
+        record["address"],
+        str(record["pid"]),
+        _duration(time.time() - record["started_at"]),
+        f"{record['cpus']:g}",
+        f"{record['gpus']:g}",
+        _gib(record["memory_bytes"]),
+        ", ".join(str(driver["pid"]) for driver in record["drivers"]) or "-",
+        "-" if idle is None else _duration(idle),
+        "-" if stops_at is None else _duration(max(0.0, stops_at - time.time())),
+    )
+
+
+def _stops(record: dict[str, Any]) -> str:
+    if record["stops_at"] is not None:
+        left = max(0.0, record["stops_at"] - time.time())
+        return f"in {_duration(left)}, unless a driver connects"
+    if record["idle_minutes"] is not None and record["drivers"]:
+        return f"{record['idle_minutes']:g} min after the last driver"
+    return "not by itself"
+
+
+def _drivers(record: dict[str, Any]) -> str:
+    return _processes({driver["pid"]: driver["process"] for driver in record["drivers"]})
+
+
+def _processes(found: dict[int, str]) -> str:
+    return ", ".join(f"pid {pid} ({name})" for pid, name in sorted(found.items()))
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines() if log.is_file() else []
+
+
+def _who(local: LocalHead) -> str:
+    python = f"Python {platform.python_version()}, Ray {local.ray_version}"
+    return f"The Ray head {local.name!r} of {sys.prefix} ({python})"
+
+
+def _resources(local: LocalHead) -> tuple[dict[str, float], dict[str, float]]:
+    """Total and free resources of a running head."""
+    if local.connect(start=False) is None:
+        raise ComputeError(f"{_who(local)} was stopped just now")
+    ray: Any = importlib.import_module("ray")
+    try:
+        return ray.cluster_resources(), ray.available_resources()
+    finally:
+        ray.shutdown()
+
+
+def _amount(resource: str, value: float) -> str:
+    return f"{value / 2**30:.1f} GiB" if "memory" in resource else f"{value:g}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    shown = [f"{value} {unit}" for value, unit in parts if value][:2]
+    return " ".join(shown) or "0 s"

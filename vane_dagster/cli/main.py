@@ -1,0 +1,64 @@
+"""``vane-dagster``: the demo, and what runs on the cluster. Each command is imported on use."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import click
+
+from vane_dagster import __version__
+from vane_dagster.errors import VaneError
+
+_COMMANDS = {
+    "demo": "vane_dagster.cli.demo:demo",
+    "search": "vane_dagster.cli.demo:search",
+    "cluster": "vane_dagster.cli.cluster:cluster",
+    "pools": "vane_dagster.cli.pools:pools",
+    "store": "vane_dagster.cli.store:store",
+    "trace": "vane_dagster.cli.trace:trace",
+}
+
+
+class _Commands(click.Group):
+    """Commands by the place of their code.
+
+    Errors that say what to do are shown on stderr without a traceback. A command that was asked
+    for JSON then prints an object with the error, so that its output is JSON in every case.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        as_json = "--json" in ctx.args
+        try:
+            try:
+                return super().invoke(ctx)
+            except (VaneError, OSError) as error:
+                if isinstance(error, BrokenPipeError):  # which click deals with
+                    raise
+                raise click.ClickException(str(error)) from error
+        except click.ClickException as error:
+            if as_json:
+                click.echo(json.dumps({"error": error.format_message()}))
+            raise
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vane-dagster")
+def main() -> None:
+    """Offline batch inference as Dagster assets, on Ray, with models that stay loaded."""
+
+
+if __name__ == "__main__":
+    main(prog_name="vane-dagster")

@@ -1,0 +1,135 @@
+"""``vane-dagster store``: what a store holds, kept in order."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import click
+
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import Collected, Terms, collect
+from vane_dagster.storage.store import Store
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+# Click's parameter types are generic in some of its versions.
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number and its unit, as "7d"; in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no duration; expected a number with s, m, h or d, as 7d")
+        return float(match.group(1)) * _UNITS[match.group(2)]
+
+
+# Generic or not, as above.
+class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"not JSON: {error}")
+        if not isinstance(found, dict):
+            self.fail("expected a JSON object, as '{\"anon\": true}'")
+        return found
+
+
+@click.group()
+def store() -> None:
+    """Keeps a store in order."""
+
+
+@store.command()
+@click.argument("root")
+@click.option(
+    "--keep",
+    type=_Duration(),
+    default="7d",
+    show_default=True,
+    help="How long unfinished work and former versions are kept in any case.",
+)
+@click.option(
+    "--grace",
+    type=_Duration(),
+    default="1d",
+    show_default=True,
+    help="Time between condemning a part and deleting it; longer than any run goes on.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Name every file.")
+def gc(
+    root: str,
+    keep: float,
+    grace: float,
+    dry_run: bool,
+    storage_options: dict[str, Any],
+    verbose: bool,
+) -> None:
+    """Removes parts of the store at ROOT that nobody needs any more.
+
+    A part is needed while a manifest names it that is in force, was superseded within --keep, or
+    led to one in force elsewhere. Others are condemned once they are older than --keep: runs
+    compute such a part again rather than build on it. A later gc deletes them, --grace after that.
+    So run it regularly, once a day say. In the targets of write stages only what killed runs have
+    left in _vane_staging is collected, with --storage-options where they have ROOT's protocol.
+    """
+    terms = Terms(time.time(), keep, grace, dry_run)
+    stages = nothing = 0
+    for stage in collect(Store(Location(root, storage_options)), terms):
+        stages += 1
+        told = _told(stage, dry_run)
+        if told:
+            click.echo(told)
+        if verbose:
+            for verb, files in _verbs(stage, dry_run):
+                for url, size in files.items():
+                    click.echo(f"  {verb} {url} ({size:,} bytes)")
+        for url, reason in stage.unreadable.items():
+            click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
+        nothing += not told
+    if not stages:
+        raise click.ClickException(
+            f"{root!r} holds no stage of any pipeline; is it a store's root?"
+        )
+    if stages == nothing:
+        click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
+
+
+def _verbs(stage: Collected, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
+    would = "would have " if dry_run else ""
+    removed = {**stage.deleted, **stage.manifests, **stage.temporaries}
+    return [(f"{would}deleted", removed), (f"{would}condemned", stage.condemned)]
+
+
+def _told(stage: Collected, dry_run: bool) -> str:
+    told = [
+        f"{verb} {_count(files, word)}"
+        for verb, files, word in (
+            ("deleted", stage.deleted, "part"),
+            ("deleted", stage.manifests, "former manifest"),
+            ("deleted", stage.temporaries, "unfinished file"),
+            ("condemned", stage.condemned, "part"),
+        )
+        if files
+    ]
+    would = "would have " if dry_run else ""
+    return f"{stage.stage}: {would}{', '.join(told)}" if told else ""
+
+
+def _count(files: dict[str, int], word: str) -> str:
+    size = sum(files.values()) / (1 << 20)
+    return f"{len(files)} {word}{'s' * (len(files) != 1)} ({size:,.1f} MiB)"

@@ -1,0 +1,44 @@
+"""``vane-dagster trace``: where a row came from, and what was made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from vane_dagster.cli.store import JsonObject
+from vane_dagster.orchestration.read import open_store
+from vane_dagster.orchestration.trace import trace as trace_row
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+@click.command()
+@click.argument("stage")
+@click.option("--id", "id_", required=True, help="The row's id.")
+@click.option("--partition", help="The partition's key; none for an unpartitioned pipeline.")
+@click.option("--forward", is_flag=True, help="Go on to what was made of the row.")
+@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def trace(
+    stage: str,
+    id_: str,
+    partition: str | None,
+    forward: bool,
+    store: str | None,
+    storage_options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Follows a row of STAGE, as docs/enriched, back to the source file.
+
+    Each step has the file and the row's number in it, the run, the workers and the time, the code
+    version and the model. With --forward it goes from a row of a stage, or of docs/source, to every
+    row that was made of it.
+    """
+    opened = open_store(store, "--store")
+    if storage_options:
+        opened = Store(Location(opened.root.url, storage_options))
+    found = trace_row(stage, id_, partition, forward=forward, store=opened)
+    click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

@@ -1,0 +1,1 @@
+"""Pools of workers and where they live: the local backend, Ray, clusters."""

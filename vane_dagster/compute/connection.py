@@ -1,0 +1,188 @@
+"""Connecting a process to the local Ray head: with its token, over the loopback address only."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from vane_dagster._private_folder import (
+    check_own_record,
+    check_private_file,
+    is_safe_to_import_from,
+)
+from vane_dagster.compute.head_watch import outliving_head
+from vane_dagster.errors import ComputeError
+
+if TYPE_CHECKING:
+    from vane_dagster.compute.local_head import Head
+
+# Ray rewrites 127.0.0.1 to the host's own address unless multi-node clusters are switched off.
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+ANSWER_SECONDS = 5.0
+
+
+def connect_environment(head: Head) -> dict[str, str]:
+    """The variables that must be set before a driver of this head imports ray.
+
+    Raises:
+        ComputeError: Others can read the head's token.
+    """
+    check_private_file(
+        head.token_path,
+        "Others may know the token of the local Ray head: stop it with `vane-dagster cluster "
+        "stop`; the next one gets a new token.",
+    )
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": head.token_path, **LOOPBACK_ONLY}
+
+
+def connect(head: Head, namespace: str | None = None, log_to_driver: bool = False) -> None:
+    """Connects this process to the head; nothing to do where it is connected already.
+
+    Raises:
+        ComputeError: The head does not answer, or this process uses another cluster.
+    """
+    if _connected(head):
+        return
+    try:
+        check_answers(head.address, ANSWER_SECONDS)
+    except OSError as error:
+        raise ComputeError(
+            f"The local Ray head at {head.address} does not answer ({error}): it hangs, was "
+            "stopped or died. If `vane-dagster cluster list` shows it, stop it with `vane-dagster "
+            f"cluster stop --address {head.address}`; the next run starts another."
+        ) from error
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+    os.environ.update(connect_environment(head))
+    import ray
+
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    raylet: Any = importlib.import_module("ray._raylet")
+    # Ray reads these once, at its import or first use, and that may lie before this call.
+    constants.ENABLE_RAY_CLUSTER = False
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        with _sigterm_kept(), outliving_head():
+            ray.init(
+                address=head.address,
+                namespace=namespace,
+                log_to_driver=log_to_driver,
+                logging_level=logging.WARNING,
+                job_config=job_config(),
+            )
+    except (ConnectionError, RuntimeError) as error:
+        raise ComputeError(
+            f"Cannot connect to the local Ray head at {head.address}: {error}. Stop it with "
+            "`vane-dagster cluster stop`; the next run starts another."
+        ) from error
+
+
+def recorded_address(address: str | None) -> str | None:
+    """The address of the cluster that "auto" stands for, if this user or root has recorded it.
+
+    `ray.init` would take it from a file that any user can create, or from any user's processes.
+
+    Raises:
+        ComputeError: No cluster is recorded, or another user may have recorded it.
+    """
+    if address not in (None, "auto") or os.environ.get("RAY_ADDRESS"):
+        return address
+    utils: Any = importlib.import_module("ray._common.utils")
+    file = utils.get_ray_address_file(None)
+    fix = "Name the address, or set RAY_ADDRESS."
+    try:
+        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        if address is None:
+            return None  # Ray starts a cluster
+        raise ComputeError(
+            f"{file}, which names the cluster for address='auto', does not exist. {fix}"
+        ) from None
+    except OSError as error:  # a symbolic link, too
+        raise ComputeError(
+            f"{file}, which names the cluster for address={address!r}, is not read: {error}. {fix}"
+        ) from error
+    with open(opened) as record:
+        check_own_record(file, os.fstat(opened), fix)
+        return record.read().strip()
+
+
+def _connected(head: Head) -> bool:
+    """Whether this process is connected to the head; to any other cluster is an error."""
+    if "ray" not in sys.modules:
+        return False
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    current = ray.get_runtime_context().gcs_address
+    if current == head.address:
+        return True
+    raise ComputeError(
+        f"This process is already connected to the Ray cluster at {current}, not to the local "
+        f"head at {head.address}. Call ray.shutdown() first, or name that cluster in the compute "
+        "resource."
+    )
+
+
+def check_answers(address: str, seconds: float) -> None:
+    """Checks that a gRPC server answers, since `ray.init` retries for minutes.
+
+    The kernel accepts connections for a process that hangs, so a response is waited for. Which
+    response it is does not matter: a server may refuse or not know the health service.
+
+    Args:
+        address: host:port of the GCS server or of a Ray Client server.
+        seconds: Time limit for the connection, and again for the response.
+
+    Raises:
+        OSError: It does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=seconds).close()
+    grpc: Any = importlib.import_module("grpc")
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=seconds)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"no response within {seconds:g} s") from error
+
+
+class _ImportPaths(list[str]):
+    """Folders that workers import from, without those that another user can write to."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        super().extend(folder for folder in folders if is_safe_to_import_from(folder))
+
+
+def job_config() -> Any:
+    """A job whose workers don't import from a folder such as ``/tmp``.
+
+    `ray.init` adds the current folder of the driver, and that of its script, to what the workers
+    import from, before the standard library; those that stay warm keep it for later runs.
+    """
+    config: Any = importlib.import_module("ray.job_config").JobConfig()
+    config._py_driver_sys_path = _ImportPaths()
+    return config
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keeps the handler of SIGTERM, which `ray.init` replaces and Dagster terminates runs by."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,116 @@
+"""What waits for nodes that a cluster may add, and what to ask for it: pure, like the books."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+
+from vane_dagster.compute.admission import Bundle, fits
+from vane_dagster.compute.pool_state import POLL_SECONDS, Books
+
+
+class Verdict(enum.Enum):
+    """What an autoscaler makes of what it was asked for."""
+
+    UNSEEN = "it has not looked at it yet"
+    SERVED = "the nodes are there, or on their way"
+    BEYOND = "it has no nodes for it"
+
+
+class Demand:
+    """What an autoscaler is asked for: room for what is leased and for those that wait.
+
+    Those that wait are added one after another, each once the verdict on those before is known:
+    an autoscaler that cannot serve all of a request may serve nothing of it. Who cannot be served
+    beside the leases waits until one of them ends.
+
+    Attributes:
+        hopeless: Requests that no nodes can be added for, though nobody else holds anything.
+    """
+
+    def __init__(self) -> None:
+        self.hopeless: set[str] = set()
+        self._served: list[str] = []
+        self._trial: str | None = None
+        self._beyond: set[str] = set()
+        self._leases: set[str] = set()
+
+    def asked_for(self) -> list[str]:
+        """The requests that the autoscaler is asked to make room for."""
+        return [*self._served, *([self._trial] if self._trial else [])]
+
+    def step(
+        self, books: Books, nodes: Mapping[str, Bundle], now: float, verdict: Verdict
+    ) -> list[Bundle]:
+        """Takes in the verdict on what the last step gave.
+
+        Returns:
+            What the cluster should hold in all; nothing where nobody waits for nodes.
+        """
+        leases = {id for id, lease in books.leases.items() if any(c.bundle for c in lease.claims)}
+        self._judge(verdict)
+        queued = {request.id for request in books.queue}
+        if (self._leases | set(self._served)) - leases - queued:  # there may be room again
+            self._beyond.clear()
+        self._leases = leases
+        self.hopeless &= queued
+        waiting = short_of_nodes(books, nodes, now, self._beyond)
+        self._served = [id for id in self._served if id in waiting]
+        if self._trial not in waiting:
+            self._trial = next((id for id in waiting if id not in self._served), None)
+        asked = self.asked_for()
+        return wanted(books, asked) if asked else []
+
+    def _judge(self, verdict: Verdict) -> None:
+        if verdict is Verdict.BEYOND and self._trial:
+            self._beyond.add(self._trial)
+            if not self._served and not self._leases:
+                self.hopeless.add(self._trial)
+        elif verdict is Verdict.BEYOND:  # what is held has grown since they were served
+            self._served.clear()
+        elif verdict is Verdict.SERVED and self._trial:
+            self._served.append(self._trial)
+        if verdict is not Verdict.UNSEEN:
+            self._trial = None
+
+
+def wanted(books: Books, ids: Collection[str]) -> list[Bundle]:
+    """What is leased, and what some requests need beside it, in all; what reserves nothing not."""
+    sizes = {i: (p.claim.bundle, len(p.workers)) for i, p in books.pools.items()}
+    least = {identity: size for identity, size in sizes.items() if books.holders(identity)}
+    for request in books.queue:
+        for claim in request.claims if request.id in ids else ():
+            _, known = least.get(claim.identity, (claim.bundle, 0))
+            least[claim.identity] = (claim.bundle, max(known, claim.workers[0]))
+    return [bundle for bundle, count in least.values() for _ in range(count) if bundle]
+
+
+def short_of_nodes(
+    books: Books, nodes: Mapping[str, Bundle], now: float, beyond: Collection[str]
+) -> list[str]:
+    """Requests that have no room beside what is leased, however the present nodes are filled.
+
+    Args:
+        books: Pools, leases and the queue.
+        nodes: The resources of each node.
+        now: The time.
+        beyond: Requests that are left out, with all that have to wait for them.
+    """
+    found, passed = [], set[str]()
+    for request in books.queue:
+        if now - request.seen >= POLL_SECONDS:
+            continue
+        if request.id in beyond or request.kinds() & passed:
+            passed |= request.kinds()
+        elif not fits(list(nodes.values()), wanted(books, [request.id])):
+            found.append(request.id)
+    return found
+
+
+def listed(bundles: Iterable[Bundle]) -> str:
+    """Bundles as text, equal ones counted."""
+    counts: dict[str, int] = {}
+    for bundle in bundles:
+        text = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        counts[text] = counts.get(text, 0) + 1
+    return ", ".join(f"{count} x {text}" for text, count in counts.items())

@@ -1,0 +1,75 @@
+"""The watcher of a local Ray head: a small process that stops the head once it has been idle."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from vane_dagster.compute.local_head import Head, HeadFolder
+from vane_dagster.compute.processes import drivers
+
+CHECK_SECONDS = 30.0
+
+
+def watch(folder: str) -> None:
+    """Runs until the head has been stopped, by this process or otherwise.
+
+    Args:
+        folder: State folder of the head.
+    """
+    place = HeadFolder(Path(folder))
+    head, problem = place.read(), ""
+    while head is not None and head.alive():
+        time.sleep(pause(place))
+        try:
+            if place.read() != head:
+                return
+            if stop_if_idle(place, head):
+                print(f"stopped the head at {time.strftime('%F %T')}, as no driver was connected")
+                return
+        except Exception:  # a check that fails must not end the watch, nor the head
+            if problem != (problem := traceback.format_exc()):
+                print(problem, flush=True)
+
+
+def pause(place: HeadFolder) -> float:
+    """Seconds until the next check."""
+    use = place.use()
+    if use is None or use.idle_minutes is None:
+        return CHECK_SECONDS
+    return min(CHECK_SECONDS, use.idle_minutes * 60 / 10)
+
+
+def stop_if_idle(
+    place: HeadFolder,
+    head: Head,
+    connected: Callable[[str, str], Collection[int]] = drivers,
+    now: Callable[[], float] = time.time,
+) -> bool:
+    """Stops the head if no driver was connected for its `idle_minutes`.
+
+    Args:
+        place: The state folder of the head.
+        head: The head that is watched.
+        connected: See `drivers`.
+        now: The clock, in Unix seconds.
+
+    Returns:
+        Whether it was stopped.
+    """
+
+    def is_over() -> bool:
+        use = place.use()
+        stops_at = use.stops_at() if use else None
+        return stops_at is not None and now() >= stops_at
+
+    def is_idle() -> bool:
+        """Asked again under the locks, as a driver may have connected meanwhile."""
+        return is_over() and place.read() == head and not connected(place.mark, head.address)
+
+    if connected(place.mark, head.address):
+        place.touch(now())
+        return False
+    return is_over() and place.stop_if(is_idle)

@@ -1,0 +1,371 @@
+"""Subprocesses as the place where pools live: the same stages with no Ray at all."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
+from vane_dagster.compute.admission import check_can_fit, fits
+from vane_dagster.compute.api import Capacity, Done, Sharer, Worker, forwarded
+from vane_dagster.compute.local_guard import Guard
+from vane_dagster.compute.pool_state import Books, Claim, LeaseRecord, Start
+from vane_dagster.compute.versions import Versions
+from vane_dagster.compute.waits import Waits
+from vane_dagster.compute.work_claims import NoClaims
+from vane_dagster.errors import ComputeError, names
+from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
+from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
+from vane_dagster.worker.protocol import PoolSpec, Work
+from vane_dagster.worker.watchdog import ended_by_deadline
+
+_SHARED_MEMORY = "/dev/shm"
+_LAUNCH = (
+    f"import sys; sys.path[:] = filter(None, sys.path); from {serve.__module__} import main; main()"
+)
+_LEAST_BYTES = 2**30
+_END_SECONDS = 5.0
+
+
+class LocalTable:
+    """A table in an Arrow file, which goes when nobody refers to it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._end = weakref.finalize(self, _unlink, path)
+
+
+def _unlink(path: str) -> None:
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+class _Process:
+    """A worker process and the driver's end of its socket."""
+
+    def __init__(
+        self, folder: str, claim: Claim, threads: int, gpus: Sequence[str], guard: Guard
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
+        command = [*_worker_command(), str(theirs.fileno()), folder, str(claim.slots)]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+            start_new_session=True,
+        )
+        theirs.close()
+        guard.add(self.process.pid)
+        self._guard = guard
+        self.connection = Connection(ours.dup().detach())
+        threading.Thread(target=_shut_down_at_end, args=(self.process, ours), daemon=True).start()
+        self.claim = claim
+        self.threads = threads
+        self.gpus = tuple(gpus)
+        self.tickets: set[int] = set()
+
+    def ending(self) -> tuple[str, bool | None]:
+        """How a process ended whose connection did, and whether a deadline ended it, if known."""
+        pid = self.process.pid
+        try:
+            code = self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return f"worker process {pid} closed its connection, and was killed", False
+        if ended_by_deadline(code):
+            return f"worker process {pid} was ended by a deadline", True
+        if code == CLOSED_STATUS:
+            return f"the code in worker process {pid} closed file descriptors of the worker", False
+        named = {number.value: number.name for number in signal.Signals}  # not all have a name
+        how = f"signal {named.get(-code, -code)}" if code < 0 else f"exit code {code}"
+        if code == NO_DESCRIPTORS_STATUS:
+            return f"the code in worker process {pid} used up the file descriptors", False
+        # SIGKILL may be a deadline's too, of a process that was stopped.
+        return f"worker process {pid} ended with {how}", None if code == -signal.SIGKILL else False
+
+    def end(self) -> None:
+        """Kills it, with what the user's code has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._guard.remove(self.process.pid)
+        self.process.wait()
+        self.connection.close()  # a living worker would take it for the end of the run
+
+
+def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    """Shuts the driver's end of a connection down once the worker process has ended.
+
+    Its end alone does not close the connection while a process that user code has forked holds it.
+    """
+    with connection:
+        if hasattr(os, "waitid"):  # which leaves its id and exit code for `_Process`
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            process.wait()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class LocalBackend:
+    """Pools of subprocesses of this process, warm as long as it lives.
+
+    Args:
+        num_cpus: CPUs to use. Default: those of the machine.
+        num_gpus: GPUs to use. Default: those of the machine.
+        resources: Custom resources.
+    """
+
+    def __init__(
+        self,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        found = visible_gpus()
+        self._devices = found if num_gpus is None else (found or _numbers(num_gpus))[:num_gpus]
+        cpus = num_cpus or os.cpu_count() or 1
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gpus = {"GPU": len(self._devices)} if self._devices else {}
+        self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
+        self._books = Books()
+        self.processes: dict[str, _Process] = {}
+        self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
+        self._guard = Guard(self.folder)
+        self._end = weakref.finalize(self, _close, self.processes, self.folder, self._guard)
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`."""
+        return Capacity((self._node,), shutil.disk_usage(self.folder).free)
+
+    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.beyond`: a machine does not grow."""
+        return None if fits([self._node], bundles) else "it is one machine"
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """See `Backend.versions`: workers run this process's own Python."""
+        return {}
+
+    def claims(self, run_id: str) -> NoClaims:
+        """See `Backend.claims`: no other process shares these workers."""
+        return NoClaims()
+
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
+    ) -> LocalLease:
+        """See `Backend.lease`. Nobody else has leases, so that there is nothing to wait for."""
+        for pool in pools:
+            check_can_fit(self.capacity(), pool)
+        claims = tuple(
+            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads) for p in pools
+        )
+        id = f"{run_id}-{secrets.token_hex(4)}"
+        now = time.monotonic()
+        grant = self._books.ask(LeaseRecord(id, run_id, claims, now), {"": self._node}, now)
+        if grant is None:
+            raise ComputeError(
+                f"{names(p.label for p in pools)} do not fit on this machine together: it has "
+                f"{self._node}. Lower concurrency or what a worker reserves"
+            )
+        for name in grant.kill:
+            self.processes.pop(name).end()
+        for start in grant.start:
+            self._start(start)
+        workers = [Worker(n, pool) for pool, found in grant.workers.items() for n in found]
+        return LocalLease(self, id, pools, workers)
+
+    def _start(self, start: Start) -> None:
+        claim = start.claim
+        cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
+        threads = claim.threads or max(1, cpus)
+        gpus = self._assigned(claim.bundle.get("GPU", 0.0))
+        self.processes[start.worker] = _Process(self.folder, claim, threads, gpus, self._guard)
+
+    def _assigned(self, amount: float) -> list[str]:
+        """The GPUs for a worker; the fullest that have room, as Ray does it."""
+        free = dict.fromkeys(self._devices, 1.0)
+        for process in self.processes.values():
+            for gpu in process.gpus:
+                free[gpu] -= min(1.0, process.claim.bundle.get("GPU", 0.0))
+        able = [gpu for gpu in sorted(free, key=free.__getitem__) if free[gpu] >= min(1.0, amount)]
+        return able[: max(1, int(amount))] if amount else []
+
+    def replaced(self, worker: Worker) -> Worker:
+        """A fresh worker in place of a dead one."""
+        process = self.processes.pop(worker.name)
+        process.end()
+        heir, start = self._books.replace(worker.name, process.claim, {"": self._node})
+        assert start is not None, f"worker {worker.name} was replaced twice"
+        self._start(start)
+        return Worker(heir, worker.pool)
+
+    def evicted(self, pool: str) -> None:
+        """Ends a pool."""
+        gone = [name for name in self.processes if name.startswith(f"{pool}-")]
+        for name in gone:
+            self.processes.pop(name).end()
+        self._books.forget(gone)
+
+    def released(self, id: str) -> None:
+        """Ends a lease; workers that still do something under it are ended too."""
+        for name, process in list(self.processes.items()):
+            if process.tickets:
+                self.processes.pop(name).end()
+                self._books.forget([name])
+        self._books.release(id, time.monotonic())
+
+    def close(self) -> None:
+        """Ends all workers."""
+        self._end()
+
+
+def _worker_command() -> list[str]:
+    """Starts a worker, which imports from the current folder only if nobody else can write there.
+
+    ``python -m`` alone would import another user's modules in a folder such as ``/tmp``.
+    """
+    if is_safe_to_import_from("."):
+        return [sys.executable, "-m", serve.__module__]
+    return [sys.executable, "-c", _LAUNCH]
+
+
+def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
+    for process in list(processes.values()):  # a run that is interrupted may still change them
+        process.end()
+    processes.clear()
+    shutil.rmtree(folder, ignore_errors=True)
+    guard.close()
+
+
+def _roomy_folder() -> str | None:
+    """Shared memory, unless it is as small as containers have it; None for the temporary folder."""
+    writable = os.access(_SHARED_MEMORY, os.W_OK)
+    roomy = writable and shutil.disk_usage(_SHARED_MEMORY).free >= _LEAST_BYTES
+    return _SHARED_MEMORY if roomy else None
+
+
+class LocalLease:
+    """A lease on pools of subprocesses. See `backend.Lease`."""
+
+    def __init__(
+        self, backend: LocalBackend, id: str, pools: Sequence[PoolSpec], workers: list[Worker]
+    ) -> None:
+        self.id = id
+        self._backend = backend
+        self._pools = {pool.identity: pool for pool in pools}
+        self._workers = workers
+        self._held: dict[int, Sequence[Any]] = {}
+        self._failed: list[Done] = []
+        self._tickets = 0
+
+    def workers(self) -> Sequence[Worker]:
+        """See `Lease.workers`."""
+        return list(self._workers)
+
+    def load(self, worker: Worker) -> int:
+        """See `Lease.load`."""
+        pool = self._pools[worker.pool]
+        threads = self._backend.processes[worker.name].threads
+        given = (pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
+        return self._send(worker, "load", given, ())
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """See `Lease.sharers`: nobody."""
+        return {}
+
+    def starting(self, worker: Worker) -> int:
+        """See `Lease.starting`."""
+        return self._send(worker, "starting", (), ())
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
+        """See `Lease.run`."""
+        return self._send(worker, "run", (work, *(t.path for t in tables)), tables)
+
+    def _send(self, worker: Worker, method: str, args: Any, tables: Sequence[Any]) -> int:
+        self._tickets += 1
+        process = self._backend.processes[worker.name]
+        try:
+            process.connection.send((self._tickets, method, args))
+            process.tickets.add(self._tickets)
+            self._held[self._tickets] = tables
+        except OSError as error:
+            self._failed.append(Done(self._tickets, None, lost=str(error), worker_lost=True))
+        return self._tickets
+
+    def wait(self, timeout: float) -> list[Done]:
+        """See `Lease.wait`."""
+        done, self._failed = self._failed, []
+        by_connection = {p.connection: p for p in self._backend.processes.values() if p.tickets}
+        ready = wait(list(by_connection), 0 if done else timeout)
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            done += self._received(by_connection[connection])
+        return done
+
+    def _received(self, process: _Process) -> list[Done]:
+        done = []
+        try:
+            while process.tickets and process.connection.poll():
+                ticket, report, path = process.connection.recv()
+                process.tickets.discard(ticket)
+                self._held.pop(ticket, None)
+                done.append(Done(ticket, report, LocalTable(path) if path else None))
+        except (EOFError, OSError):
+            lost, hung = process.ending()
+            for ticket in sorted(process.tickets):
+                self._held.pop(ticket, None)
+                done.append(Done(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
+            process.tickets.clear()
+        return done
+
+    def replace(self, worker: Worker) -> Worker:
+        """See `Lease.replace`."""
+        lost = f"worker {worker.name} was replaced"
+        for ticket in sorted(self._backend.processes[worker.name].tickets):
+            self._held.pop(ticket, None)
+            self._failed.append(Done(ticket, None, lost=lost, worker_lost=True))
+        fresh = self._backend.replaced(worker)
+        self._workers = [fresh if w == worker else w for w in self._workers]
+        return fresh
+
+    def evict(self, pool: str) -> None:
+        """See `Lease.evict`."""
+        self._backend.evicted(pool)
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        self._backend.released(self.id)
+
+
+def visible_gpus() -> list[str]:
+    """This machine's NVIDIA GPUs, within CUDA_VISIBLE_DEVICES where it is set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        devices = (device.strip() for device in visible.split(","))
+        return [device for device in devices if device and device != "-1"]
+    paths = glob.glob("/dev/nvidia[0-9]*")
+    return sorted((path[len("/dev/nvidia") :] for path in paths), key=int)
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]

@@ -1,0 +1,578 @@
+"""The local Ray head: started on first use, outlives the run, found again by the next.
+
+One head for each Python environment. It listens on the loopback address only and asks every
+driver for a token that lies in a file which only its user can read. It stops once it has been
+idle for long enough (`cluster_idle`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from vane_dagster._home import HOME, state_home
+from vane_dagster._private_folder import is_private_folder, private_folder
+from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, connect_environment
+from vane_dagster.compute.processes import MARK, birth, end, marked
+from vane_dagster.errors import ComputeError
+from vane_dagster.storage.codec import Codec
+
+__all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
+
+START_SECONDS = 60.0
+
+# A socket's path has at most 103 bytes on macOS, 107 on Linux. Ray's are below the head's folder.
+_LONGEST_TEMP_DIR = 103 - len("/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
+_LONGEST_HOME = _LONGEST_TEMP_DIR - len("/0123456789abcdef/t")
+
+# Ray warns on every driver's terminal of more workers than four times those that may start at
+# once, which it takes from the CPUs; warm pools hold more than that on a laptop.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_maximum_startup_concurrency": "32"}
+
+# `ray start` opens a Ray Client port wherever grpc is installed, and has no option against it.
+_LAUNCH = (
+    "from ray.scripts import scripts; "
+    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
+    "scripts.main()"
+)
+
+# Forks first, so that the watcher is no child of the driver and leaves no zombie there.
+_WATCH = (
+    "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
+    "from vane_dagster.compute.idle_watcher import watch; watch(sys.argv[2])"
+)
+
+# What belongs to the process that starts the head and must not reach workers of later runs.
+_NOT_INHERITED = (
+    "PYTHONPATH",
+    "PYTEST_",
+    "RAY_ADDRESS",
+    "RAY_AUTH_",
+    "RAY_CLIENT_MODE",
+    "RAY_JOB_",
+    "RAY_NAMESPACE",
+    "RAY_OVERRIDE_",
+    "RAY_RAYLET_PID",
+    "RAY_REDIS_",
+    "RAY_RUNTIME_ENV",
+    "RAY_START_HOOK",
+    "RAY_TMPDIR",
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running head, as its record in the state folder says.
+
+    Attributes:
+        pid: Of the GCS server; `birth` is its start time, so that a recycled pid is no match.
+        settings: What was asked of Ray, as options of ``ray start``.
+        name: As of `LocalHead`; empty in records of former versions.
+    """
+
+    address: str
+    pid: int
+    birth: str
+    raylet_pid: int
+    raylet_birth: str
+    session_dir: str
+    token_path: str
+    started_at: float
+    ray_version: str
+    python_version: str
+    prefix: str
+    settings: tuple[str, ...]
+    name: str = ""
+
+    def alive(self) -> bool:
+        """Whether the processes that the record names still run."""
+        return (
+            birth(self.pid) == self.birth
+            and birth(self.raylet_pid) == self.raylet_birth
+            and Path(self.session_dir).is_dir()
+        )
+
+
+_HEAD_CODEC = Codec(
+    Head,
+    {
+        "address": "address",
+        "pid": "pid",
+        "birth": "birth",
+        "raylet_pid": "raylet_pid",
+        "raylet_birth": "raylet_birth",
+        "session_dir": "session_dir",
+        "token_path": "token_path",
+        "started_at": "started_at",
+        "ray_version": "ray_version",
+        "python_version": "python_version",
+        "prefix": "prefix",
+        "settings": "settings",
+        "name": "name",
+    },
+    read={"settings": tuple},
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """When a head was last used, and how long it may stay idle.
+
+    Attributes:
+        last_used: Unix time in seconds at which a driver was last seen.
+        idle_minutes: Minutes without a driver after which the head stops; None: it never does.
+    """
+
+    last_used: float
+    idle_minutes: float | None
+
+    def stops_at(self) -> float | None:
+        """Unix time in seconds at which an idle head stops; None: never."""
+        return None if self.idle_minutes is None else self.last_used + self.idle_minutes * 60
+
+
+class HeadFolder:
+    """The state folder of a head, of this Python environment or another: all but its start.
+
+    Three files are locked. A process that starts or ends the head holds ``lock``. A driver holds
+    ``connecting`` (shared) from before it looks for the head until it is connected, and a head is
+    stopped for idleness only by who holds both exclusively. The watcher holds ``watcher``.
+
+    Args:
+        folder: Where the record lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Ray opens its own folder to everyone, so it is created in a private one. Whoever stops
+        # the head must find the same one: it depends on nothing but the state folder.
+        self.temp_dir = folder / "t"
+        if len(os.fsencode(self.temp_dir)) > _LONGEST_TEMP_DIR:
+            self.temp_dir = Path(f"/tmp/vane-{os.getuid()}-{_digest(str(folder), 8)}")
+        self.watcher_log = folder / "watcher.log"
+
+    def find(self) -> Head | None:
+        """The running head, or None. The record and the processes of a dead one are cleaned up."""
+        head = self.read()
+        if head is None or head.alive():
+            return head
+        with self._lock(wait=False) as locked:
+            if locked and self.read() == head:
+                self._clean()
+        return None
+
+    def stop(self) -> bool:
+        """Ends every process of this head, and of no other; whether there was one.
+
+        The processes are known by their mark, so they end even if the folder is missing or not
+        private. No file in a folder that is not private is used or changed.
+
+        Raises:
+            ComputeError: The folder is not private and no process of the head was running.
+        """
+        try:
+            if not is_private_folder(self.folder, HOME):
+                return self._end()
+        except ComputeError:
+            if not marked(self.mark):
+                raise
+            return self._end()
+        with self._lock():
+            stopped = self._end()
+            self._discard_record()
+        return stopped
+
+    def stop_if(self, condition: Callable[[], bool]) -> bool:
+        """Ends the head where no driver is connecting and the condition holds under the locks.
+
+        Unlike `stop`, it keeps Ray's logs.
+
+        Returns:
+            Whether the head was ended.
+        """
+        with self._lock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
+            if not (locked and alone and condition()):
+                return False
+            self._clean()
+            self._discard_sessions()
+            return True
+
+    def use(self) -> Use | None:
+        """When the head was last used; None for one that no `LocalCluster` has started."""
+        try:
+            file = self.folder / "use.json"
+            return Use(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def touch(self, now: float) -> None:
+        """Records that the head is in use at a Unix time: this machine's, not a file server's."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.folder / "use.json", (now, now))
+
+    def is_watched(self) -> bool:
+        """Whether a watcher runs that stops the head once it has been idle."""
+        if not self.folder.is_dir():
+            return False
+        with self._lock(wait=False) as locked:
+            if not locked:  # somebody starts one, or ends the head
+                return True
+            with self._flock("watcher", wait=False) as free:
+                return free is None
+
+    def _set_idle_minutes(self, idle_minutes: float | None) -> None:
+        """Records a use and its setting, and starts a watcher if one is needed and none runs.
+
+        The caller holds the lock.
+        """
+        _write_private(self.folder / "use.json", json.dumps({"idle_minutes": idle_minutes}))
+        self.touch(time.time())
+        if idle_minutes is not None:
+            with self._flock("watcher", wait=False) as free:
+                if free:
+                    self._start_watcher(free)
+
+    def _start_watcher(self, lock: IO[str]) -> None:
+        """Starts the watcher, which inherits the locked file and so holds it until it ends."""
+        package = str(Path(__file__).resolve().parents[2])
+        with open(self.watcher_log, "wb") as log:
+            subprocess.run(
+                [sys.executable, "-c", _WATCH, package, str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={**os.environ, MARK: self.mark},
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+
+    def read(self) -> Head | None:
+        """The record of the head, dead or alive."""
+        # A record that another user wrote would connect drivers to that user's head.
+        if not self._verify_folder():
+            return None
+        try:
+            return _HEAD_CODEC.load(json.loads((self.folder / "head.json").read_text()))
+        except (OSError, ValueError, TypeError, KeyError):
+            # Written by another version of this module, or not at all: `_clean` sees to the rest.
+            return None
+
+    def _verify_folder(self, create: bool = False) -> bool:
+        """Whether the state folder exists; if it does, it is private.
+
+        Args:
+            create: Whether to create a missing folder.
+
+        Raises:
+            ComputeError: It is not private or cannot be created.
+        """
+        try:
+            if create:
+                private_folder(self.folder, HOME)
+                return True
+            return is_private_folder(self.folder, HOME)
+        except OSError as error:
+            raise ComputeError(
+                f"The state folder {self.folder} of the local Ray head cannot be used: {error}. "
+                f"Set {HOME} to a folder that you can write to."
+            ) from error
+        except ComputeError as error:
+            if not (running := marked(self.mark)):
+                raise
+            raise ComputeError(
+                f"{len(running)} processes of the local Ray head with this state folder still "
+                f"run: first stop them with {self.stop_command}. {error}"
+            ) from error
+
+    def _clean(self) -> None:
+        """Ends what runs under this head's mark and drops its record; the caller holds the lock."""
+        end(self.mark)
+        self._discard_record()
+
+    def _end(self) -> bool:
+        """Ends the head's processes and deletes their temporary files; whether there was one."""
+        ended = end(self.mark)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        return ended
+
+    def _discard_record(self) -> None:
+        for name in ("head.json", "token", "use.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _discard_sessions(self) -> None:
+        """Deletes what dead heads left, spilled objects too, but the last one's logs."""
+        sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
+        for session in sessions[:-1]:
+            shutil.rmtree(session, ignore_errors=True)
+        for entry in (entry for session in sessions[-1:] for entry in session.iterdir()):
+            if entry.is_dir() and entry.name != "logs":
+                shutil.rmtree(entry, ignore_errors=True)
+
+    @property
+    def mark(self) -> str:
+        """What the environment of each of the head's processes holds. See `MARK`."""
+        return str(self.temp_dir)
+
+    @property
+    def stop_command(self) -> str:
+        """How a user stops this head even if its folder is not private."""
+        return "`vane-dagster cluster stop --all`"
+
+    @contextlib.contextmanager
+    def _lock(self, wait: bool = True) -> Iterator[bool]:
+        """Holds the head's lock file. Yields False where it is taken and `wait` is not set."""
+        with self._flock("lock", wait=wait) as locked:
+            yield locked is not None
+
+    @contextlib.contextmanager
+    def _flock(
+        self, name: str, shared: bool = False, wait: bool = True
+    ) -> Iterator[IO[str] | None]:
+        """Holds one of the lock files, and yields it; None where it is taken and `wait` not set."""
+        import fcntl
+
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        path, locked = self.folder / name, True
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context(open(path, "w"))
+                fcntl.flock(file, how | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                locked = False
+            except OSError as error:
+                raise ComputeError(
+                    f"{path} cannot be locked: {error.strerror}. Set {HOME} to a folder of your "
+                    "own on a file system that supports file locks, such as a local disk."
+                ) from error
+            yield file if locked else None
+
+
+class LocalHead(HeadFolder):
+    """Finds, starts and stops the Ray head of this Python environment.
+
+    Args:
+        num_cpus: What the head offers; Ray counts the machine's where it is None. So for
+            `num_gpus` and `object_store_memory` (bytes).
+        resources: Custom resources and their quantities.
+        home: Where state lies. Default: ``$VANE_DAGSTER_HOME``, else
+            ``$XDG_STATE_HOME/vane_dagster``, else ``~/.local/state/vane_dagster``.
+        name: Tells heads of one environment apart.
+        idle_minutes: Minutes without a driver after which the head stops; None: it never does. It
+            is no part of the head's settings: that of the last driver to connect is in force.
+    """
+
+    def __init__(
+        self,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        object_store_memory: int | None = None,
+        home: str | Path | None = None,
+        name: str = "default",
+        idle_minutes: float | None = None,
+    ) -> None:
+        asked = {
+            "num-cpus": num_cpus,
+            "num-gpus": num_gpus,
+            "resources": json.dumps(dict(sorted(resources.items()))) if resources else None,
+            "object-store-memory": object_store_memory,
+        }
+        self.settings = tuple(
+            f"--{key}={value}" for key, value in asked.items() if value is not None
+        )
+        self.name = name
+        self.idle_minutes = idle_minutes
+        self.ray_version = _ray_version()
+        # The host too: homes are shared over a network, and containers share them with their host.
+        identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
+        super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
+        self.log_path = self.folder / "ray-start.log"
+
+    @property
+    def stop_command(self) -> str:
+        """See `HeadFolder.stop_command`."""
+        return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
+
+    def ensure(self) -> Head:
+        """The running head, started where there is none.
+
+        Raises:
+            ComputeError: It can't be started, or one runs with other settings than asked for.
+        """
+        head = self.read()
+        if head is None or not head.alive():
+            self._verify_folder(create=True)
+            with self._lock():
+                head = self.read()
+                if head is None or not head.alive():
+                    head = self._start()
+        self._check_settings(head)
+        return head
+
+    def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
+        """Connects this process to the head, which is not stopped for idleness meanwhile.
+
+        Args:
+            namespace: The Ray namespace of this driver.
+            start: Whether to start the head if there is none, and to put `idle_minutes` in force.
+
+        Returns:
+            The head; None where there is none and `start` is not set.
+
+        Raises:
+            ComputeError: It can't be started or reached, or this process uses another cluster.
+        """
+        if not self._verify_folder(create=start):
+            return None
+        with self._flock("connecting", shared=True):
+            head = self.ensure() if start else self.find()
+            if head is not None:
+                connect(head, namespace)
+            if start:
+                with self._lock():
+                    self._set_idle_minutes(self.idle_minutes)
+        return head
+
+    def _start(self) -> Head:
+        """Starts a head; the caller holds the lock."""
+        self._clean()
+        private_folder(self.temp_dir, f"{HOME}, in at most {_LONGEST_HOME} bytes,")
+        for name in ("code", "spill"):  # of workers that have ended
+            shutil.rmtree(self.temp_dir / name, ignore_errors=True)
+        self._discard_sessions()
+        _write_private(self.folder / "token", secrets.token_hex(32))
+        try:
+            self._launch()
+            head = self._describe()
+        except BaseException:
+            end(self.mark)
+            raise
+        _write_private(self.folder / "head.json", json.dumps(_HEAD_CODEC.record(head), indent=1))
+        self._set_idle_minutes(self.idle_minutes)
+        return head
+
+    def _launch(self) -> None:
+        """Runs ``ray start`` in a session of its own: a head in its starter's dies with it."""
+        command = [sys.executable, "-c", _LAUNCH, "start", "--head", *self.settings]
+        command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0"]
+        command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
+        command += [f"--temp-dir={self.temp_dir / 'r'}", "--log-color=false"]
+        with open(self.log_path, "wb") as log:
+            try:
+                code = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.folder,
+                    env=self._environment(),
+                    start_new_session=True,
+                    timeout=START_SECONDS,
+                ).returncode
+                problem = f"ray start ended with exit code {code}" if code else None
+            except subprocess.TimeoutExpired:
+                problem = f"ray start was not ready after {START_SECONDS:g} s"
+        if problem:
+            raise ComputeError(
+                f"The local Ray head {self.name!r} did not start: {problem}. "
+                f"Ray says: {_reason(self.log_path)} (asked for: "
+                f"{' '.join(self.settings) or 'defaults'}; whole log: {self.log_path})"
+            )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
+        return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self.mark}
+
+    def _describe(self) -> Head:
+        """What `_launch` brought up, read from Ray's own files and the process table."""
+        ray_dir = self.temp_dir / "r"
+        address = (ray_dir / "ray_current_cluster").read_text().strip()
+        if not address.startswith("127.0.0.1:"):
+            raise ComputeError(
+                f"The local Ray head listens on {address}, expected 127.0.0.1: it was ended at "
+                f"once. Ray {self.ray_version} does not keep to the loopback address; use a "
+                "version that vane_dagster was tested with."
+            )
+        pids = {name: pid for pid, name in marked(self.mark).items()}
+        gcs, raylet = pids.get("gcs_server", 0), pids.get("raylet", 0)
+        births = birth(gcs), birth(raylet)
+        if births[0] is None or births[1] is None:
+            raise ComputeError(
+                f"The local Ray head {self.name!r} died right after its start. "
+                f"Ray's logs: {ray_dir / 'session_latest' / 'logs'}"
+            )
+        return Head(
+            address=address,
+            pid=gcs,
+            birth=births[0],
+            raylet_pid=raylet,
+            raylet_birth=births[1],
+            session_dir=str((ray_dir / "session_latest").resolve()),
+            token_path=str(self.folder / "token"),
+            started_at=time.time(),
+            ray_version=self.ray_version,
+            python_version=platform.python_version(),
+            prefix=sys.prefix,
+            settings=self.settings,
+            name=self.name,
+        )
+
+    def _check_settings(self, head: Head) -> None:
+        missing = [setting for setting in self.settings if setting not in head.settings]
+        if missing:
+            raise ComputeError(
+                f"The local Ray head {self.name!r} runs already, started with "
+                f"{' '.join(head.settings) or 'defaults'}, but this asks for {' '.join(missing)}. "
+                f"Stop it with {self.stop_command} (what is loaded there is lost), or "
+                "give the other one a name of its own."
+            )
+
+
+def _home(home: str | Path | None) -> Path:
+    return state_home() if home is None else Path(os.path.abspath(Path(home).expanduser()))
+
+
+def _ray_version() -> str:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ComputeError(
+            f"The local cluster needs Ray, which {sys.prefix} does not have: pip install ray, or "
+            "use LocalCompute."
+        ) from error
+
+
+def _digest(parts: object, length: int) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:length]
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, readable by this user alone."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _reason(log: Path) -> str:
+    """The exception that a log ends with, or its last lines."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last_frame = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return " / ".join(line.strip() for line in lines[last_frame + 1 :][-5:]) or "nothing"

@@ -1,0 +1,300 @@
+"""The keeper: the one Ray actor that creates and ends pool workers. Runs on the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from vane_dagster.compute.admission import Bundle
+from vane_dagster.compute.api import NodeType, Sharer
+from vane_dagster.compute.client import NAMESPACE, actor_names, is_keeper, protocol
+from vane_dagster.compute.growth import Growth
+from vane_dagster.compute.pool_state import (
+    LEASE_SECONDS,
+    Books,
+    Claim,
+    LeaseRecord,
+    Pool,
+    Start,
+)
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.ray_actor import HostActor
+
+_SWEEP_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+_PLACED_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps pools. All methods run in one event loop, so that lease and eviction can't race."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        self._books = Books(self._tag)
+        self._claims = ClaimTable()
+        self._growth: Growth
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock: asyncio.Lock | None = None
+        self._began = False
+        # So that a restarted keeper takes up its pools though nobody may ever call it again.
+        ray.get_runtime_context().current_actor.hello.remote()
+
+    async def hello(self) -> str:
+        """The protocol of the code that runs here, to be compared with the driver's."""
+        await self._started()
+        return protocol()
+
+    async def acquire(self, request: LeaseRecord) -> dict[str, Any]:
+        """Grants a lease, or says that it has to wait: to be asked again every second or so.
+
+        Returns:
+            ``{"workers": {identity: names} or None, "ahead": runs in the way, "asked": nodes that
+            are awaited, "hopeless": whether no nodes can be added for it, "sharers": other runs
+            that have these workers too}``.
+        """
+        await self._started()
+        self._books.lose_idle(set(actor_names()))
+        grant = self._books.ask(request, _nodes(), time.monotonic())
+        if grant is None:
+            self._grow()
+            told = self._growth.told(request.id)
+            return {"workers": None, "ahead": self._books.ahead(request.id), **told}
+        self._kill(grant.kill)
+        for start in grant.start:
+            self._create(start)
+        workers = {i: list(names) for i, names in grant.workers.items()}
+        return {"workers": workers, "ahead": [], "sharers": self._books.sharers(request.id)}
+
+    async def growth(self) -> tuple[NodeType, ...] | None:
+        """See `Capacity.growth`."""
+        await self._started()
+        return self._growth.kinds()
+
+    async def beyond(self, bundles: Sequence[Bundle]) -> str | None:
+        """See `Backend.beyond`."""
+        await self._started()
+        return await self._growth.beyond(bundles, _nodes)
+
+    async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
+        """Keeps a lease alive.
+
+        Returns:
+            See `Books.sharers`; None if the lease has ended.
+        """
+        await self._started()
+        in_force = self._books.heartbeat(beat, time.monotonic())
+        return self._books.sharers(beat.id) if in_force else None
+
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """See `ClaimTable.ask`."""
+        await self._started()
+        return self._claims.ask(request, time.monotonic())
+
+    async def end_claims(self, holder: str) -> None:
+        """See `ClaimTable.end`."""
+        await self._started()
+        self._claims.end(holder, time.monotonic())
+
+    async def release(self, id: str) -> None:
+        """Ends a lease; what is still queued under it is not done."""
+        await self._started()
+        self._end_lease(id)
+
+    async def replace(self, worker: str, claim: Claim) -> str:
+        """Ends a worker and starts another in its place; gives the new one's name."""
+        await self._started()
+        self._kill([worker])
+        heir, start = self._books.replace(worker, claim, _nodes())
+        if start is not None:
+            self._create(start)
+        return heir
+
+    async def give_up(self, identity: str, id: str) -> None:
+        """Ends a pool whose model a lease's run could not construct, unless others lease it."""
+        await self._started()
+        if {lease.id for lease in self._books.holders(identity)} <= {id}:
+            self._drop(identity)
+
+    async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
+        """Ends the named pool, or all; those that are leased only by force.
+
+        Returns:
+            Identities of the pools that were ended.
+        """
+        await self._started()
+        asked = [i for i in self._books.pools if identity in (None, i)]
+        gone = [i for i in asked if force or not self._books.holders(i)]
+        for found in gone:
+            self._drop(found)
+        return gone
+
+    async def pools(self) -> list[dict[str, Any]]:
+        """The pools with their workers and leases, in plain values."""
+        await self._started()
+        found = [self._described(identity, pool) for identity, pool in self._books.pools.items()]
+        return list(await asyncio.gather(*found))
+
+    async def _described(self, identity: str, pool: Pool) -> dict[str, Any]:
+        holders = self._books.holders(identity)
+        return {
+            "identity": identity,
+            "label": pool.claim.label,
+            "bundle": dict(pool.claim.bundle),
+            "leases": [lease.run_id for lease in holders],
+            "idle_seconds": 0.0 if holders else round(time.monotonic() - pool.idle_since, 1),
+            "workers": await asyncio.gather(*(self._asked(worker) for worker in pool.workers)),
+        }
+
+    async def _asked(self, worker: str) -> dict[str, Any]:
+        try:
+            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            facts = await _within(actor.describe.remote(), _ANSWER_SECONDS)
+        except (ray.exceptions.RayError, ValueError):
+            facts = {"state": "dead"}
+        return {"name": worker, **(facts or {"state": "starting"})}
+
+    # After a restart
+
+    async def _started(self) -> None:
+        """Once: takes up the workers that a former keeper left, and begins to sweep."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if self._began:
+                return
+            left = [n for n in actor_names() if n.endswith(self._tag) and not is_keeper(n)]
+            if left:
+                self._books.settled_at = time.monotonic() + LEASE_SECONDS
+            await asyncio.gather(*(self._adopt(worker) for worker in left))
+            self._growth = Growth(self._books)
+            self._in_background(self._sweep())
+            self._began = True
+
+    async def _adopt(self, worker: str) -> None:
+        try:
+            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            facts = await _within(actor.whereabouts.remote(), LEASE_SECONDS)
+        except (ray.exceptions.RayError, ValueError):  # it died
+            return
+        if facts is None:
+            self._kill([worker])
+        else:
+            self._books.adopt(facts[0], worker, facts[1], time.monotonic())
+
+    # What goes on by itself
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                for id in self._books.expired(time.monotonic()):
+                    self._end_lease(id)
+                self._claims.expire(time.monotonic())
+                for identity in self._books.idle_too_long(time.monotonic()):
+                    self._drop(identity)
+            except Exception:  # the keeper outlives a fault of one sweep
+                _log.exception("a sweep failed")
+            self._grow()
+
+    def _grow(self) -> None:
+        try:
+            self._growth.step(_nodes())
+        except Exception:  # it is tried again, and a lease may be had without
+            _log.exception("the autoscaler could not be asked")
+
+    async def _watch(self, start: Start, placed: Awaitable[tuple[Claim, str]]) -> None:
+        """Sees to it that a new worker gets a place, where others hold what it reserves.
+
+        The books may be wrong about that: actors of other programs and of keepers of other
+        versions are not in them, nor how Ray has laid shares on GPUs.
+        """
+        waiting = asyncio.ensure_future(placed)
+        try:
+            while not (await asyncio.wait([waiting], timeout=_PLACED_SECONDS))[0]:
+                for identity in self._books.in_the_way(start.claim, time.monotonic())[:1]:
+                    self._drop(identity)
+                for name in (n for n in actor_names() if is_keeper(n) and n != self._name):
+                    ray.get_actor(name, namespace=NAMESPACE).evict.remote()
+            self._books.settle(start.worker, waiting.result()[1])
+        except (ray.exceptions.RayError, ValueError):  # it was ended, or another keeper was
+            _log.info("worker %s did not start", start.worker)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    # Workers
+
+    def _end_lease(self, id: str) -> None:
+        lease = self._books.leases.get(id)
+        self._books.release(id, time.monotonic())
+        for worker in lease.workers if lease else ():
+            try:
+                ray.get_actor(worker, namespace=NAMESPACE).revoke.remote(id)
+            except ValueError:  # it died; a later run replaces it
+                continue
+
+    def _drop(self, identity: str) -> None:
+        if (pool := self._books.pools.get(identity)) is not None:
+            workers = list(pool.workers)
+            self._kill(workers)
+            self._books.forget(workers)
+
+    def _kill(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            try:
+                ray.kill(ray.get_actor(worker, namespace=NAMESPACE))
+            except ValueError:  # it is dead already
+                continue
+
+    def _create(self, start: Start) -> None:
+        bundle, threads = dict(start.claim.bundle), _threads(start)
+        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
+        node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
+        host = ray.remote(concurrency_groups={"control": 2})(HostActor)
+        actor = host.options(
+            name=start.worker,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=bundle.pop("CPU", 0),
+            num_gpus=bundle.pop("GPU", 0),
+            memory=int(bundle.pop("memory", 0)) or None,
+            resources=bundle,
+            max_concurrency=start.claim.slots,
+            max_restarts=0,
+            scheduling_strategy=node or "DEFAULT",
+            runtime_env={"env_vars": share},
+        ).remote(start.claim, threads)
+        self._in_background(self._watch(start, actor.whereabouts.remote()))
+
+
+def _nodes() -> dict[str, dict[str, float]]:
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def _threads(start: Start) -> int:
+    """The CPUs that a worker reserves, or its share of its node."""
+    if start.claim.threads:
+        return start.claim.threads
+    if reserved := int(start.claim.bundle.get("CPU", 0)):
+        return reserved
+    cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.node in ("", id)]
+    return max(1, min(cpus, default=1) // start.claim.workers[1])
+
+
+async def _within(answer: Awaitable[Any], seconds: float) -> Any:
+    """What a worker answers, None if it takes too long."""
+    try:
+        return await asyncio.wait_for(answer, seconds)
+    except asyncio.TimeoutError:
+        return None

@@ -1,0 +1,367 @@
+"""The keeper's books: which pools there are, who leases them, and what a new lease may take.
+
+Pure bookkeeping with the time given by the caller; `keeper.py` turns its answers into Ray actors,
+`local_backend.py` into processes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vane_dagster.compute.admission import Bundle, Room, bundle_size
+from vane_dagster.compute.api import Sharer
+
+LEASE_SECONDS = 30.0
+IDLE_SECONDS = 600.0
+POLL_SECONDS = 15.0
+_REMEMBER_SECONDS = 3600.0
+_RISE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a lease asks of one pool."""
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float]
+    slots: int
+    threads: int = 0
+    idle_seconds: float = IDLE_SECONDS
+
+
+@dataclass
+class Pool:
+    """A pool that exists.
+
+    Attributes:
+        workers: Their names and nodes; a node is "" where Ray is to choose.
+        heirs: The worker that took the place of a lost one.
+        idle_since: Since when no lease holds it, if none does.
+    """
+
+    claim: Claim
+    workers: dict[str, str] = field(default_factory=dict)
+    heirs: dict[str, str] = field(default_factory=dict)
+    idle_since: float = 0.0
+
+
+@dataclass
+class LeaseRecord:
+    """A lease in force, or one that waits.
+
+    Attributes:
+        seen: When its holder was last heard of.
+        lasts: Seconds without a sign of life after which it ends.
+        workers: The workers that it was given.
+        priority: The run's; the highest goes first.
+        asked_at: When it was first asked for.
+    """
+
+    id: str
+    run_id: str
+    claims: tuple[Claim, ...]
+    seen: float
+    lasts: float = LEASE_SECONDS
+    workers: tuple[str, ...] = ()
+    priority: int = 0
+    asked_at: float = 0.0
+
+    def kinds(self) -> set[str]:
+        """The resources that it asks for."""
+        return {name for claim in self.claims for name in claim.bundle}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A worker to be started, and where."""
+
+    worker: str
+    claim: Claim
+    node: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What is to be done for a lease, and the workers that it has then, by identity."""
+
+    kill: tuple[str, ...]
+    start: tuple[Start, ...]
+    workers: Mapping[str, tuple[str, ...]]
+
+
+class Books:
+    """Pools, leases and the queue for them. Not thread-safe: the keeper has one thread.
+
+    Args:
+        tag: Ends the names of workers, so that a keeper knows its own.
+        settled_at: Until then nothing is evicted: after a keeper's restart, leases are learnt
+            again from heartbeats.
+    """
+
+    def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
+        self.pools: dict[str, Pool] = {}
+        self.leases: dict[str, LeaseRecord] = {}
+        self.queue: list[LeaseRecord] = []
+        self.settled_at = settled_at
+        self._tag = tag
+        self._ended: dict[str, float] = {}
+
+    # Leases
+
+    def ask(self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float) -> Grant | None:
+        """Grants a lease on all its pools at once, or queues it.
+
+        The queue is ordered by priority, then by the time of asking. A request's priority rises by
+        one for every ten minutes in the queue, so that none waits for ever. A request passes one
+        before it only where the two want no resource in common.
+
+        Returns:
+            What to do for it; None while it has to wait.
+        """
+        if lease := self.leases.get(request.id):  # asked twice, as an answer was lost
+            lease.seen = now
+            return Grant((), (), self._by_pool(lease))
+        self.queue = [r for r in self.queue if now - r.seen < POLL_SECONDS or r.id == request.id]
+        known = next((r for r in self.queue if r.id == request.id), None)
+        if known is None:
+            request.asked_at = now
+            self.queue.append(known := request)
+        known.seen = now
+        self.queue.sort(key=lambda r: (-_risen(r, now), r.asked_at))
+        if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
+            return None
+        found = self._found(known.claims, nodes, now)
+        if found is None:
+            return None
+        kill, start = found
+        self.forget(kill)
+        for new in start:
+            pool = self.pools.setdefault(new.claim.identity, Pool(new.claim))
+            pool.workers[new.worker] = new.node
+        for claim in known.claims:
+            self.pools[claim.identity].claim = claim
+        known.workers = tuple(
+            worker for claim in known.claims for worker in self._share(claim, known.priority)
+        )
+        self.queue.remove(known)
+        self.leases[known.id] = known
+        return Grant(tuple(kill), tuple(start), self._by_pool(known))
+
+    def ahead(self, id: str) -> list[str]:
+        """Runs that hold or want what a waiting request asks for."""
+        request = next((r for r in self.queue if r.id == id), None)
+        if request is None:
+            return []
+        others = [*self.leases.values(), *self._before(request)]
+        return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
+
+    def sharers(self, id: str) -> dict[str, tuple[Sharer, ...]]:
+        """The other runs that a lease shares workers with, by worker."""
+        lease = self.leases.get(id)
+        if lease is None:
+            return {}
+        others = [o for o in self.leases.values() if o.run_id != lease.run_id]
+        found = {
+            worker: tuple(Sharer(o.run_id, o.priority) for o in others if worker in o.workers)
+            for worker in lease.workers
+        }
+        return {worker: sharers for worker, sharers in found.items() if sharers}
+
+    def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
+        """Keeps a lease alive; one that a restarted keeper does not know is learnt again.
+
+        Returns:
+            Whether the lease is in force: not if it was released or expired before.
+        """
+        if beat.id in self._ended:
+            return False
+        self.leases.setdefault(beat.id, beat).seen = now
+        return True
+
+    def release(self, id: str, now: float) -> None:
+        """Ends a lease, or a request for one."""
+        self._ended = {i: at for i, at in self._ended.items() if now - at < _REMEMBER_SECONDS}
+        self._ended[id] = now
+        self.queue = [request for request in self.queue if request.id != id]
+        if lease := self.leases.pop(id, None):
+            for claim in lease.claims:
+                if claim.identity in self.pools:
+                    self.pools[claim.identity].idle_since = now
+
+    def expired(self, now: float) -> list[str]:
+        """Leases whose holder was not heard of for too long."""
+        return [i for i, lease in self.leases.items() if now - lease.seen > lease.lasts]
+
+    def holders(self, identity: str) -> list[LeaseRecord]:
+        """The leases on a pool."""
+        return [
+            lease
+            for lease in self.leases.values()
+            if any(claim.identity == identity for claim in lease.claims)
+        ]
+
+    def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
+        return self.queue[: self.queue.index(request)]
+
+    def _share(self, claim: Claim, priority: int) -> list[str]:
+        """The workers of a pool that a new lease gets: those that the fewest others have.
+
+        Those of leases with a higher priority come last.
+        """
+        used, higher = Counter[str](), Counter[str]()
+        for lease in self.leases.values():
+            used.update(lease.workers)
+            higher.update(lease.workers if lease.priority > priority else ())
+        workers = sorted(self.pools[claim.identity].workers, key=lambda w: (higher[w], used[w]))
+        return workers[: claim.workers[1]]
+
+    def _by_pool(self, lease: LeaseRecord) -> dict[str, tuple[str, ...]]:
+        return {
+            claim.identity: tuple(w for w in self._workers(claim.identity) if w in lease.workers)
+            for claim in lease.claims
+        }
+
+    # Room
+
+    def _found(
+        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], now: float
+    ) -> tuple[list[str], list[Start]] | None:
+        """Workers to end and to start so that all claims hold; as few ended as need be."""
+        victims = self._victims(claims) if now >= self.settled_at else []
+        gone: list[list[str]] = []
+        while (start := self._placed(claims, nodes, gone)) is None:
+            if len(gone) == len(victims):
+                return None
+            gone = victims[: len(gone) + 1]
+        for spared in reversed(gone):
+            rest = [victim for victim in gone if victim is not spared]
+            if (other := self._placed(claims, nodes, rest)) is not None:
+                gone, start = rest, other
+        return [worker for victim in gone for worker in victim], start
+
+    def _victims(self, claims: Sequence[Claim]) -> list[list[str]]:
+        """What may be ended for a request, the least loss first.
+
+        Other idle pools, the least recently used first; then, of its own pools that nobody else
+        leases, the workers beyond its least; and at last all of them, to be started elsewhere.
+        """
+        own = {claim.identity: claim for claim in claims}
+        idle = [self._workers(i) for i in self.idle() if i not in own]
+        free = [i for i in own if i in self.pools and not self.holders(i)]
+        surplus = [[w] for i in free for w in self._workers(i)[: own[i].workers[0] - 1 : -1]]
+        return idle + surplus + [self._workers(i)[: own[i].workers[0]] for i in free]
+
+    def _placed(
+        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], gone: Sequence[Sequence[str]]
+    ) -> list[Start] | None:
+        """New workers that bring each pool to its least, and to its most where there is room."""
+        ended = {worker for victim in gone for worker in victim}
+        room = self._room(nodes, ended)
+        sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
+        start: list[Start] = []
+
+        def add(claim: Claim) -> bool:
+            if (node := room.place(claim.bundle)) is None:
+                return False
+            start.append(Start(self._name(claim.identity), claim, node))
+            sizes[claim.identity] += 1
+            return True
+
+        for claim in sorted(claims, key=lambda claim: bundle_size(claim.bundle), reverse=True):
+            while sizes[claim.identity] < claim.workers[0]:
+                if not add(claim):
+                    return None
+        growing = list(claims)
+        while growing:
+            growing = [c for c in growing if sizes[c.identity] < c.workers[1] and add(c)]
+        return start
+
+    def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> Room:
+        room = Room(nodes)
+        held = [
+            (pool.claim.bundle, node)
+            for pool in self.pools.values()
+            for worker, node in pool.workers.items()
+            if worker not in ended
+        ]
+        for bundle, node in sorted(held, key=lambda one: bundle_size(one[0]), reverse=True):
+            room.hold(node, bundle)
+        return room
+
+    def _name(self, identity: str) -> str:
+        return f"{identity}-{secrets.token_hex(4)}{self._tag}"
+
+    # Pools
+
+    def adopt(self, claim: Claim, worker: str, node: str, now: float) -> None:
+        """Takes up a worker found after a restart."""
+        pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
+        pool.workers[worker] = node
+
+    def settle(self, worker: str, node: str) -> None:
+        """Notes where Ray has put a worker."""
+        for pool in self.pools.values():
+            if worker in pool.workers:
+                pool.workers[worker] = node
+
+    def replace(
+        self, worker: str, claim: Claim, nodes: Mapping[str, Bundle]
+    ) -> tuple[str, Start | None]:
+        """A worker in place of a lost one, with what to start unless another run has done so."""
+        pool = self.pools.setdefault(claim.identity, Pool(claim))
+        if worker in pool.heirs:
+            while worker in pool.heirs:
+                worker = pool.heirs[worker]
+            return worker, None
+        pool.workers.pop(worker, None)
+        heir = self._name(claim.identity)
+        node = self._room(nodes, ()).place(claim.bundle) or ""
+        pool.workers[heir] = node
+        pool.heirs[worker] = heir
+        for lease in self.leases.values():
+            lease.workers = tuple(heir if w == worker else w for w in lease.workers)
+        return heir, Start(heir, claim, node)
+
+    def forget(self, workers: Collection[str]) -> None:
+        """Strikes workers off, and pools without any."""
+        for identity, pool in list(self.pools.items()):
+            for worker in set(workers) & set(pool.workers):
+                del pool.workers[worker]
+            if not pool.workers:
+                del self.pools[identity]
+
+    def lose_idle(self, alive: Collection[str]) -> None:
+        """Strikes off what has died of pools that nobody leases; runs replace what they lease."""
+        idle = [worker for identity in self.idle() for worker in self.pools[identity].workers]
+        self.forget([worker for worker in idle if worker not in alive])
+
+    def idle(self) -> list[str]:
+        """Pools that no lease holds, the least recently used first."""
+        held = {claim.identity for lease in self.leases.values() for claim in lease.claims}
+        free = [identity for identity in self.pools if identity not in held]
+        return sorted(free, key=lambda identity: self.pools[identity].idle_since)
+
+    def in_the_way(self, claim: Claim, now: float) -> list[str]:
+        """Idle pools that hold a resource which a claim asks for, as `idle` orders them."""
+        held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
+        return list(held) if now >= self.settled_at else []
+
+    def idle_too_long(self, now: float) -> list[str]:
+        """Pools that no lease held for their idle time."""
+        if now < self.settled_at:
+            return []
+        pools = ((i, self.pools[i]) for i in self.idle())
+        return [i for i, pool in pools if now - pool.idle_since > pool.claim.idle_seconds]
+
+    def _workers(self, identity: str) -> list[str]:
+        return list(self.pools[identity].workers) if identity in self.pools else []
+
+
+def _risen(request: LeaseRecord, now: float) -> float:
+    """A waiting request's priority, raised by the time that it has waited."""
+    return request.priority + (now - request.asked_at) // _RISE_SECONDS

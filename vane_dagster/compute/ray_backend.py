@@ -1,0 +1,330 @@
+"""Ray as the place where pools live: the driver's side of keeper and workers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vane_dagster.compute.admission import check_can_fit
+from vane_dagster.compute.api import (
+    Cancelled,
+    Capacity,
+    Done,
+    Sharer,
+    Worker,
+    forwarded,
+    load_failed,
+)
+from vane_dagster.compute.client import NAMESPACE, KeeperClient, brief
+from vane_dagster.compute.demand import listed
+from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.compute.pool_state import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
+from vane_dagster.compute.ray_claims import RayClaims
+from vane_dagster.compute.versions import Versions, of_cluster
+from vane_dagster.compute.waits import Waits, short
+from vane_dagster.errors import ClusterLostError, ComputeError, names
+from vane_dagster.events import Event, Waiting
+from vane_dagster.worker.protocol import Fault, PoolSpec, Report, Work
+
+_BEATS = 6
+_MOST_POLL = 1.0
+_log = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """Pools on the Ray cluster that this process is connected to.
+
+    Args:
+        idle_seconds: How long a pool stays warm without a lease.
+        lease_seconds: How long a lease outlives a run that was killed.
+        keeper: The cluster's keeper, where it was found before.
+    """
+
+    def __init__(
+        self,
+        idle_seconds: float = IDLE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
+        keeper: KeeperClient | None = None,
+    ) -> None:
+        self._watch = HeadWatch.started()
+        self._keeper = keeper or KeeperClient()
+        self._keeper.watch = self._watch
+        self._idle_seconds = idle_seconds
+        self._lease_seconds = lease_seconds
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`."""
+        import ray
+
+        found = self._watch.call(ray.nodes)
+        nodes = tuple(node["Resources"] for node in found if node["Alive"])
+        memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
+        return Capacity(nodes, memory, self._keeper.ask("growth"))
+
+    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.beyond`."""
+        answer: str | None = self._keeper.ask("beyond", [dict(bundle) for bundle in bundles])
+        return answer
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """See `Backend.versions`."""
+        return self._watch.call(lambda: of_cluster(self._keeper))
+
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
+    ) -> RayLease:
+        """See `Backend.lease`."""
+        capacity = self.capacity()
+        for pool in pools:
+            check_can_fit(capacity, pool)
+        idle = self._idle_seconds
+        claims = tuple(
+            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads, idle)
+            for p in pools
+        )
+        id = f"{run_id}-{secrets.token_hex(4)}"
+        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
+        waits = waits or Waits(_log_wait)
+        answer = self._acquired(request, cancelled or threading.Event(), waits)
+        granted = answer["workers"], answer["sharers"]
+        return RayLease(self._keeper, self._watch, request, pools, *granted)
+
+    def close(self) -> None:
+        """Ends what watches the cluster. Warm pools stay."""
+        if not self._watch.lost:  # else it ends calls that would have Ray connect again
+            self._keeper.watch = None
+        self._watch.close()
+
+    def claims(self, run_id: str) -> RayClaims:
+        """See `Backend.claims`."""
+        return RayClaims(self._keeper, run_id, self._lease_seconds)
+
+    def _acquired(
+        self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
+    ) -> dict[str, Any]:
+        pause = 0.02
+        try:
+            while True:
+                answer: dict[str, Any] = self._keeper.ask("acquire", request)
+                if answer["workers"] is not None:
+                    waits.end("lease", f"{_wanted(request)}: leased after a wait")
+                    return answer
+                if answer["hopeless"]:
+                    raise ComputeError(_in_vain(request, self.capacity()))
+                waits.begin("lease", _waiting(request, answer), answer["ahead"])
+                if cancelled.wait(pause):
+                    raise Cancelled
+                pause = min(_MOST_POLL, 2 * pause)
+        except BaseException:
+            self._keeper.tell("release", request.id)
+            raise
+
+
+def _in_vain(request: LeaseRecord, capacity: Capacity) -> str:
+    claims = [claim for claim in request.claims if claim.bundle]
+    bundles = [claim.bundle for claim in claims for _ in range(claim.workers[0])]
+    has = [{name: node.get(name, 0.0) for b in bundles for name in b} for node in capacity.nodes]
+    return (
+        f"{names(claim.label for claim in claims)}: {listed(bundles)} were asked for; the nodes "
+        f"have {listed(has)}, and the autoscaler has none to add for that. Lower concurrency or "
+        "what a worker reserves, or let the cluster grow further"
+    )
+
+
+def _log_wait(event: Event) -> None:
+    assert isinstance(event, Waiting)
+    _log.info(event.text)
+
+
+def _wanted(request: LeaseRecord) -> str:
+    return ", ".join(claim.label for claim in request.claims if claim.bundle)
+
+
+def _waiting(request: LeaseRecord, answer: Mapping[str, Any]) -> str:
+    labels, ahead = _wanted(request), answer["ahead"]
+    if asked := answer["asked"]:
+        return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
+    if ahead:
+        return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
+    return f"waiting for {labels}: the keeper was restarted, or the cluster has lost nodes"
+
+
+class RayLease:
+    """A lease on pools of Ray actors. See `backend.Lease`."""
+
+    def __init__(
+        self,
+        keeper: KeeperClient,
+        watch: HeadWatch,
+        record: LeaseRecord,
+        pools: Sequence[PoolSpec],
+        workers: Mapping[str, Sequence[str]],
+        sharers: Mapping[str, Sequence[Sharer]],
+    ) -> None:
+        import ray
+
+        self.id = record.id
+        self._sharers = sharers
+        self._keeper, self._watch = keeper, watch
+        self._pools = {pool.identity: pool for pool in pools}
+        self._claims = {claim.identity: claim for claim in record.claims}
+        self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
+        self._actors: dict[str, Any] = {}
+        self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
+        self._pending: dict[Any, tuple[int, Any, Worker]] = {}
+        self._failed: list[Done] = []
+        self._loads: set[int] = set()
+        self._tickets = 0
+        self._over = threading.Event()
+        self._expired = False
+        record.workers = tuple(worker.name for worker in self._workers)
+        threading.Thread(target=self._beat, args=(record,), daemon=True).start()
+
+    def _beat(self, record: LeaseRecord) -> None:
+        import ray
+
+        while not self._over.wait(record.lasts / _BEATS) and ray.is_initialized():
+            try:
+                sharers = self._keeper.ask("heartbeat", record)
+                if sharers is None:
+                    self._expired = True
+                    return
+                self._sharers = sharers
+            except Exception as error:  # the keeper is gone; the run goes on without it
+                _log.debug("heartbeat: %s", error)
+
+    def workers(self) -> Sequence[Worker]:
+        """See `Lease.workers`."""
+        return list(self._workers)
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """See `Lease.sharers`; some seconds old."""
+        return self._sharers
+
+    def load(self, worker: Worker) -> int:
+        """See `Lease.load`."""
+        pool = self._pools[worker.pool]
+        env = forwarded(pool)
+        archive = self._archives.get(worker.pool, b"")
+        self._loads.add(self._tickets + 1)
+        return self._called(
+            worker,
+            lambda a: (a.load.remote(pool.model, archive, pool.threads, env, pool.upkeep), None),
+        )
+
+    def starting(self, worker: Worker) -> int:
+        """See `Lease.starting`."""
+        return self._called(worker, lambda a: (a.starting.remote(), None))
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
+        """See `Lease.run`."""
+
+        def call(actor: Any) -> tuple[Any, Any]:
+            table, report = actor.run.options(num_returns=2).remote(work, *tables)
+            return report, table if work.keep else None
+
+        return self._called(worker, call)
+
+    def _called(self, worker: Worker, call: Callable[[Any], tuple[Any, Any]]) -> int:
+        import ray
+
+        self._tickets += 1
+        try:
+            if worker.name not in self._actors:
+                self._actors[worker.name] = self._watch.call(
+                    lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
+                )
+            report, table = call(self._actors[worker.name])
+            self._pending[report] = (self._tickets, table, worker)
+        except (ValueError, ray.exceptions.RayActorError) as error:
+            self._failed.append(Done(self._tickets, None, lost=brief(error), worker_lost=True))
+        return self._tickets
+
+    def wait(self, timeout: float) -> list[Done]:
+        """See `Lease.wait`."""
+        self._check_in_force()
+        try:
+            return self._ended(timeout)
+        except ConnectionError as error:  # of Ray Client
+            raise ClusterLostError(
+                f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run "
+                "again when the cluster answers"
+            ) from error
+
+    def _ended(self, timeout: float) -> list[Done]:
+        import ray
+
+        done, self._failed = self._failed, []
+        if not self._pending:
+            if not done and timeout:
+                time.sleep(min(timeout, 0.01))
+            return done
+        refs = list(self._pending)
+        ready, rest = ray.wait(refs, num_returns=1, timeout=0 if done else timeout)
+        if ready and rest:
+            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
+            ready += more
+        return done + [self._done(ref) for ref in ready]
+
+    def _done(self, ref: Any) -> Done:
+        import ray
+
+        ticket, table, worker = self._pending.pop(ref)
+        starting = ticket in self._loads
+        self._loads.discard(ticket)
+        try:
+            return Done(ticket, ray.get(ref), table)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):  # what it was given was lost
+                return Done(ticket, None, lost=brief(error.cause), worker_lost=starting)
+            fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
+            return Done(ticket, load_failed(fault) if starting else Report(fault=fault))
+        except ray.exceptions.ObjectLostError as error:
+            return Done(ticket, None, lost=brief(error), worker_lost=starting)
+        except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
+            self._actors.pop(worker.name, None)
+            return Done(ticket, None, lost=brief(error), worker_lost=True)
+
+    def replace(self, worker: Worker) -> Worker:
+        """See `Lease.replace`."""
+        self._check_in_force()
+        name = self._keeper.ask("replace", worker.name, self._claims[worker.pool])
+        fresh = Worker(name, worker.pool)
+        self._workers = [fresh if w == worker else w for w in self._workers]
+        return fresh
+
+    def _check_in_force(self) -> None:
+        self._watch.check()
+        if self._expired:
+            raise ComputeError(
+                f"lease {self.id} ended under way: the keeper had no heartbeat of this run for too "
+                "long. Start the run again; what is finished is kept"
+            )
+
+    def evict(self, pool: str) -> None:
+        """See `Lease.evict`."""
+        self._workers = [worker for worker in self._workers if worker.pool != pool]
+        self._pending = {ref: call for ref, call in self._pending.items() if call[2].pool != pool}
+        self._keeper.tell("give_up", pool, self.id)
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        import ray
+
+        self._over.set()
+        if not ray.is_initialized() or self._watch.lost:
+            return
+        self._pending.clear()
+        try:
+            self._keeper.ask("release", self.id)
+        except ComputeError as error:  # it expires by itself
+            _log.warning("the lease %s could not be released: %s", self.id, error)

@@ -1,0 +1,133 @@
+"""Versions that driver and workers have to agree in, and asking the cluster for its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.compute.client import KeeperClient, brief, protocol
+
+_ANSWER_SECONDS = 30.0
+_known: dict[str, Any] = {}
+"""In the keeper's process: what each node has answered, by the node's id."""
+_asked: dict[tuple[Any, frozenset[str]], dict[str, Any]] = {}
+"""In a driver's: what it has been told, by the keeper and the nodes at that time."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What must be the same on both sides.
+
+    Attributes:
+        python: Major and minor version; a patch may differ.
+        ray: Ray's version.
+        pyarrow: PyArrow's version.
+        code: Digest of the code of vane_dagster that runs in workers.
+    """
+
+    python: str
+    ray: str
+    pyarrow: str
+    code: str
+
+
+def installed() -> Versions:
+    """What this process has."""
+    import ray
+
+    python = ".".join(map(str, sys.version_info[:2]))
+    return Versions(python, ray.__version__, pa.__version__, protocol())
+
+
+def disagreements(
+    there: Mapping[str, Versions | str], here: Versions | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """Where nodes have other versions than the driver.
+
+    Args:
+        there: What each node has, or why it cannot tell.
+        here: What the driver has; by default, what this process has.
+
+    Yields:
+        The node, what is expected against what it has, and the fix.
+    """
+    if not there:
+        return
+    here = here or installed()
+    for node, has in there.items():
+        if isinstance(has, str):
+            fix = "Install vane-dagster there, in the driver's version"
+            yield f"node {node}", f"a worker cannot start there: {has}", fix
+            continue
+        expected, actual = asdict(here), asdict(has)
+        wrong = [name for name in expected if expected[name] != actual[name]]
+        if wrong:
+            shown = {"code": "vane-dagster (digest of its code)", "python": "Python"}
+            told = ", ".join(f"{shown.get(n, n)} {expected[n]}" for n in wrong)
+            found = ", ".join(f"{shown.get(n, n)} {actual[n]}" for n in wrong)
+            fix = "Install the driver's versions there, or run the driver from that environment"
+            yield f"node {node}", f"the driver has {told}; workers there have {found}", fix
+
+
+def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
+    """What each node of the cluster has, by its name.
+
+    The keeper remembers what nodes have answered, so that a run asks new nodes alone.
+
+    Raises:
+        ComputeError: If the keeper does not answer.
+    """
+    import ray
+
+    nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
+    key = (keeper.actor._actor_id, frozenset(nodes))
+    if key not in _asked:
+        found: dict[str, Any] = keeper.ask("__ray_call__", _remembered, {})
+        news = _answers([id for id in nodes if id not in found])
+        if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
+            keeper.ask("__ray_call__", _remembered, fit)
+        _asked[key] = {**found, **news}
+    return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
+
+
+def _remembered(actor: Any, news: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs in the keeper: takes up what nodes have answered, its own with it, and gives all."""
+    import ray
+
+    from vane_dagster.compute import versions
+
+    versions._known.update(news)
+    own = ray.get_runtime_context().get_node_id()
+    if own not in versions._known:
+        versions._known[own] = installed()
+    return dict(versions._known)
+
+
+def _answers(ids: list[str]) -> dict[str, Any]:
+    """Asks nodes by a task each that reserves nothing; one that does not answer is left out."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0, max_retries=0)(installed)
+    pending = {}
+    for id in ids:
+        there = NodeAffinitySchedulingStrategy(id, soft=False)
+        pending[ask.options(scheduling_strategy=there).remote()] = id
+    if not pending:
+        return {}
+    ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_SECONDS)
+    found: dict[str, Any] = {}
+    for ref in ready:
+        try:
+            found[pending[ref]] = ray.get(ref)
+        except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
+            found[pending[ref]] = brief(error)
+        except ray.exceptions.RayError:  # the node is gone
+            continue
+    for ref in late:
+        ray.cancel(ref, force=True)
+    return found

@@ -1,0 +1,187 @@
+"""Work claims: runs on one cluster agree on who computes a fragment, so that none does so twice.
+
+The table is pure bookkeeping with the time passed in; the keeper holds it, and drivers reach it
+through `Claims`. A claim only saves work. Parts are named by their content and never overwritten,
+so a fragment that two runs compute all the same, as after a crash of the keeper, is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vane_dagster.storage.filesystem import protocol_of
+from vane_dagster.storage.store import Store
+
+MAX_SCOPES = 100_000
+"""Partitions of which the table remembers the last release; the oldest go first."""
+_MARGIN_SECONDS = 30.0  # an age is older by the time that the request took
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys that are claimed together or not at all.
+
+    Attributes:
+        scope: The partition that they belong to, in a store and a pipeline.
+        keys: Names of the pieces of work.
+    """
+
+    scope: str
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """One call of a claim holder.
+
+    Attributes:
+        holder: Identifies the holder.
+        run_id: Its run.
+        lasts: Seconds without a call after which its claims expire.
+        groups: What it wants to claim.
+        release: Keys to release first.
+        ages: For scopes of `groups`, seconds since the holder last listed the parts in the store.
+    """
+
+    holder: str
+    run_id: str
+    lasts: float
+    groups: Sequence[Group] = ()
+    release: Sequence[bytes] = ()
+    ages: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClaimAnswer:
+    """The answer to a `ClaimRequest`.
+
+    Attributes:
+        held_by: For each group the run that holds one of its keys; empty where it was granted.
+        changed: Scopes in which another holder has released claims since the asking one last
+            listed their parts: there may be new parts.
+        is_known: False if the table had no record of the holder, as after a restart.
+    """
+
+    held_by: Sequence[str]
+    changed: Collection[str] = ()
+    is_known: bool = True
+
+
+def claim_root(store: Store, pipeline: str) -> str:
+    """Identifies a pipeline in a store, in all drivers that reach it by one path."""
+    return f"{protocol_of(store.root.url)}|{store.root.path}|{pipeline}"
+
+
+def claim_key(scope: str, stage: str, work: str) -> bytes:
+    """Identifies a piece of work of a stage, such as a fragment by its key."""
+    return hashlib.blake2b(f"{scope}|{stage}|{work}".encode(), digest_size=16).digest()
+
+
+class Claims(Protocol):
+    """Claims of one run. Thread-safe."""
+
+    def ask(
+        self,
+        groups: Sequence[Group],
+        release: Sequence[bytes] = (),
+        ages: Mapping[str, float] | None = None,
+    ) -> ClaimAnswer:
+        """Releases keys, then claims each group whose keys nobody else holds. Does not wait."""
+
+    def close(self) -> None:
+        """Releases everything."""
+
+
+class NoClaims:
+    """Claims where no other run shares the workers: everything is granted."""
+
+    def ask(
+        self,
+        groups: Sequence[Group],
+        release: Sequence[bytes] = (),
+        ages: Mapping[str, float] | None = None,
+    ) -> ClaimAnswer:
+        """See `Claims.ask`."""
+        return ClaimAnswer([""] * len(groups))
+
+    def close(self) -> None:
+        """See `Claims.close`."""
+
+
+@dataclass
+class _Holder:
+    run_id: str
+    lasts: float
+    seen: float
+    keys: dict[bytes, str] = field(default_factory=dict)
+
+
+class ClaimTable:
+    """All claims on a cluster. Not thread-safe: the keeper has one thread."""
+
+    def __init__(self, max_scopes: int = MAX_SCOPES) -> None:
+        self._holders: dict[str, _Holder] = {}
+        self._held: dict[bytes, str] = {}
+        self._max_scopes = max_scopes
+        # By scope: when holders last released a key, the two latest holders only: enough to tell
+        # any holder when another one last did. Ordered by the last release.
+        self._released: dict[str, dict[str, float]] = {}
+
+    def ask(self, request: ClaimRequest, now: float) -> ClaimAnswer:
+        """Releases and claims. A request that is repeated gets the same answer."""
+        is_known = request.holder in self._holders
+        holder = self._holders.setdefault(
+            request.holder, _Holder(request.run_id, request.lasts, now)
+        )
+        holder.seen = now
+        self._release(request.holder, request.release, now)
+        held_by = [self._claim(request.holder, holder, group) for group in request.groups]
+        changed = {
+            scope
+            for scope in {group.scope for group in request.groups}
+            if self._changed(scope, request.holder, now - request.ages.get(scope, 0.0))
+        }
+        return ClaimAnswer(held_by, changed, is_known)
+
+    def end(self, holder: str, now: float) -> None:
+        """Releases all claims of a holder."""
+        if (found := self._holders.get(holder)) is not None:
+            self._release(holder, list(found.keys), now)
+            del self._holders[holder]
+
+    def expire(self, now: float) -> list[str]:
+        """Ends the holders that have not been heard of for too long, and returns their runs."""
+        gone = {i: h.run_id for i, h in self._holders.items() if now - h.seen > h.lasts}
+        for holder in gone:
+            self.end(holder, now)
+        return list(gone.values())
+
+    def _claim(self, id: str, holder: _Holder, group: Group) -> str:
+        for key in group.keys:
+            if (other := self._held.get(key, id)) != id:
+                return self._holders[other].run_id
+        for key in group.keys:
+            self._held[key] = id
+            holder.keys[key] = group.scope
+        return ""
+
+    def _release(self, id: str, keys: Sequence[bytes], now: float) -> None:
+        holder = self._holders[id]
+        for key in keys:
+            if (scope := holder.keys.pop(key, None)) is None:
+                continue
+            del self._held[key]
+            last = self._released.pop(scope, {})
+            last.pop(id, None)
+            self._released[scope] = {**dict(list(last.items())[-1:]), id: now}
+        while len(self._released) > self._max_scopes:
+            del self._released[next(iter(self._released))]
+
+    def _changed(self, scope: str, id: str, since: float) -> bool:
+        released = self._released.get(scope, {})
+        last = max((at for holder, at in released.items() if holder != id), default=-math.inf)
+        return last >= since - _MARGIN_SECONDS

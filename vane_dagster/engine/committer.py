@@ -1,0 +1,300 @@
+"""Commits partitions on a thread of its own, so that storage never stalls workers."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from vane_dagster._private_folder import temporary_folder
+from vane_dagster.checks.builtin import IdsComplete
+from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
+from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.filesystem import Location, duckdb_path
+from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
+from vane_dagster.storage.publish.parquet import Publisher, publish
+from vane_dagster.storage.store import Store, read_part_info
+from vane_dagster.types.duckdb_connection import connect
+from vane_dagster.types.sql import quote
+
+_MOST_MEMORY = "1GB"
+_COPIERS = 16
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A partition of a stage whose parts are all there.
+
+    Attributes:
+        manifest: The record to put in force, without the content hashes of files and the upstream.
+        folder: Where the parts are.
+        publish: For a `write` stage: what publishes it.
+        unique: Name of the id, where ids have to be checked across the fragments; else None.
+        upstream: Manifest names of upstream stages that this run does not commit.
+        waits_for: Upstream stages that this run commits.
+        above: Manifests of upstream stages that this run does not commit; None to open them.
+        judge: Evaluates the checks of a manifest's stage.
+        done: Called with what came of it.
+        former: The manifest that was in force when the run was planned.
+        renamed: Parts that are still in the folder of the stage's former name.
+    """
+
+    manifest: Manifest
+    folder: Location
+    publish: Publisher | None
+    unique: str | None
+    upstream: Mapping[str, str]
+    waits_for: Sequence[str]
+    above: Mapping[str, Manifest | None]
+    judge: Callable[[Manifest], tuple[CheckResult, ...]]
+    done: Callable[[Manifest, ManifestName | VaneError], None]
+    former: ManifestName | None = None
+    renamed: Sequence[tuple[Location, PartInfo]] = ()
+
+
+class WithheldError(StoreError):
+    """A partition whose upstream could not be committed."""
+
+    def __init__(self, upstream: str, error: VaneError) -> None:
+        super().__init__(f"its upstream {upstream!r} was not committed: {error}")
+        self.upstream = upstream
+
+
+class BlockedError(VaneError):
+    """A partition whose upstream broke a blocking check."""
+
+    def __init__(self, upstream: str, check: CheckResult, former: ManifestName | None) -> None:
+        kept = "; its former version stays in force" if former else ", and has no former version"
+        super().__init__(
+            f"the blocking check {check.name!r} of its upstream stage {upstream!r} failed: "
+            f"{check.description}. The partition was not committed{kept}"
+        )
+
+
+class Committer:
+    """Puts manifests in force, in the order in which it is given them.
+
+    Args:
+        store: Where manifests go.
+        hash_file: Gives the content hash of a local source file, None if it has changed.
+        publishing: Keeps other runs from publishing a manifest's partition at the same time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hash_file: Callable[[FileRecord], str | None],
+        publishing: Callable[[Manifest], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        self._publishing = publishing
+        self._store = store
+        self._hash_file = hash_file
+        self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
+        self._queue: queue.Queue[Commit | None] = queue.Queue()
+        self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
+        self._found: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
+        self._hashes: dict[tuple[str, str], Future[str | None]] = {}
+        self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
+        self._thread.start()
+
+    def hash_ahead(self, files: Sequence[FileRecord]) -> None:
+        """Begins to hash local source files, which a commit will want."""
+        for file in files:
+            known = (file.url, file.version)
+            if file.content is None and file.url.startswith("file:") and known not in self._hashes:
+                self._hashes[known] = self._hasher.submit(self._hash_file, file)
+
+    def put(self, commit: Commit) -> None:
+        """Queues a commit."""
+        self._queue.put(commit)
+
+    def close(self) -> None:
+        """Waits until all is committed."""
+        self._queue.put(None)
+        self._thread.join()
+        self._hasher.shutdown(cancel_futures=True)
+
+    def _work(self) -> None:
+        while (commit := self._queue.get()) is not None:
+            manifest = commit.manifest
+            try:
+                outcome: ManifestName | VaneError
+                _take_over(commit)
+                manifest, outcome = self._put_in_force(commit, self._completed(commit))
+            except VaneError as error:
+                outcome = error
+            except Exception as error:
+                outcome = StoreError(
+                    f"{manifest.pipeline}/{manifest.stage} could not be committed: "
+                    f"{type(error).__name__}: {error}{self._removed(commit)}"
+                )
+            self._outcomes[manifest.partition, manifest.stage] = outcome
+            commit.done(manifest, outcome)
+
+    def _removed(self, commit: Commit) -> str:
+        """Removes parts that are damaged, which may be why a commit failed, and tells of them."""
+        folder = commit.publish.staging if commit.publish else commit.folder
+        told = ""
+        try:
+            present = folder.names()
+            for name in (part.name for part in commit.manifest.parts if part.name in present):
+                if found := damage_of(folder, name):
+                    folder.delete([name])
+                    told += f". {found}; it was removed. Run again, and it is computed again"
+        except Exception:
+            return told  # the storage fails, and the error that is told already is why
+        return told
+
+    def _completed(self, commit: Commit) -> Manifest:
+        upstream = dict(commit.upstream)
+        for stage in commit.waits_for:
+            outcome = self._outcomes[commit.manifest.partition, stage]
+            if isinstance(outcome, VaneError):
+                raise WithheldError(stage, outcome)
+            upstream[stage] = str(outcome)
+        self.hash_ahead(commit.manifest.files)
+        files = [self._hashed(file) for file in commit.manifest.files]
+        sample = commit.manifest.sample or self._read_sample(commit)
+        now = time.time()
+        return replace(
+            commit.manifest, files=files, upstream=upstream, sample=sample, committed_at=now
+        )
+
+    def _read_sample(self, commit: Commit) -> Sequence[Mapping[str, str]]:
+        """Of parts that were all there before, what the first says in its footer."""
+        names = [part.name for part in commit.manifest.parts if part.rows]
+        if not names or commit.publish:
+            return ()
+        return tuple(read_part_info(commit.folder, names[0]).sample)
+
+    def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
+        """Raises BlockedError if a blocking check of an upstream stage has failed."""
+        partition = manifest.partition
+        for stage, above in commit.above.items():
+            if (partition, stage) not in self._found:
+                above = above or self._store.in_force(manifest.pipeline, stage, partition)
+                assert above is not None, "a stage that is done has a manifest"
+                self._found[partition, stage] = commit.judge(above)
+        for stage in (*commit.waits_for, *commit.above):
+            for found in self._found[partition, stage]:
+                if found.blocking and not found.passed:
+                    raise BlockedError(stage, found, commit.former)
+
+    def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
+        """The manifest with what its checks found."""
+        partition = manifest.partition
+        found_here = commit.judge(manifest)
+        for found in found_here:
+            if found.name == IdsComplete.name and not found.passed:
+                raise IntegrityError(
+                    f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
+                    f"{found.description}. It was not committed; materialize it with force"
+                )
+        self._found[partition, manifest.stage] = found_here
+        return replace(manifest, checks=found_here)
+
+    def _hashed(self, file: FileRecord) -> FileRecord:
+        future = self._hashes.get((file.url, file.version))
+        return file if future is None else replace(file, content=future.result())
+
+    def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
+        """Commits, unless another run has committed the same parts since this one was planned."""
+        self._require_unblocked(commit, manifest)
+        if not commit.publish:
+            manifest = self._checked(commit, manifest)
+            self._check_unique(commit, manifest)
+            return self._store.commit_once(manifest, commit.former)
+        with self._publishing(manifest):
+            # Before the checks, which would read parts that the other run has published.
+            if other := self._store.committed_since(manifest, commit.former):
+                in_force = other[0]
+                if commit.publish.holds(in_force.published_files):
+                    self._found[manifest.partition, manifest.stage] = commit.judge(in_force)
+                    return other
+            manifest = self._checked(commit, manifest)
+            self._check_unique(commit, manifest)
+            return publish(self._store, commit.publish, manifest)
+
+    def _check_unique(self, commit: Commit, manifest: Manifest) -> None:
+        if commit.unique:
+            check_unique(manifest, commit.folder, commit.unique)
+
+
+def _take_over(commit: Commit) -> None:
+    """Copies parts from the folder of the stage's former name, faults first."""
+
+    def copy(part: tuple[Location, PartInfo]) -> None:
+        folder, info = part
+        for name in filter(None, (info.faults, info.name)):
+            folder.copy(name, commit.folder)
+
+    with ThreadPoolExecutor(max_workers=_COPIERS) as threads:
+        list(threads.map(copy, commit.renamed))
+
+
+def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
+    """Checks that no id is in two fragments; opens parts only where their ranges of ids overlap.
+
+    Raises:
+        SourceError: If one is, naming the files.
+    """
+    ranges = sorted(
+        (
+            (part.id_min, part.id_max, index)
+            for index, part in enumerate(manifest.parts)
+            if part.rows
+        ),
+        key=lambda item: (item[0], item[1]),
+    )
+    overlapping: set[int] = set()
+    highest: Any = None
+    holder = -1
+    for low, high, index in ranges:
+        if holder >= 0 and low <= highest:
+            overlapping |= {holder, index}
+        if holder < 0 or high > highest:
+            highest, holder = high, index
+    if not overlapping:
+        return
+    fragments = {manifest.parts[i].name: manifest.fragments[i] for i in sorted(overlapping)}
+    repeated, parts = _repeated_ids(folder, list(fragments), id)
+    if repeated:
+        files = dict.fromkeys(fragments[name].url for name in parts)
+        raise SourceError(
+            f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
+            f"{names(repeated)} of {id!r} are in more than one fragment, in {names(files)}; an id "
+            "must be unique inside a partition. Mend the source"
+        )
+
+
+def _label(partition: str | None) -> str:
+    return "" if partition is None else f", partition {partition!r}"
+
+
+def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
+    """Some ids that stand twice, and the parts that hold them."""
+    paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
+    with temporary_folder() as spill, contextlib.closing(connect()) as connection:
+        connection.execute(f"SET memory_limit='{_MOST_MEMORY}'")
+        connection.execute("SET temp_directory=?", [str(spill)])
+        if not folder.is_local:
+            connection.register_filesystem(folder.fs)
+        rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"
+        found = connection.execute(
+            f"SELECT id FROM {rows} GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6", [paths]
+        )
+        repeated = [row[0] for row in found.fetchall()]
+        if not repeated:
+            return [], []
+        holders = connection.execute(
+            f"SELECT DISTINCT filename FROM {rows} WHERE id IN (SELECT unnest(?)) ORDER BY 1",
+            [paths, repeated],
+        )
+        return repeated, [PurePosixPath(row[0]).name for row in holders.fetchall()]

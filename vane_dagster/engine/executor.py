@@ -1,0 +1,261 @@
+"""A run from its plan to its commits: waves of stages, each under one lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vane_dagster.compute.admission import pack_waves
+from vane_dagster.compute.api import IO_POOL, Backend
+from vane_dagster.compute.waits import Waits
+from vane_dagster.compute.work_claims import Claims, NoClaims
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.fragment_queue import FoundParts
+from vane_dagster.engine.part_repair import MOST_PASSES, Mending, to_plan_again
+from vane_dagster.engine.preflight import Checked, Finding, check_all, refuse
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.scheduler import Stream
+from vane_dagster.engine.slicing import DEFAULT_BATCH
+from vane_dagster.engine.tasks import Requests
+from vane_dagster.events import (
+    Committed,
+    Event,
+    Noticed,
+    Unchanged,
+    WaveStarted,
+    about_plan,
+)
+from vane_dagster.fingerprint.bundle import CodeBundle
+from vane_dagster.pipeline.model_stages import AskSpec
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning.definition import (
+    code_digest,
+    constructed_identity,
+    pool_identity,
+    udf_code,
+)
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.storage.packages import distributions
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import ModelSpec, PoolSpec
+
+_BUDGET_SHARE = 0.4
+
+
+def execute(
+    plan: RunPlan,
+    backend: Backend | None,
+    store: Store,
+    run_id: str,
+    emit: Callable[[Event], None],
+    cancelled: threading.Event,
+    info: Mapping[str, Any],
+    judge: Judge,
+    plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
+    priority: int = 0,
+) -> None:
+    """Computes and commits what a plan has left.
+
+    Args:
+        plan: What is to be done.
+        backend: Where the work is done; None only where nothing has to be computed.
+        store: Where parts and manifests go.
+        run_id: For leases and manifests.
+        emit: Called with each event, also from another thread.
+        cancelled: Set to stop at the next occasion; finished parts are kept.
+        info: Kept in each manifest.
+        judge: Evaluates the stages' checks.
+        plan_again: Plans some partitions anew, whose parts were damaged and are removed. Default:
+            they fail.
+        priority: Where runs compete for workers, the one with the highest priority goes first.
+
+    Raises:
+        Cancelled: If it was stopped.
+        PreflightError: If something stands in the way; nothing is computed or committed then.
+        ComputeError: If the cluster cannot do it.
+    """
+    told = _Told(emit, store, plan.pipeline.name)
+    state: RunState | None = None
+    claims: Claims = NoClaims()
+    if backend is not None and plan.needed():
+        claims = backend.claims(run_id)
+    try:
+        for count in range(1, MOST_PASSES + 1):
+            checked, pools = None, {}
+            if needed := plan.needed():
+                assert backend is not None, "there is something to compute, and nothing to do it"
+                first = _written_first(plan, needed)
+                checked = check_all(plan.pipeline, needed, first, store, backend)
+                refuse(checked.findings)
+                pools = stage_pools(plan, checked)
+                refuse(edited(plan, needed))
+            state = RunState(plan, store, run_id, told, info, judge, claims, former=state)
+            mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
+            try:
+                state.begin()
+                if checked is not None and backend is not None:
+                    given = (checked, pools, cancelled, mending, priority)
+                    _compute(backend, state, needed, *given)
+                again = to_plan_again(state)
+            finally:
+                state.close()
+            if not again or plan_again is None:
+                return
+            plan, told.anew = plan_again(again), True
+            for event in about_plan(plan):
+                told(event)
+    finally:
+        claims.close()
+
+
+class _Told:
+    """Emits events; of stages that are done when a partition is planned anew, what is news.
+
+    Those that another run has committed meanwhile are told as if this one had.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], store: Store, pipeline: str) -> None:
+        self._emit, self._store, self._pipeline = emit, store, pipeline
+        self._told: set[tuple[str, str | None]] = set()
+        self.anew = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, (Committed, Unchanged)):
+            place = (event.stage, event.partition)
+            if isinstance(event, Unchanged) and self.anew:
+                if place in self._told:
+                    return
+                manifest = self._store.read(self._pipeline, *place, event.name)
+                event = Committed(*place, event.name, manifest)
+            self._told.add(place)
+        self._emit(event)
+
+
+def _compute(
+    backend: Backend,
+    state: RunState,
+    needed: tuple[str, ...],
+    checked: Checked,
+    pools: Mapping[str, PoolSpec],
+    cancelled: threading.Event,
+    mending: Mending,
+    priority: int,
+) -> None:
+    plan, store, capacity = state.plan, state.store, checked.capacity
+    look_up, waits = look_up_parts(state), Waits(state.emit)
+    upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
+    waves = pack_waves(capacity, needed, upstream, pools)
+    for index, stages in enumerate(waves):
+        if not state.fragments_left(stages):  # what is above them failed
+            continue
+        own = {stage: pools[stage] for stage in stages if stage in pools}
+        readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
+        claimed = _merged(own, readers)
+        labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
+        state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
+        lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
+        try:
+            called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
+            versions = {stage: model.version for stage, model in called.items() if model}
+            given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
+            requests = Requests(*given, versions)
+            budget = int(capacity.object_bytes * _BUDGET_SHARE)
+            wave = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
+            Stream(*wave, look_up, priority).run()
+        finally:
+            lease.release()
+
+
+def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]:
+    """Lists the parts of a partition that the run does not know yet, from any thread."""
+    store, pipeline = state.store, state.pipeline
+
+    def look_up(index: int, stages: Sequence[str]) -> FoundParts:
+        partition = state.plan.partitions[index]
+        found = {}
+        for stage in stages:
+            if partition.stages[stage].done:
+                continue
+            manifest = store.in_force(pipeline.name, stage, partition.key)
+            keys = [(key,) for key in partition.stages[stage].keys]
+            condemned = store.condemned(pipeline.name, stage)
+            found[stage], _ = stored_parts(
+                store, pipeline, stage, partition.key, keys, manifest, condemned,
+                lambda text: state.emit(Noticed(text)), set(state.parts[index, stage]),
+            )  # fmt: skip
+        return found
+
+    return look_up
+
+
+def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
+    """A wave's pools by identity, the largest of each, and the one for reading and writing."""
+    claimed = {IO_POOL: PoolSpec(IO_POOL, "read and write", (1, max(1, readers)), threads=1)}
+    for pool in pools.values():
+        known = claimed.get(pool.identity)
+        if known is None or pool.workers > known.workers:
+            claimed[pool.identity] = pool
+    return claimed
+
+
+def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | None]:
+    """The first partition of each stage of which something has to be computed."""
+    return {
+        stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
+    }
+
+
+def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
+    """The stages whose code is no longer what their keys were made from.
+
+    Asked when their code is packed, so that no row is kept under the key of other code.
+    """
+    found = []
+    for stage in stages:
+        planned = plan.code.get(stage, "")
+        if planned and code_digest(plan.pipeline[stage].spec) != planned:
+            where = f"stage '{plan.pipeline.name}/{stage}'"
+            found.append(Finding(where, "its code was edited while the run began", "Run it again"))
+    return found
+
+
+def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
+    """The pool of each stage that runs user code."""
+    return {stage: _pool(plan, stage, bundle, checked) for stage, bundle in checked.code.items()}
+
+
+def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> PoolSpec:
+    spec = plan.pipeline[stage].spec
+    assert isinstance(spec, MapBatchesSpec)
+    udf, cpus = spec.udf, checked.capacity.cpus
+    useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
+    workers = spec.concurrency or (1, max(1, useful))
+    constructed = constructed_identity(plan.pipeline, spec)
+    return PoolSpec(
+        identity=pool_identity(plan.pipeline, spec),
+        label=udf.name,
+        workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for some rows
+        bundle=spec.resources.bundle(),
+        slots=2 if udf.is_async else 1,
+        model=ModelSpec(
+            udf.name,
+            udf.stateful,
+            udf.style,
+            bundle.digest,
+            bundle.payload,
+            _packages(plan, spec),
+            shares_state=constructed.shares_state,
+            exact=plan.forced,
+        ),
+        archive=bundle.archive,
+        env_vars=spec.env_vars,
+        upkeep=spec.upkeep,
+    )
+
+
+def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
+    """The installed packages whose versions are recorded with what a stage computes."""
+    own = getattr(spec.provider, "PACKAGES", ()) if isinstance(spec, AskSpec) else ()
+    return distributions((*udf_code(plan.pipeline, spec).packages, *own))

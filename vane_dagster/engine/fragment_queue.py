@@ -1,0 +1,300 @@
+"""The fragments of a wave in order, each claimed before its work begins."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from vane_dagster.compute.waits import Waits, short
+from vane_dagster.compute.work_claims import ClaimAnswer, Claims, Group, claim_key
+from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.fragment_state import FragmentRun, fragment_run, to_compute
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.errors import VaneError
+from vane_dagster.events import Noticed
+from vane_dagster.planning.plan import Part
+
+FoundParts = Mapping[str, Mapping[int, Part]]
+"""Parts of a partition, by stage and index of the fragment."""
+_FIRST_AHEAD = 4
+_MAX_AHEAD = 64
+_QUICK_SECONDS = 0.5
+_SLOW_SECONDS = 2.0
+_RELEASE_SECONDS = 0.2
+_RETRY_SECONDS = 2.0
+_RETRY_IDLE_SECONDS = 0.5
+_MAX_RETRIED = 256
+_TELL_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A fragment of the wave: its place in the run, its partition, and its place in that."""
+
+    order: int
+    partition: int
+    index: int
+
+
+_Asked = Sequence[tuple[_Place, Mapping[str, bytes]]]
+"""Fragments, and by stage the names of the claims on them."""
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """The claims on some fragments, and the parts of partitions where other runs were at work."""
+
+    asked: _Asked
+    claims: ClaimAnswer
+    listed_at: float
+    found: Mapping[int, FoundParts]
+
+
+class FragmentQueue:
+    """Hands out the fragments that a wave has to compute.
+
+    A fragment's stages are claimed together or not at all, some fragments ahead of their
+    admission, on a thread of the queue's own. A fragment that another run computes is put back,
+    and later ones are tried. It is asked for again until that run has released it; then parts that
+    are in the store by now are taken as if the planner had found them, and the rest is computed.
+    So a fragment that waits for another run holds neither memory nor claims.
+
+    Args:
+        state: The run.
+        stages: The wave's stages.
+        claims: The run's claims.
+        look_up: Lists the parts of a partition in the store; called on the queue's thread.
+        counts: Counts the parts that were found.
+        waits: Is told which runs are waited for.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        stages: Sequence[str],
+        claims: Claims,
+        look_up: Callable[[int, Sequence[str]], FoundParts],
+        counts: Counts,
+        waits: Waits,
+    ) -> None:
+        self._state, self._stages, self._claims = state, tuple(stages), claims
+        self._look_up, self._counts, self._waits = look_up, counts, waits
+        self._fresh = self._places()
+        self._has_fresh = True
+        self._ready: deque[FragmentRun] = deque()
+        self._blocked: dict[_Place, str] = {}
+        self._mine: set[tuple[int, int]] = set()
+        self._releases: list[bytes] = []
+        self._listed_at: dict[int, float] = {}
+        self._ahead = _FIRST_AHEAD
+        self._asked_at = self._retried_at = self._fresh_at = 0.0
+        self._asking: Future[_Answered] | None = None
+        self._last_scope = (-1, "")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
+        self.left = state.fragments_left(stages)
+        """Fragments that were not handed out or found; at most, as some may be given up."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no more fragments will be handed out."""
+        return self.is_last and not self._blocked
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no more will be handed out, unless another run gives one up."""
+        return not (self._ready or self._has_fresh or self._asking)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the next fragment is about to come."""
+        return self._asking is not None and not self._ready
+
+    def peek(self) -> FragmentRun | None:
+        """The next fragment, None if there is none at present."""
+        while self._ready:
+            run = self._ready[0]
+            if given_up := {s for s in run.nodes if (run.partition, s) in self._state.failed}:
+                run.abandon(given_up)
+                self.release(run, given_up)
+            if run.nodes:
+                return run
+            self.end(self.pop())
+        return None
+
+    def pop(self) -> FragmentRun:
+        """Takes out the next fragment."""
+        self.left -= 1
+        return self._ready.popleft()
+
+    def release(self, run: FragmentRun, stages: Collection[str]) -> None:
+        """Releases the claims on stages of a fragment that are written or given up."""
+        self._releases += [run.claimed.pop(stage) for stage in stages if stage in run.claimed]
+
+    def end(self, run: FragmentRun) -> None:
+        """Releases what is left of a fragment that nothing more is done for."""
+        self.release(run, list(run.claimed))
+        self._mine.discard((run.partition, run.index))
+
+    def take_answer(self) -> None:
+        """Takes in the answer to the last claims, if it is there."""
+        if self._asking is None or not self._asking.done():
+            return
+        answered, self._asking = self._asking.result(), None
+        for partition, found in answered.found.items():
+            self._listed_at[partition] = answered.listed_at
+            self._take_found(partition, found)
+        for (place, keys), other in zip(answered.asked, answered.claims.held_by):
+            self._blocked.pop(place, None)
+            if other:
+                self._blocked[place] = other
+            else:
+                self._take_granted(place, keys)
+
+    def ask_ahead(self, idle: bool) -> None:
+        """Claims fragments ahead and releases what is done; does not wait for the answer.
+
+        Args:
+            idle: Whether nothing is under way in the wave.
+        """
+        if self._asking is not None:
+            return
+        now = time.monotonic()
+        places = self._next_fresh(now) if len(self._ready) <= self._ahead // 2 else []
+        if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
+            self._retried_at = now
+            places += list(self._blocked)[:_MAX_RETRIED]
+        asked = [(place, self._keys(place)) for place in places]
+        for place, keys in asked:
+            if not keys and self._blocked.pop(place, ""):
+                self.left -= 1
+        asked = [(place, keys) for place, keys in asked if keys]
+        if asked or (self._releases and now - self._asked_at >= _RELEASE_SECONDS):
+            self._asked_at = now
+            releases, self._releases = self._releases, []
+            self._asking = self._thread.submit(self._ask, asked, releases)
+
+    def tell_waits(self, idle: bool) -> None:
+        """Says which runs are waited for, if nothing can be done before they end."""
+        if not (idle and self.is_waiting):
+            self._end_wait()
+            return
+        ahead = Counter(self._blocked.values())
+        told = [
+            f"{n} fragment{'s' * (n > 1)} that {short([run])} is computing"
+            for run, n in ahead.items()
+        ]
+        text = f"waiting for {', '.join(told)}"
+        self._waits.begin("fragments", text, tuple(ahead), _TELL_AFTER_SECONDS)
+
+    def _end_wait(self) -> None:
+        runs = short(self._waits.runs("fragments"))
+        self._waits.end("fragments", f"no longer waiting for {runs}")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the only fragments left are those that other runs compute."""
+        return bool(self._blocked) and not (self._ready or self._has_fresh)
+
+    def close(self) -> None:
+        """Releases all claims of the wave."""
+        self._thread.shutdown()
+        self._end_wait()
+        if self._asking is not None and self._asking.exception() is None:
+            answered = self._asking.result()
+            for (_, keys), other in zip(answered.asked, answered.claims.held_by):
+                self._releases += [] if other else keys.values()
+        for run in self._ready:
+            self.end(run)
+        if self._releases:
+            self._claims.ask((), self._releases)
+
+    # On the queue's own thread
+
+    def _ask(self, asked: _Asked, releases: Sequence[bytes]) -> _Answered:
+        scopes = {place.partition: self._scope(place.partition) for place, _ in asked}
+        planned_at = self._state.plan.listed_at
+        now = time.monotonic()
+        answer = self._claims.ask(
+            [Group(scopes[place.partition], tuple(keys.values())) for place, keys in asked],
+            releases,
+            {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
+        )
+        granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
+        listed_at = time.monotonic()
+        changed = {p for p in granted if scopes[p] in answer.changed}
+        return _Answered(asked, answer, listed_at, {p: self._parts(p) for p in changed})
+
+    def _parts(self, partition: int) -> FoundParts:
+        try:
+            return self._look_up(partition, self._stages)
+        except VaneError as error:  # they are computed again
+            self._state.emit(Noticed(f"parts of another run could not be looked up: {error}"))
+            return {}
+
+    # What comes next
+
+    def _places(self) -> Iterator[_Place]:
+        order = 0
+        for partition, planned in enumerate(self._state.plan.partitions):
+            for index in range(len(planned.fragments)):
+                order += 1
+                yield _Place(order, partition, index)
+
+    def _next_fresh(self, now: float) -> list[_Place]:
+        """The next fragments to claim: as many as are admitted in a second or two."""
+        if self._fresh_at and now - self._fresh_at < _QUICK_SECONDS:
+            self._ahead = min(_MAX_AHEAD, 2 * self._ahead)
+        elif self._fresh_at and now - self._fresh_at > _SLOW_SECONDS:
+            self._ahead = max(1, self._ahead // 2)
+        self._fresh_at = now
+        places: list[_Place] = []
+        for place in self._fresh:
+            if to_compute(self._state, self._stages, place.partition, place.index):
+                places.append(place)
+                if len(places) == self._ahead:
+                    return places
+        self._has_fresh = False
+        return places
+
+    def _take_found(self, partition: int, found: FoundParts) -> None:
+        """Takes parts that another run has written, except of fragments under way here."""
+        for stage, parts in found.items():
+            for index, part in parts.items():
+                if (partition, index) in self._mine or (partition, stage) in self._state.failed:
+                    continue
+                if index not in self._state.parts[partition, stage]:
+                    self._counts.found(partition, index, stage)
+                    self._state.add_part(partition, stage, index, part)
+
+    def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:
+        specs = to_compute(self._state, self._stages, place.partition, place.index)
+        needed = {spec.name for spec in specs}
+        self._releases += [key for stage, key in keys.items() if stage not in needed]
+        if not specs:
+            self.left -= 1
+            return
+        run = fragment_run(self._state, specs, place.order, place.partition, place.index)
+        run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
+        self._mine.add((place.partition, place.index))
+        self._ready.append(run)
+
+    # Names of claims
+
+    def _scope(self, partition: int) -> str:
+        last = self._last_scope  # read once: both threads come here
+        if last[0] != partition:
+            key = self._state.plan.partitions[partition].key
+            self._last_scope = last = (partition, self._state.claim_scope(key))
+        return last[1]
+
+    def _keys(self, place: _Place) -> dict[str, bytes]:
+        """The names of the claims that a fragment needs, by stage; empty if it is done."""
+        specs = to_compute(self._state, self._stages, place.partition, place.index)
+        scope, planned = self._scope(place.partition), self._state.plan.partitions[place.partition]
+        return {
+            spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[place.index])
+            for spec in specs
+        }

@@ -1,0 +1,334 @@
+"""What a run knows of its partitions: parts, failures, counts, and what can be committed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vane_dagster.checks.builtin import ErrorRate
+from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key, claim_root
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.committer import Commit, Committer, WithheldError
+from vane_dagster.engine.token_budget import Spending
+from vane_dagster.errors import VaneError
+from vane_dagster.events import (
+    Committed,
+    Event,
+    Failed,
+    Recomputed,
+    StageStats,
+    Unchanged,
+)
+from vane_dagster.pipeline.columns import column_lineage
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
+from vane_dagster.planning.definition import VERSION, pool_identity
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
+from vane_dagster.planning.source_files import content_hash
+from vane_dagster.storage.manifest import Manifest, ManifestName, Published
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import LoadReport
+
+_PUBLISH_POLL_SECONDS = 0.2
+
+
+class RunState:
+    """The state of a run over all its waves. Used by the executor's thread alone."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        store: Store,
+        run_id: str,
+        emit: Callable[[Event], None],
+        info: Mapping[str, Any],
+        judge: Judge,
+        claims: Claims | None = None,
+        former: RunState | None = None,
+    ) -> None:
+        """The state of a run that begins, or goes on after a `former` pass."""
+        self.plan = plan
+        self.pipeline = plan.pipeline
+        self.run_id = run_id
+        self.emit = emit
+        self.store = store
+        self._info = info
+        self._judge = judge
+        self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
+        self._models: dict[str, Mapping[str, str]] = {}
+        source = plan.source
+        self.claims = claims or NoClaims()
+        self._claim_root = claim_root(store, plan.pipeline.name)
+        self._committer = Committer(
+            store, lambda file: content_hash(file, source), self._publishing
+        )
+        self._queued: set[tuple[int, str]] = set()
+        self.spending = Spending(plan.pipeline)
+        self.failed: dict[tuple[int, str], VaneError] = {}
+        self.aside: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
+        self.parts: dict[tuple[int, str], dict[int, Part]] = {}
+        self.stats: dict[tuple[int, str], StageStats] = {}
+        counted = former.counted() if former else {}
+        self._loads: dict[str, StageStats] = former._loads if former else {}
+        self._loads_lock = threading.Lock()
+        for index, partition in enumerate(plan.partitions):
+            for stage, stage_plan in partition.stages.items():
+                self.parts[index, stage] = {}
+                for i, part in stage_plan.parts.items():
+                    self._take(index, stage, i, part)
+                self.stats[index, stage] = counted.get((partition.key, stage)) or StageStats()
+            for stage, manifest in partition.inputs.items():
+                # A sample may read what a stage has computed under a former name.
+                folder = store.parts(self.pipeline.name, manifest.stage, partition.key)
+                self.parts[index, stage] = {
+                    i: Part(folder, part) for i, part in enumerate(manifest.parts)
+                }
+
+    def counted(self) -> dict[tuple[str | None, str], StageStats]:
+        """What was done so far, by partition key and stage."""
+        return {(self.plan.partitions[i].key, s): stats for (i, s), stats in self.stats.items()}
+
+    def worker_ready(self, pool: str, report: LoadReport) -> None:
+        """Counts a worker for the next partition that is committed with work of its pool."""
+        with self._loads_lock:
+            use = self._loads.setdefault(pool, StageStats())
+            use.loads += not report.warm
+            use.load_seconds += 0.0 if report.warm else report.seconds
+            use.warm += report.warm
+
+    def fragments_left(self, stages: Sequence[str]) -> int:
+        """Fragments of which one of the stages has to be computed, and is not given up."""
+        return sum(
+            len(
+                {
+                    i
+                    for stage in stages
+                    if (index, stage) not in self.failed
+                    for i in partition.stages[stage].missing
+                    if (index, i) not in self.aside
+                }
+            )
+            for index, partition in enumerate(self.plan.partitions)
+        )
+
+    def begin(self) -> None:
+        """Reports what is done already, and commits what only wants a manifest."""
+        for stage in self.plan.needed():
+            spec = self.pipeline[stage].spec
+            if isinstance(spec, WriteSpec):
+                self.store.keep_target(self.pipeline.name, stage, spec.url)
+        for index, partition in enumerate(self.plan.partitions):
+            if partition.fragments:
+                self._committer.hash_ahead(partition.files)
+            for stage, stage_plan in partition.stages.items():
+                if stage_plan.done:
+                    self.emit(Unchanged(stage, partition.key, stage_plan.done))
+            self._commit_complete(index)
+
+    def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
+        """Takes in a part; commits what it completes."""
+        self._take(index, stage, fragment, part)
+        self._commit_complete(index)
+
+    def _take(self, index: int, stage: str, fragment: int, part: Part) -> None:
+        """Keeps a part; of the samples, which are for people, the first."""
+        if part.info.sample:
+            self._samples.setdefault((index, stage), part.info.sample)
+            part = replace(part, info=replace(part.info, sample=()))
+        self.parts[index, stage][fragment] = part
+
+    def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
+        """Gives up a stage of a partition and the selected stages below it.
+
+        Returns:
+            The stages given up.
+        """
+        lost = {stage}
+        for name in self.plan.selected:
+            if lost & set(self.pipeline[name].spec.upstream):
+                lost.add(name)
+        key = self.plan.partitions[index].key
+        for name in self.plan.selected:
+            if name in lost and (index, name) not in self.failed:
+                self.failed[index, name] = error
+                self.emit(Failed(name, key, error, None if name == stage else stage))
+        self._commit_complete(index + 1)  # which may have waited for this
+        return lost
+
+    def missing(self, stage: str) -> list[tuple[int, list[int]]]:
+        """The fragments of which a stage has no part yet, by partition."""
+        return [
+            (index, [i for i in range(len(p.fragments)) if i not in self.parts[index, stage]])
+            for index, p in enumerate(self.plan.partitions)
+            if not p.stages[stage].done
+        ]
+
+    def unfinished(self, index: int) -> list[str]:
+        """The stages of a partition that have not come to an end."""
+        return [
+            stage
+            for stage, stage_plan in self.plan.partitions[index].stages.items()
+            if not stage_plan.done
+            and (index, stage) not in self._queued
+            and (index, stage) not in self.failed
+        ]
+
+    def most_faults(self, index: int, stage: str) -> int:
+        """Rows of a stage's partition that may fail, where it has as many as the source."""
+        if sample := self.plan.partitions[index].sample:
+            return sum(map(len, sample.values()))
+        rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
+        return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
+
+    def faults_allowed(self, index: int, stage: str) -> int:
+        """Of these, those that have not failed yet."""
+        return max(0, self.most_faults(index, stage) - self.stats[index, stage].faults)
+
+    def close(self) -> None:
+        """Waits until everything is committed."""
+        self._committer.close()
+
+    def _commit_complete(self, index: int) -> None:
+        if index >= len(self.plan.partitions):
+            return
+        partition = self.plan.partitions[index]
+        for stage, stage_plan in partition.stages.items():
+            if stage_plan.done or (index, stage) in self._queued or (index, stage) in self.failed:
+                continue
+            above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
+            ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
+            if ready and len(self.parts[index, stage]) == len(partition.fragments):
+                if self._waits_for_former(index, stage):
+                    continue
+                self._queued.add((index, stage))
+                if partition.sample:
+                    made = tuple(part for _, part in sorted(self.parts[index, stage].items()))
+                    self.emit(Recomputed(stage, partition.key, made))
+                    continue
+                self._committer.put(self._commit(index, partition, stage, above))
+                self._commit_complete(index + 1)  # which may have waited for this
+
+    def _waits_for_former(self, index: int, stage: str) -> bool:
+        """Whether a check compares a partition with the one before, which is not committed yet."""
+        if index == 0 or not any(c.compares for c in self.pipeline.checks(stage)):
+            return False
+        former = (index - 1, stage)
+        done = self.plan.partitions[index - 1].stages[stage].done
+        return not (done or former in self._queued or former in self.failed)
+
+    def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
+        spec = self.pipeline[stage].spec
+        stage_plan = partition.stages[stage]
+        parts = self.parts[index, stage]
+        publisher = publisher_of(spec, partition.key)
+        manifest = Manifest(
+            pipeline=self.pipeline.name,
+            stage=stage,
+            partition=partition.key,
+            generation=stage_plan.generation,
+            plan=stage_plan.digest,
+            definition=self.plan.definitions[stage],
+            schema=partition.schemas[stage],
+            fragments=partition.fragments,
+            parts=[parts[i].info for i in range(len(partition.fragments))],
+            files=partition.files,
+            upstream={},
+            run_id=self.run_id,
+            committed_at=0.0,
+            info={**self._info, "children": is_one_to_many(spec), "key_version": VERSION},
+            kind=spec.kind,
+            keys=tuple(key.column for key in self.pipeline.keys(stage)),
+            reads=spec.upstream,
+            model=self._model(spec),
+            lineage=column_lineage(self.pipeline, spec, partition.schemas),
+            sample=tuple(self._samples.get((index, stage), ())),
+            published=(
+                self._unpublished(publisher, partition, stage, parts) if publisher else None
+            ),
+        )
+        in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
+        in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
+        folder = self.store.parts(self.pipeline.name, stage, partition.key)
+        renamed = () if publisher else [p for p in parts.values() if p.folder != folder]
+        return Commit(
+            manifest=manifest,
+            folder=folder,
+            publish=publisher,
+            unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
+            upstream=in_force,
+            waits_for=[u for u in above if not partition.stages[u].done],
+            above={
+                **{u: None for u in above if partition.stages[u].done},
+                **{u: m for u, m in partition.inputs.items() if u in spec.upstream},
+            },
+            judge=self._judge.results,
+            done=lambda made, outcome: self._told(index, stage, made, outcome),
+            former=stage_plan.former,
+            renamed=[(part.folder, part.info) for part in renamed],
+        )
+
+    def claim_scope(self, partition: str | None) -> str:
+        """The scope of the claims on a partition."""
+        return f"{self._claim_root}|{partition_folder(partition)}"
+
+    @contextlib.contextmanager
+    def _publishing(self, manifest: Manifest) -> Iterator[None]:
+        """Waits until no other run publishes the partition, and keeps others from doing so.
+
+        Called on the committer's thread.
+        """
+        scope = self.claim_scope(manifest.partition)
+        group = Group(scope, (claim_key(scope, manifest.stage, "publish"),))
+        while self.claims.ask([group]).held_by[0]:
+            time.sleep(_PUBLISH_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self.claims.ask((), group.keys)
+
+    def _unpublished(
+        self,
+        publisher: Publisher,
+        partition: PartitionPlan,
+        stage: str,
+        parts: Mapping[int, Part],
+    ) -> Published | None:
+        """Where a `write` stage's rows are before they are published, for its checks."""
+        there = [(parts[i].folder, parts[i].info.name) for i in range(len(partition.fragments))]
+        if (found := publisher.unpublished(there)) is not None:
+            return found
+        in_force = self.store.in_force(self.pipeline.name, stage, partition.key)
+        return in_force.published if in_force else None
+
+    def _brings_ids(self, spec: StageSpec) -> bool:
+        """Whether a stage's ids have not been seen to be unique above it."""
+        return is_one_to_many(spec) or (SOURCE in spec.upstream and spec.kind != "join")
+
+    def _model(self, spec: StageSpec) -> Mapping[str, str]:
+        if not isinstance(spec, MapBatchesSpec):
+            return {}
+        if spec.name not in self._models:
+            pool = pool_identity(self.pipeline, spec)
+            self._models[spec.name] = {"name": spec.udf.name, "pool": pool}
+        return self._models[spec.name]
+
+    def _told(
+        self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
+    ) -> None:
+        """Called on the committer's thread."""
+        if isinstance(outcome, VaneError):
+            because = outcome.upstream if isinstance(outcome, WithheldError) else None
+            self.emit(Failed(stage, manifest.partition, outcome, because))
+        else:
+            stats = self.stats[index, stage]
+            if stats.computed and manifest.model:
+                with self._loads_lock:
+                    use = self._loads.pop(manifest.model["pool"], StageStats())
+                loads = (use.loads, use.load_seconds, use.warm)
+                stats.loads, stats.load_seconds, stats.warm = loads
+            self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))

@@ -1,0 +1,99 @@
+"""How much of a map's input a worker is handed at once: a whole fragment, or a slice of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.worker.protocol import PoolSpec
+
+DEFAULT_BATCH = 4096
+"""Rows that a stage without a batch size is handed at least, where there are as many."""
+_SLICE_SECONDS = 0.5
+_DRIVER_SECONDS = 0.005
+_FIRST_UNITS = 4
+_SMALL_SECONDS = 0.2
+_WHOLE_SECONDS = 1.0
+
+
+class Pacing:
+    """What is known of the speed of a wave's maps, and what follows from it.
+
+    Args:
+        pools: The pool of each map.
+    """
+
+    def __init__(self, pools: Mapping[str, PoolSpec]) -> None:
+        self._pools = pools
+        self._row_seconds: dict[str, float] = {}
+        self._seen: set[str] = set()
+
+    def learn(self, stage: str, seconds: float, rows: int) -> None:
+        """Takes in a call's time; half of what is known is the last one's."""
+        self._seen.add(stage)
+        if rows:
+            measured = seconds / rows
+            self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
+
+    def recall(self, stage: str, row_seconds: float | None) -> None:
+        """Takes what a warm worker knows of former runs, where nothing is known yet."""
+        if row_seconds:
+            self._row_seconds.setdefault(stage, row_seconds)
+
+    def may_go_whole(self, stage: str) -> bool:
+        """Whether a worker may do a fragment by itself.
+
+        A GPU would idle as it reads and writes, and one that is to be replaced after some batches
+        would do more of them.
+        """
+        pool = self._pools[stage]
+        return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.upkeep.max_batches
+
+    def is_learning(self, stages: Collection[str]) -> bool:
+        """Whether one of the stages may go whole, and none of its rows has shown its speed yet.
+
+        A stage of which a fragment came back without rows is not waited for: there may be none.
+        """
+        known = self._seen | self._row_seconds.keys()
+        return any(
+            stage in stages and stage not in known and self.may_go_whole(stage)
+            for stage in self._pools
+        )
+
+    def goes_whole(self, stage: str, rows: int, fragments_left: int, workers: int) -> bool:
+        """Whether one worker reads, computes and writes a fragment by itself.
+
+        That spares two copies through shared memory, and would leave other workers idle where
+        fragments are few or slow: those are sliced.
+        """
+        if stage not in self._row_seconds or not self.may_go_whole(stage):
+            return False
+        seconds = self._row_seconds[stage] * rows
+        enough = fragments_left >= 2 * workers
+        return seconds <= _SMALL_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
+
+    def slice_rows(self, spec: MapBatchesSpec, left: int, workers: int, last: bool) -> int:
+        """Rows of the next slice of a table: whole units worth some 500 ms, fewer towards the end.
+
+        A unit is a batch, or as many batches as an async worker has in flight.
+
+        Args:
+            spec: The stage.
+            left: Rows of the table that are not handed out.
+            workers: Workers of the pool.
+            last: Whether nothing else waits, so that the workers should end together.
+        """
+        batches = spec.max_concurrency if spec.udf.is_async else 1
+        unit = (spec.batch_size or DEFAULT_BATCH) * batches
+        share = math.ceil(left / max(1, 2 * workers))
+        known = self._row_seconds.get(spec.name)
+        if known is None:
+            wanted = min(_FIRST_UNITS * unit, share)
+        else:
+            pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
+            wanted = int(pace / max(known, 1e-12))
+            wanted = min(wanted, share) if last else wanted
+        if spec.upkeep.max_batches is not None:
+            wanted = min(wanted, spec.upkeep.max_batches * (spec.batch_size or DEFAULT_BATCH))
+        return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

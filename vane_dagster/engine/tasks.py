@@ -1,0 +1,337 @@
+"""The work for a node of a fragment: which inputs, which operation, where the result goes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from vane_dagster.engine.fragment_state import FragmentRun, Node
+from vane_dagster.pipeline.columns import made_columns
+from vane_dagster.pipeline.keys import join_shape
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import (
+    AUTO,
+    SOURCE,
+    Failures,
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+    WriteSpec,
+    is_one_to_many,
+)
+from vane_dagster.planning.inputs import base_node, quarantining
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.storage.publish.parquet import publisher_of
+from vane_dagster.storage.store import Store
+from vane_dagster.types.sql import referenced_columns
+from vane_dagster.worker.operations import (
+    Arrange,
+    CallUdf,
+    Faults,
+    FileRows,
+    Gather,
+    HeldRows,
+    Join,
+    Mend,
+    Op,
+    PartRows,
+    Pick,
+    Project,
+    Quarantined,
+    Reject,
+    Restore,
+    Rows,
+    SampledRows,
+)
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.retry import Policy
+
+_Inputs = tuple[Rows, ...]
+
+
+class Requests:
+    """Makes work for one lease."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        store: Store,
+        parts: Mapping[tuple[int, str], Mapping[int, Part]],
+        lease: str,
+        run_id: str,
+        allowed: Callable[[int, str], int],
+        versions: Mapping[str, str],
+    ) -> None:
+        """Makes work for `lease`.
+
+        `allowed` tells how many rows of a partition may still fail; `versions` names the code that
+        each stage calls.
+        """
+        self._plan = plan
+        self._versions = versions
+        self._run_id = run_id
+        self._allowed = allowed
+        self._pipeline: Pipeline = plan.pipeline
+        self._store = store
+        self._parts = parts
+        self._lease = lease
+        self._ops: dict[str, Op] = {}
+
+    def load(
+        self, run: FragmentRun, node: Node, worker: str, shares: int
+    ) -> tuple[Work, list[Any]]:
+        """Brings a map's input into shared memory, for its slices; so many workers share it."""
+        upstream = node.spec.upstream[0]
+        rows, tables = self._input(run, node, upstream, 0)
+        schema = self._upstream_schema(run, node.spec, upstream)
+        order = run.order_of(node.spec)
+        op: Op = Gather() if order is None else Arrange(order, shares)
+        if former := run.mends.get(node.spec.name):
+            id = self._pipeline.keys(upstream)[0].column
+            op = Pick(Faults(former.folder, former.info.faults), id)
+        return self._work(run, node, worker, op, (rows,), schema=schema), tables
+
+    def whole(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
+        """Computes and writes a fragment's part in one piece: for all but maps."""
+        rows: list[Rows] = []
+        tables: list[Any] = []
+        for upstream in node.spec.upstream:
+            given, held = self._input(run, node, upstream, len(tables))
+            rows.append(given)
+            tables += held
+        return self._part(run, node, worker, self.op(run, node.spec), tuple(rows)), tables
+
+    def slice(
+        self, run: FragmentRun, node: Node, worker: str, start: int, stop: int
+    ) -> tuple[Work, list[Any]]:
+        """Calls the user's code on some rows of a map's input."""
+        rows = HeldRows(0, start, stop)
+        return self._work(run, node, worker, self.op(run, node.spec), (rows,)), [node.given]
+
+    def reject(
+        self, run: FragmentRun, node: Node, worker: str, row: int, error: str, told: str
+    ) -> tuple[Work, list[Any]]:
+        """Sets a row of a map's input aside that ends its workers."""
+        call, spec = self.op(run, node.spec), node.spec
+        assert isinstance(call, CallUdf)
+        assert isinstance(spec, MapBatchesSpec)
+        op = Reject(call, spec.udf.name, error, told, run.losses[spec.name, row])
+        return self._work(run, node, worker, op, (HeldRows(0, row, row + 1),)), [node.given]
+
+    def gather(self, run: FragmentRun, node: Node, worker: str) -> tuple[Work, list[Any]]:
+        """Puts a map's slices together and writes the part."""
+        tables = [table for _, (table, _) in sorted(node.pieces.items())]
+        rows: _Inputs = tuple(HeldRows(i) for i in range(len(tables)))
+        if former := run.mends.get(node.spec.name):
+            return self._mend(run, node, worker, former, rows), tables
+        if tables and run.order_of(node.spec) is not None:
+            op = Restore(self._pipeline.keys(node.spec.upstream[0])[0].column)
+            rows = (*rows, HeldRows(len(tables)))
+            return self._part(run, node, worker, op, rows, tally=node.tally), [*tables, node.given]
+        return self._part(run, node, worker, Gather(), rows, tally=node.tally), tables
+
+    def _mend(self, run: FragmentRun, node: Node, worker: str, former: Part, rows: _Inputs) -> Work:
+        """Puts what is computed now into a former part, in the place of what had failed."""
+        spec, info = node.spec, former.info
+        upstream = spec.upstream[0]
+        read, _ = self._input(run, node, upstream, 0)
+        keys = [key.column for key in self._pipeline.keys(spec.name)]
+        given = self._pipeline.keys(upstream)[0].column
+        faults = Faults(former.folder, info.faults)
+        op = Mend(faults, keys[1] if is_one_to_many(spec) else keys[0], given)
+        again = node.tally
+        before = info.made.packages if info.made else ()
+        tally = replace(
+            again, rows_in=info.rows_in, filtered=info.filtered + again.filtered,
+            workers=again.workers or (worker,), packages=tuple(sorted({*before, *again.packages})),
+        )  # fmt: skip
+        inputs = (PartRows(former.folder, info.name), read, *rows)
+        return self._part(run, node, worker, op, inputs, tally=tally)
+
+    def op(self, run: FragmentRun, spec: StageSpec) -> Op:
+        """A stage's operation, with the rows that may still fail in the partition."""
+        if spec.name not in self._ops:
+            version = self._versions.get(spec.name, "")
+            self._ops[spec.name] = _operation(self._pipeline, spec, version)
+        op = self._ops[spec.name]
+        if isinstance(op, CallUdf) and op.policy.on_error != "raise":
+            return replace(op, most_faults=self._allowed(run.partition, spec.name))
+        if isinstance(op, Join):
+            return replace(op, quarantined=self._quarantined(run, spec, op))
+        return op
+
+    def _quarantined(
+        self, run: FragmentRun, spec: StageSpec, op: Join
+    ) -> dict[str, tuple[Quarantined, ...]]:
+        """For each list of a left join, what was quarantined on the way to its children."""
+        found: dict[str, tuple[Quarantined, ...]] = {}
+        base = self._pipeline.keys(op.shape.base)
+        for node, stages in quarantining(self._pipeline, spec).items():
+            for stage in stages:
+                part = self._parts[run.partition, stage][run.index]
+                if not part.info.faults:
+                    continue
+                keys = self._pipeline.keys(self._pipeline[stage].spec.upstream[0])
+                common = min(len(keys), len(base))
+                parent = None if len(keys) == common else keys[-common].column
+                faults = Faults(part.folder, part.info.faults)
+                rows = Quarantined(faults, parent, base[-common].column)
+                found[node] = (*found.get(node, ()), rows)
+        return found
+
+    def culprit(self, run: FragmentRun, stage: str) -> str:
+        """Stage, partition and fragment, for messages."""
+        partition, fragment = self._plan.partitions[run.partition], run.fragment
+        where = "" if partition.key is None else f", partition {partition.key!r}"
+        rows = f"rows {fragment.start} to {fragment.stop} of {fragment.url}"
+        return f"stage '{self._pipeline.name}/{stage}'{where}, fragment {run.index} ({rows})"
+
+    def _part(
+        self,
+        run: FragmentRun,
+        node: Node,
+        worker: str,
+        op: Op,
+        rows: tuple[Rows, ...],
+        **given: Any,
+    ) -> Work:
+        """Work whose result is written, and handed on where a stage below is at hand."""
+        target, keep = self._target(run, node), node.readers > 0
+        new_ids = is_one_to_many(node.spec)
+        return self._work(
+            run, node, worker, op, rows, target=target, keep=keep, new_ids=new_ids, **given
+        )
+
+    def _work(
+        self,
+        run: FragmentRun,
+        node: Node,
+        worker: str,
+        op: Op,
+        rows: tuple[Rows, ...],
+        **given: Any,
+    ) -> Work:
+        stage = node.spec.name
+        return Work(
+            **{
+                "culprit": self.culprit(run, stage),
+                "op": op,
+                "inputs": rows,
+                "schema": self._schema(run, node),
+                "id": self._pipeline[stage].id,
+                "target": None,
+                "keep": True,
+                "lease": self._lease,
+                "run_id": self._run_id,
+                "worker": worker,
+                "stage": f"{self._pipeline.name}/{stage}",
+                "fragment": f"{run.fragment.url}, rows {run.fragment.start} to {run.fragment.stop}",
+                **given,
+            }
+        )
+
+    def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:
+        return self._plan.partitions[run.partition].schemas[node.spec.name]
+
+    def folder(self, run: FragmentRun, spec: StageSpec) -> Any:
+        """Where a stage's parts of a partition are written."""
+        key = self._plan.partitions[run.partition].key
+        if publisher := publisher_of(spec, key):
+            return publisher.staging
+        return self._store.parts(self._pipeline.name, spec.name, key)
+
+    def _target(self, run: FragmentRun, node: Node) -> PartTarget:
+        spec = node.spec
+        plan = self._plan.partitions[run.partition].stages[spec.name]
+        compression = spec.compression if isinstance(spec, WriteSpec) else None
+        salt = secrets.token_hex(8) if run.index in plan.leaving else None
+        folder, key = self.folder(run, spec), plan.keys[run.index]
+        measured = made_columns(self._pipeline, spec, self._schema(run, node))
+        id = self._pipeline[spec.name].id
+        return PartTarget(folder, key, id, measured, compression, salt)
+
+    def _input(
+        self, run: FragmentRun, node: Node, upstream: str, position: int
+    ) -> tuple[Rows, list[Any]]:
+        columns = self._columns(run, node.spec, upstream)
+        if upstream == SOURCE:
+            schema = self._upstream_schema(run, node.spec, upstream)
+            fragment, options = run.fragment, self._plan.source.storage_options
+            file = self._plan.partitions[run.partition].listed[fragment.url]
+            span, id = (fragment.start, fragment.stop), self._pipeline.id
+            rows: FileRows | PartRows
+            rows = FileRows(fragment.url, *span, schema, file, id, options)
+            return self._sampled(run, node, upstream, rows), []
+        if (held := run.nodes.get(upstream)) is not None and held.table is not None:
+            return HeldRows(position), [held.table]
+        part = self._parts[run.partition, upstream][run.index]
+        rows = PartRows(part.folder, part.info.name, columns)
+        return self._sampled(run, node, upstream, rows), []
+
+    def _sampled(
+        self, run: FragmentRun, node: Node, upstream: str, rows: FileRows | PartRows
+    ) -> Rows:
+        """The rows that a stage is based on, where some of them alone are computed."""
+        sample = self._plan.partitions[run.partition].sample
+        if not sample or upstream != base_node(self._pipeline, node.spec):
+            return rows
+        return SampledRows(rows, sample[run.index])
+
+    def _upstream_schema(self, run: FragmentRun, spec: StageSpec, upstream: str) -> pa.Schema:
+        """The schema of what a stage reads of an upstream."""
+        schema = self._plan.partitions[run.partition].schemas[upstream]
+        wanted = self._columns(run, spec, upstream)
+        return schema if wanted is None else pa.schema([schema.field(name) for name in wanted])
+
+    def _columns(self, run: FragmentRun, spec: StageSpec, upstream: str) -> tuple[str, ...] | None:
+        """The columns of an upstream that a stage needs; None for all."""
+        schema = self._plan.partitions[run.partition].schemas[upstream]
+        ids = [key.column for key in self._pipeline.keys(upstream)]
+        if isinstance(spec, MapBatchesSpec) and spec.columns is not None:
+            return tuple(dict.fromkeys((*ids, *spec.columns)))
+        if isinstance(spec, ProjectSpec):
+            texts = [expression for _, expression in spec.columns]
+            wanted = _named(texts + ([spec.where] if spec.where else []), spec.name)
+            return tuple(name for name in schema.names if name in ids or name.lower() in wanted)
+        if isinstance(spec, JoinSpec) and upstream in spec.columns:
+            return tuple(dict.fromkeys((*ids, *(column for _, column in spec.columns[upstream]))))
+        return None
+
+
+def _named(expressions: Sequence[str], where: str) -> set[str]:
+    return {name.lower() for text in expressions for name in referenced_columns(text, where)}
+
+
+def _policy(failures: Failures) -> Policy:
+    return Policy(failures.on_error, failures.max_retries, failures.retry_on, failures.timeout_s)
+
+
+def _operation(pipeline: Pipeline, spec: StageSpec, version: str) -> Op:
+    if isinstance(spec, ProjectSpec):
+        return Project(spec.columns, spec.where)
+    keys = {node: pipeline.keys(node) for node in spec.upstream}
+    if isinstance(spec, JoinSpec):
+        shape = join_shape(spec, keys, spec.name)
+        return Join(spec.how, shape, spec.upstream, spec.columns)
+    if isinstance(spec, MapBatchesSpec):
+        return CallUdf(
+            cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
+            spec.columns,
+            spec.batch_format,
+            AUTO if spec.auto_batch else spec.batch_size,
+            spec.cardinality,
+            spec.max_concurrency,
+            tuple(key.column for key in keys[spec.upstream[0]]),
+            spec.children[1] if spec.children else None,
+            spec.carried,
+            _policy(spec.failures),
+            version=version,
+        )
+    return Gather()

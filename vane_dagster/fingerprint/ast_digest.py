@@ -1,0 +1,348 @@
+"""What code says, apart from its layout: syntax trees without positions and names of locals.
+
+Docstrings and type hints stand beside the tree, see `introspection`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import types
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vane_dagster.fingerprint.code_strings import evaluated, mark_texts
+from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.introspection import (
+    is_only_hint,
+    keep_module_docstring,
+    set_aside,
+    without_hint,
+)
+from vane_dagster.fingerprint.local_variables import Variable, free_variables, mark_locals
+
+Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_CATCHES_IMPORT = frozenset(
+    {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"},
+)
+_GLOBAL_READS = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
+)
+
+
+def parse(source: bytes | str) -> ast.Module:
+    """Parses source and drops what cannot change a result.
+
+    Bare constants go, and so do the bodies of ``if TYPE_CHECKING``. Docstrings and type hints are
+    set aside. What stays is marked: local variables, names that imports bind, imports by a text.
+
+    Raises:
+        SyntaxError: The source is not valid for this Python.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    while stack:
+        node, scope = stack.pop()
+        if isinstance(node, (ast.Module, *Definition)):
+            scope = node
+            set_aside(node)
+        for field in ("body", "orelse", "finalbody"):
+            body = getattr(node, field, None)
+            if not body or not isinstance(body, list):
+                continue
+            kept = [without_hint(item, scope) for item in _effective(body, scope)]
+            if not kept and field != "orelse" and not isinstance(node, ast.Module):
+                kept = [ast.copy_location(ast.Pass(), body[0])]
+            setattr(node, field, kept)
+        stack += [(item, scope) for item in inner_statements(node)]
+    keep_module_docstring(tree)
+    mark_texts(tree)
+    mark_locals(tree)
+    return tree
+
+
+def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the statements, handlers and cases directly inside of a node."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        yield from getattr(node, field, ())
+
+
+def _effective(body: Iterable[ast.stmt], scope: ast.AST) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        if isinstance(statement, ast.AnnAssign) and is_only_hint(statement, scope):
+            continue
+        if isinstance(statement, ast.If):
+            test = statement.test
+            if _is_type_checking(test):
+                yield from _effective(statement.orelse, scope)
+                continue
+            if (
+                isinstance(test, ast.UnaryOp)
+                and isinstance(test.op, ast.Not)
+                and _is_type_checking(test.operand)
+            ):
+                yield from _effective(statement.body, scope)
+                continue
+        yield statement
+
+
+def _is_type_checking(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
+    return name == "TYPE_CHECKING"
+
+
+class _End:
+    """Closes a node or a list in `dump`."""
+
+
+def dump(nodes: Sequence[ast.AST]) -> str:
+    """Writes nodes as text without positions; empty and absent fields are left out.
+
+    A local variable is written as its place in the order of appearance.
+
+    It walks with its own stack, so long chains of operators don't pass the recursion limit, and
+    a field that a later Python adds changes nothing as long as it is empty.
+    """
+    return _dump(nodes, {})
+
+
+def local_labels(node: ast.AST) -> dict[str, str]:
+    """What `dump` writes for the variables of enclosing functions, by their names."""
+    places: dict[Variable, int] = {}
+    _dump([node], places)
+    free = free_variables(node)
+    return {name: f"local {places[item]}" for name, item in free.items() if item in places}
+
+
+def _dump(nodes: Sequence[ast.AST], places: dict[Variable, int]) -> str:
+    out: list[str] = []
+    stack: list[object] = [list(nodes)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, _End):
+            out.append(")")
+            continue
+        if isinstance(item, tuple):
+            out.append(f"{item[0]}=")
+            item = item[1]
+        if isinstance(item, ast.AST):
+            out.append(f"{type(item).__name__}(")
+            stack.append(_End())
+            stack.extend(reversed(list(_fields(item))))
+        elif isinstance(item, list):
+            out.append("[")
+            stack.append(_End())
+            stack.extend(reversed(item))
+        elif isinstance(item, Variable) and not item.keeps_name:
+            out.append(f"local{places.setdefault(item, len(places))}")
+        else:
+            item = item.name if isinstance(item, Variable) else item
+            text = constant_text(item)
+            out.append(f"{type(item).__name__}{len(text)}:{text}")
+    return "".join(out)
+
+
+def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
+    variables = node.__dict__.get("variables")
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name in _IGNORED_FIELDS:
+            continue
+        if variables is not None:
+            if isinstance(value, str):
+                value = variables.get((name, None), value)
+            elif isinstance(node, ast.Nonlocal):
+                value = [variables.get((name, at), item) for at, item in enumerate(node.names)]
+        if isinstance(node, ast.JoinedStr):
+            # Some Pythons put empty texts between the parts of an f-string.
+            value = [item for item in node.values if getattr(item, "value", None) != ""]
+        if isinstance(node, ast.Constant) or not (value is None or value == []):
+            yield name, value
+
+
+def constant_text(value: object) -> str:
+    """Writes a constant so that it reads the same on every Python."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    # repr() of an int beyond 4300 digits raises.
+    return hex(value) if type(value) is int else repr(value)
+
+
+def tree_digest(nodes: Sequence[ast.AST]) -> str:
+    """Hashes nodes by what they say."""
+    return combine("tree", dump(nodes))
+
+
+def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
+    """Returns the module-level names that a function reads, without those of hints."""
+    texts = list(evaluated([node]))
+    named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    declared = {
+        name for item in ast.walk(node) if isinstance(item, ast.Global) for name in item.names
+    }
+    return global_names(code) & (named | declared) | global_names(compile_nodes(texts, "<text>"))
+
+
+def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
+    """Compiles statements that stand at module level, without running them.
+
+    What the texts in them read when they are evaluated is read at the end.
+    """
+    read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
+    try:
+        return _compiled([*nodes, *read], filename)
+    except SyntaxError:
+        return _compiled([*_bound(nodes), *read], filename)
+
+
+def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
+    module = ast.Module(body=body, type_ignores=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: types.CodeType = compile(
+            module, filename, "exec", flags=flags, dont_inherit=True, optimize=0
+        )
+    return code
+
+
+def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Puts nodes that rebind variables of an enclosing function into a function that binds them."""
+    inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
+    free = {name for node in nodes for name in free_variables(node)} if inner else set()
+    names = sorted(free.intersection(name for item in inner for name in item.names))
+    if not names:
+        return list(nodes)
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
+    bound = ast.Assign(targets, ast.Constant(None))
+    around = ast.parse("def around(): pass").body[0]
+    assert isinstance(around, ast.FunctionDef)
+    around.body = [bound, *nodes]
+    return [ast.fix_missing_locations(around)]
+
+
+def global_names(code: types.CodeType) -> set[str]:
+    """Returns the module-level names that code reads or rebinds, by the compiler's own scoping."""
+    found: set[str] = set()
+    stored: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_NAME":
+            stored.add(step.argval)
+        elif step.opname in _GLOBAL_READS and step.argval not in stored:
+            found.add(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= global_names(constant)
+    return found
+
+
+@dataclass(frozen=True)
+class ImportRef:
+    """One imported name: ``from <module> import <name> as <bound>``, or ``import <module>``.
+
+    ``refers`` is the module that the bound name would stand for: ``a`` for ``import a.b``, ``a.b``
+    for ``import a.b as c``; for ``from a import b`` it is ``b``, below the module.
+    """
+
+    module: str
+    level: int
+    name: str | None
+    bound: str
+    refers: str
+    guarded: bool
+    line: int
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What nodes import, the dotted names they use, and the lines of imports by variable."""
+
+    imports: tuple[ImportRef, ...]
+    chains: frozenset[tuple[str, ...]]
+    dynamic: tuple[int, ...]
+
+
+def scan(nodes: Iterable[ast.AST]) -> Scan:
+    """Collects the imports and the dotted names in nodes, functions' bodies included."""
+    imports: list[ImportRef] = []
+    chains: set[tuple[str, ...]] = set()
+    dynamic: list[int] = []
+    stack: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
+    while stack:
+        node, guarded = stack.pop()
+        marks = node.__dict__
+        if "imports" in marks:
+            if marks["imports"] is None:
+                dynamic.append(node.lineno)  # type: ignore[attr-defined]  # an expression
+            stack += [(item, guarded) for item in marks["imports"] or ()]
+        stack += [(item, guarded) for item in marks.get("evaluated", ())]
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imports += import_refs(node, guarded)
+            continue
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            chain = _chain(node)
+            if chain:
+                chains.add(chain)
+                continue
+        guards = _guarded_children(node)
+        stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
+    return Scan(tuple(imports), frozenset(chains), tuple(sorted(dynamic)))
+
+
+def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:
+    """Yields one reference for each name that an import statement binds."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            refers = alias.name if alias.asname else alias.name.partition(".")[0]
+            bound = alias.asname or refers
+            yield ImportRef(alias.name, 0, None, bound, refers, guarded, node.lineno)
+        else:
+            bound = alias.asname or alias.name
+            where = (node.module or "", node.level, alias.name)
+            yield ImportRef(*where, bound, alias.name, guarded, node.lineno)
+
+
+def _chain(node: ast.expr) -> tuple[str, ...]:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+
+
+def root_name(node: ast.AST) -> str | None:
+    """Returns the name that an expression starts from: ``X`` for ``X.a[0].b(1)``."""
+    while True:
+        if isinstance(node, ast.Name):
+            return node.id
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.Await)):
+            node = node.value
+        else:
+            return None
+
+
+def _guarded_children(node: ast.AST) -> Sequence[ast.AST]:
+    if isinstance(node, ast.Try):
+        caught = [handler.type for handler in node.handlers]
+        return node.body if any(kind is None or _names_import(kind) for kind in caught) else ()
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        calls = [item.context_expr for item in node.items]
+        for call in calls:
+            if isinstance(call, ast.Call) and (_chain(call.func) or ("",))[-1] == "suppress":
+                return node.body if any(map(_names_import, call.args)) else ()
+    return ()
+
+
+def _names_import(node: ast.expr) -> bool:
+    options = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any((_chain(option) or ("",))[-1] in _CATCHES_IMPORT for option in options)

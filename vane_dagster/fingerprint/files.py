@@ -1,0 +1,393 @@
+"""Content digests of the local files and folders that arguments name.
+
+Sizes and times are compared first: the digest of a file's content is kept, in memory and for large
+files in a private folder of the user, until its size, a time stamp or the inode changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vane_dagster._home import default_root, state_home
+from vane_dagster._private_folder import private_folder, temporary_root
+from vane_dagster.errors import CodeIdentityError, VaneError
+from vane_dagster.fingerprint.hashing import combine
+
+MAX_FILES = 100_000
+"""Files below one folder, beyond which `version=` is asked for."""
+MAX_FRESH_BYTES = 256 << 30
+"""Bytes of one argument without a kept digest, beyond which `version=` is asked for."""
+
+_LONGEST_PATH = 4096
+_READERS = 8
+_BLOCK = 1 << 20
+_LEAST_KEPT = 1 << 20
+# A file written less than this ago can change again without a new time stamp.
+_CLOCK_GRAIN_NS = 2_000_000_000
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_WILD = re.compile(r"[*?\[{]")
+_SYSTEM = ("/proc", "/sys")
+# What a folder named by a bare word, without a separator, must hold to be taken for data.
+_DATA_NAMES = frozenset(
+    {
+        "config.json", "modules.json", "model_index.json", "tokenizer.json", "params.json",
+        "meta.json", "config.cfg", "vocab.txt", "saved_model.pb",
+    }
+)  # fmt: skip
+_DATA_SUFFIXES = (
+    ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".gguf", ".ggml", ".joblib", ".pkl", ".pickle",
+    ".pb", ".h5", ".keras", ".tflite", ".ckpt", ".npy", ".npz", ".model", ".spm", ".msgpack",
+    ".faiss", ".index", ".cbm", ".ubj", ".mlmodel", ".engine", ".jinja", ".jinja2", ".j2", ".tmpl",
+    ".tpl", ".mustache", ".prompt",
+)  # fmt: skip
+
+
+class UnboundedContentError(CodeIdentityError):
+    """The content of a file or folder cannot be part of an identity."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Reads what local paths name, apart from folders that runs or edits of code change.
+
+    Attributes:
+        data: Paths or URL patterns of the pipeline's source and targets. A folder that contains one
+            or lies in one counts by its path alone.
+        code: Files of the definitions' code. A folder that contains one counts by its path alone.
+        read: Whether content counts. Where `version=` stands for it, paths count as the texts that
+            they are, and objects without an identity by their type.
+    """
+
+    data: Sequence[str] = ()
+    code: Sequence[str] = ()
+    read: bool = True
+
+    def content(self, text: str | os.PathLike[str], where: str) -> str | None:
+        """The digest of the file or folder that a text names; None where its text alone counts.
+
+        A `Path` always names one. A text does if it holds a separator, starts with ``~`` or
+        ``file://``, has a suffix, or is a bare word for a folder that holds a model or templates.
+
+        Args:
+            text: The text or path.
+            where: How the user reaches it, for messages.
+
+        Raises:
+            CodeIdentityError: It cannot be read, or there is too much of it.
+        """
+        path = _named(text) if self.read else None
+        if path is None:
+            return None
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # absent, too long for a name, or out of reach
+            return None
+        try:
+            if stat.S_ISREG(mode):
+                return combine("file", *self._digests([path], text, where))
+            if not stat.S_ISDIR(mode) or not os.access(path, os.R_OK | os.X_OK):
+                return None
+            folder = os.path.realpath(path)
+            if _is_shared(folder) or self._is_apart(folder):
+                return None
+            return self._folder(folder, text, where, bare=_is_bare(text))
+        except (OSError, UnicodeError) as error:
+            raise UnboundedContentError(
+                f"{where}: {os.fspath(text)!r} names a file or folder that cannot be read "
+                f"({error}), so its content cannot be part of the identity. Make it readable, or "
+                f"give `version=`."
+            ) from error
+
+    def _folder(
+        self, folder: str, text: str | os.PathLike[str], where: str, bare: bool
+    ) -> str | None:
+        names: list[str] = []
+        paths: list[str] = []
+        other: list[str] = []
+        for name, path in _walk(folder):
+            if path is None:
+                other.append(name)
+            else:
+                names.append(name)
+                paths.append(path)
+            if len(names) > MAX_FILES:
+                break
+        if _holds_store(names) or (bare and not any(map(_is_data, names))):
+            return None
+        if len(names) > MAX_FILES:
+            raise UnboundedContentError(
+                f"{where}: {os.fspath(text)!r} names a folder with more than {MAX_FILES:,} files, "
+                f"too many to be part of the identity. Name the files or the subfolder that are "
+                f"used, or give the stage `version=` and raise it when they change."
+            )
+        digests = self._digests(paths, text, where)
+        parts = [part for pair in zip(names, digests) for part in pair]
+        return combine("folder", *parts, *other)
+
+    def _digests(
+        self, paths: Sequence[str], text: str | os.PathLike[str], where: str
+    ) -> Sequence[str]:
+        states = [os.stat(path) for path in paths]
+        found = [_digests.get(path, state) for path, state in zip(paths, states)]
+        fresh = [index for index, digest in enumerate(found) if digest is None]
+        size = sum(states[index].st_size for index in fresh)
+        if size > MAX_FRESH_BYTES:
+            raise UnboundedContentError(
+                f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(fresh):,} files, more "
+                f"than the {MAX_FRESH_BYTES:,} bytes that are read to become part of the identity. "
+                f"Name the files or the subfolder that are used, or give the stage `version=` and "
+                f"raise it when they change."
+            )
+        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+            read = threads.map(lambda index: _hash(paths[index], states[index]), fresh)
+            for index, digest in zip(fresh, read):
+                found[index] = digest
+        return [digest for digest in found if digest is not None]
+
+    def _is_apart(self, folder: str) -> bool:
+        """Whether runs or edits of code change a folder: then its path alone counts."""
+        if any(_contains(folder, os.path.realpath(file)) for file in self.code):
+            return True
+        above = [folder, *map(str, Path(folder).parents)]
+        return any(map(_is_store_stage, above)) or any(
+            _overlaps(folder, pattern) for pattern in map(_local_pattern, self.data) if pattern
+        )
+
+
+def _named(text: str | os.PathLike[str]) -> str | None:
+    """The local path that a text names by its form; that it exists is not said."""
+    given = os.fspath(text)
+    if not 0 < len(given) <= _LONGEST_PATH or "\n" in given or "\0" in given:
+        return None
+    if not isinstance(text, str):
+        return given
+    if given.startswith("file:"):
+        parts = urllib.parse.urlsplit(given)
+        local = parts.netloc in ("", "localhost")
+        return urllib.request.url2pathname(parts.path) if local and parts.path else None
+    if "://" in given:
+        return None
+    if given.startswith("~"):
+        return os.path.expanduser(given)
+    if not _is_bare(given) or os.path.isdir(given):
+        return given
+    return None
+
+
+def _is_bare(text: str | os.PathLike[str]) -> bool:
+    """Whether a text is a word that names a file or folder only by chance."""
+    if not isinstance(text, str) or text.startswith(("~", "file:")):
+        return False
+    return not ("/" in text or os.sep in text or os.path.splitext(text)[1])
+
+
+def _walk(root: str) -> Iterator[tuple[str, str | None]]:
+    """Yields the files below a folder by their relative names; no path for what is not a file.
+
+    Hidden files and folders, compiled code and tagged caches are left out. A folder that several
+    links lead to is entered once.
+    """
+    entered = {_inode(os.stat(root)): "."}
+    waiting = [("", root)]
+    while waiting:
+        above, folder = waiting.pop()
+        with os.scandir(folder) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        if any(entry.name == "CACHEDIR.TAG" for entry in listed):
+            continue
+        folders = []
+        for entry in listed:
+            if entry.name.startswith((".", "models--", "datasets--")) or entry.name in (
+                "__pycache__",
+                "lost+found",
+            ):
+                continue
+            name = f"{above}{entry.name}"
+            try:
+                state = entry.stat()
+            except OSError as error:
+                if not entry.is_symlink():
+                    raise
+                yield f"{name} -> {type(error).__name__}", None  # a link that leads nowhere
+                continue
+            if stat.S_ISREG(state.st_mode):
+                yield name, entry.path
+            elif stat.S_ISDIR(state.st_mode):
+                inode = _inode(os.stat(entry.path))
+                if inode in entered:
+                    yield f"{name} -> {entered[inode]}", None
+                else:
+                    entered[inode] = name
+                    folders.append((f"{name}/", entry.path))
+        waiting += reversed(folders)
+
+
+def _inode(state: os.stat_result) -> tuple[int, int]:
+    return state.st_dev, state.st_ino
+
+
+def _is_data(name: str) -> bool:
+    base = name.rpartition("/")[2]
+    return base in _DATA_NAMES or base.endswith(_DATA_SUFFIXES)
+
+
+def _is_shared(folder: str) -> bool:
+    """Whether a folder is of the machine or the user as a whole, or of this package's own state."""
+    whole = [
+        "/",
+        os.path.expanduser("~"),
+        os.getcwd(),
+        str(temporary_root()),
+        "/tmp",
+        "/var/tmp",
+        "/dev/shm",
+        sys.prefix,
+        sys.base_prefix,
+        *_own_state(),
+    ]
+    above = (*_SYSTEM, *map(os.path.realpath, _own_state()))
+    contains = any(_contains(folder, os.path.realpath(item)) for item in whole)
+    return contains or any(_contains(item, folder) for item in above)
+
+
+def _own_state() -> list[str]:
+    found = [default_root()] if os.environ.get("VANE_DAGSTER_STORE") else []
+    with contextlib.suppress(VaneError):
+        found += [str(state_home()), default_root()]
+    return [path for path in found if "://" not in path]
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _is_store_stage(folder: str) -> bool:
+    """Whether a folder is a stage's in a store, by its layout."""
+    manifests = os.path.join(folder, "manifests")
+    parts, target = os.path.join(folder, "parts"), os.path.join(folder, "target.json")
+    return os.path.isdir(manifests) and (os.path.isdir(parts) or os.path.isfile(target))
+
+
+_MANIFEST = re.compile(r"(?:^|/)manifests/[^/]+/\d+-g\d+-[0-9a-f]+-[0-9a-f]+\.json$")
+
+
+def _holds_store(names: Iterable[str]) -> bool:
+    """Whether one of the files is a manifest of a store."""
+    return any(name.endswith(".json") and _MANIFEST.search(name) for name in names)
+
+
+def _local_pattern(url: str) -> list[str] | None:
+    """The components of a local URL pattern, placeholders as wildcards; None if it is remote."""
+    path = url.removeprefix("file://")
+    if "://" in path:
+        return None
+    parts = _PLACEHOLDER.sub("*", os.path.abspath(os.path.expanduser(path))).split(os.sep)
+    fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
+    real = os.path.realpath(os.sep.join(parts[:fixed]) or os.sep).split(os.sep)
+    return [*real, *parts[fixed:]]
+
+
+def _overlaps(folder: str, pattern: Sequence[str]) -> bool:
+    """Whether a folder contains files of a pattern, or lies in the folder that it names.
+
+    Of a folder that matches a wildcard and lies deeper than the pattern that is not known, so that
+    it is taken for none of the pattern's.
+    """
+    own = folder.rstrip(os.sep).split(os.sep)
+    fixed = next((i for i, part in enumerate(pattern) if _WILD.search(part)), len(pattern))
+    if len(own) <= fixed:
+        return list(pattern[: len(own)]) == own
+    if not all(fnmatch.fnmatchcase(mine, part) for mine, part in zip(own, pattern)):
+        return False
+    rest = pattern[len(own) :]
+    if not rest:
+        return fixed == len(pattern)
+    found = glob.iglob(os.path.join(glob.escape(folder), *rest), recursive=True)
+    return next(found, None) is not None
+
+
+class _Digests:
+    """Content digests by path and state; those of large files outlive the process."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def get(self, path: str, state: os.stat_result) -> str | None:
+        """The digest of a file that is in the state in which it was read."""
+        signature = _signature(state)
+        held = self._held.get(path)
+        if held is None and state.st_size >= _LEAST_KEPT:
+            held = self._kept(path)
+        if held is None or held[0] != signature:
+            return None
+        self._held[path] = held
+        return held[1]
+
+    def put(self, path: str, state: os.stat_result, digest: str) -> None:
+        """Keeps a digest. A cache that cannot be written is none."""
+        self._held[path] = (_signature(state), digest)
+        if state.st_size < _LEAST_KEPT:
+            return
+        record = {"path": os.path.realpath(path), "state": _signature(state), "sha256": digest}
+        with contextlib.suppress(OSError, VaneError, UnicodeError):
+            place = Path(private_folder(_cache_folder()), _cache_name(path))
+            written = place.with_suffix(f".{secrets.token_hex(8)}")
+            written.touch(mode=0o600, exist_ok=False)
+            written.write_text(json.dumps(record))
+            os.replace(written, place)
+
+    def _kept(self, path: str) -> tuple[tuple[int, ...], str] | None:
+        try:
+            folder = _cache_folder()
+            if not folder.is_dir():
+                return None
+            record = json.loads(Path(private_folder(folder), _cache_name(path)).read_bytes())
+            if record["path"] != os.path.realpath(path) or len(record["sha256"]) != 64:
+                return None
+            return tuple(record["state"]), str(record["sha256"])
+        except (OSError, VaneError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _cache_folder() -> Path:
+    return state_home() / "file-digests"
+
+
+def _cache_name(path: str) -> str:
+    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:40] + ".json"
+
+
+def _signature(state: os.stat_result) -> tuple[int, ...]:
+    return (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
+
+
+def _hash(path: str, state: os.stat_result) -> str:
+    settled = time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) > _CLOCK_GRAIN_NS
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+        after = os.fstat(file.fileno())
+    found = digest.hexdigest()
+    if settled and _signature(after) == _signature(state):
+        _digests.put(path, state, found)
+    return found
+
+
+_digests = _Digests()

@@ -1,0 +1,383 @@
+"""Finds modules without running them, and tells the user's own from installed ones."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+import types
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.symbols import SourceFile, load_source
+
+Kind = Literal["own", "installed", "stdlib", "self"]
+_SITE_NAMES = ("site-packages", "dist-packages")
+_MAIN = ("__main__", "__mp_main__")
+
+
+def module_attribute(module: Any, name: str) -> Any:
+    """Returns an attribute of a module, or None; a lazy module is not loaded by asking."""
+    try:
+        return object.__getattribute__(module, name)
+    except AttributeError:
+        return None
+
+
+def module_folders(module: Any) -> tuple[str, ...] | None:
+    """A package's folders; None for what is no package, whatever it makes of being asked."""
+    folders = module_attribute(module, "__path__")
+    return tuple(map(str, folders)) if isinstance(folders, Iterable) else None
+
+
+@dataclass(frozen=True)
+class Module:
+    """Where a module comes from; a namespace package has no path."""
+
+    name: str
+    kind: Kind
+    path: str | None
+    search: tuple[str, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name under which the module counts in a digest: a script is named by its file."""
+        if self.name not in _MAIN:
+            return self.name
+        spec = module_attribute(sys.modules.get(self.name), "__spec__")
+        stem = os.path.splitext(os.path.basename(self.path or self.name))[0]
+        return spec.name if spec is not None else stem
+
+    @property
+    def is_source(self) -> bool:
+        """Says whether the module is a file of Python source."""
+        return self.path is not None and self.path.endswith((".py", ".pyw"))
+
+    @property
+    def package(self) -> str:
+        """The package that the module's relative imports start from."""
+        return self.label if self.search is not None else self.label.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an import leads to.
+
+    `role` is ``whole`` for a module that is imported, ``passing`` for a package that is only on the
+    way to one, ``package`` for an installed one, ``missing`` for one that isn't there. `attribute`
+    is the name that is taken from the module.
+    """
+
+    role: Literal["whole", "passing", "package", "missing"]
+    name: str
+    attribute: str | None = None
+    module: Module | None = None
+    line: int = 0
+
+
+@functools.lru_cache(maxsize=1)
+def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    installed.update(site.getsitepackages())
+    installed.add(site.getusersitepackages())
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    standard.add(os.path.dirname(os.path.abspath(os.__file__)))
+    return _folders(installed), _folders(standard)
+
+
+def _folders(paths: Iterable[str]) -> tuple[str, ...]:
+    both = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
+    return tuple(sorted(path.rstrip(os.sep) + os.sep for path in both))
+
+
+@functools.lru_cache(maxsize=4096)
+def _folder_kind(folder: str) -> Kind:
+    installed, standard = _roots()
+    inside = folder.rstrip(os.sep) + os.sep
+    if inside.startswith(installed) or any(name in inside.split(os.sep) for name in _SITE_NAMES):
+        return "installed"
+    return "stdlib" if inside.startswith(standard) else "own"
+
+
+def path_kind(path: str) -> Kind:
+    """Tells whose a source file is by the folder that it lies in."""
+    return _folder_kind(os.path.dirname(os.path.abspath(path)))
+
+
+@dataclass
+class Finder:
+    """Locates modules by name, in `sys.modules` first, else on the path.
+
+    It remembers its answers, the files that it read included: a walk sees one state of each.
+    """
+
+    _known: dict[str, Module | None] = field(default_factory=dict)
+    _sources: dict[str, SourceFile] = field(default_factory=dict)
+
+    def source(self, path: str) -> SourceFile:
+        """Returns a parsed file.
+
+        Raises:
+            CodeIdentityError: It cannot be read, or is not valid Python.
+        """
+        if path not in self._sources:
+            self._sources[path] = load_source(path)
+        return self._sources[path]
+
+    def find(self, name: str) -> Module | None:
+        """Returns where a module is, or None if it cannot be found. Imports nothing."""
+        if name not in self._known:
+            self._known[name] = self._locate(name)
+        return self._known[name]
+
+    def _locate(self, name: str) -> Module | None:
+        parent_name, _, _ = name.rpartition(".")
+        if name.partition(".")[0] == __name__.partition(".")[0]:
+            return Module(name, "self", None)
+        loaded = sys.modules.get(name)
+        if loaded is not None and not _is_replaced(loaded):
+            return self._loaded(name, loaded)
+        found = self._on_path(name, parent_name)
+        return self._loaded(name, loaded) if found is None and loaded is not None else found
+
+    def _on_path(self, name: str, parent_name: str) -> Module | None:
+        search: Iterable[str] | None = None
+        if parent_name:
+            parent = self.find(parent_name)
+            if parent is None or parent.search is None:
+                return None
+            search = parent.search
+        spec = _find_spec(name, search)
+        if spec is None:
+            return None
+        if spec.origin in ("built-in", "frozen"):
+            return Module(name, "stdlib", None)
+        locations = spec.submodule_search_locations
+        folders = None if locations is None else tuple(locations)
+        path = spec.origin if spec.has_location else None
+        return _classified(name, path, folders)
+
+    def _loaded(self, name: str, loaded: Any) -> Module:
+        origin = getattr(module_attribute(loaded, "__spec__"), "origin", None)
+        if origin in ("built-in", "frozen"):
+            return Module(name, "stdlib", None)
+        path = module_attribute(loaded, "__file__")
+        if isinstance(origin, str) and (path is None or path.endswith(".pyc")):
+            path = origin if os.path.isfile(origin) else path
+        folders = module_folders(loaded)
+        if path is None and folders is None and name not in _MAIN:
+            # A module object that was made in memory, as six does: it goes with its package.
+            parent = self.find(name.rpartition(".")[0]) if "." in name else None
+            return Module(name, parent.kind if parent else "installed", None)
+        return _classified(name, path, folders)
+
+    def below(self, name: str) -> list[str]:
+        """The names of all modules in the folders of a package."""
+        found = self.find(name)
+        folders = (found.search or ()) if found is not None else ()
+        return [item for folder in folders for item in submodules(folder, name)]
+
+    def starred(self, module: Module) -> list[Module]:
+        """The submodules that ``from package import *`` imports, as the package's `__all__` says.
+
+        Of a computed `__all__` they may be any.
+        """
+        if module.search is None or not module.is_source or module.kind != "own":
+            return []
+        nodes = [
+            node
+            for unit in self.source(str(module.path)).units.get("__all__", ())
+            for node in ast.walk(unit.nodes[-1])
+        ]
+        is_computed = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        inner = [self.find(name) for name in (self.below(module.name) if nodes else ())]
+        depth = module.name.count(".") + 1
+        return [
+            item
+            for item in inner
+            if item is not None
+            and item.name.count(".") == depth
+            and (is_computed or item.name.rpartition(".")[2] in texts)
+        ]
+
+    def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
+        """Yields every package on the way to a module, then the module itself."""
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            prefix = ".".join(parts[:count])
+            yield prefix, self.find(prefix)
+
+    def targets(self, importer: Module, ref: ImportRef) -> Iterator[Target]:
+        """Yields what one imported name leads to."""
+        base = _absolute(importer, ref)
+        if base is None:
+            yield Target("missing", "." * ref.level + ref.module, line=ref.line)
+            return
+        top = base.partition(".")[0]
+        first = self.find(top)
+        if first is None or first.kind != "own":
+            if first is None and ref.level:
+                yield Target("missing", base, line=ref.line)
+            elif first is None or first.kind == "installed":
+                yield Target("package", top, line=ref.line)
+            return
+        found: Module | None = None
+        for name, found in self.chain(base):
+            if found is None:
+                yield Target("missing", name, line=ref.line)
+                return
+            if name != base:
+                part = base[len(name) + 1 :].partition(".")[0]
+                yield Target("passing", name, part, module=found, line=ref.line)
+        yield from self._imported(found, base, ref)
+
+    def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[Target]:
+        if ref.name is None or ref.name == "*":
+            yield Target("whole", base, module=found, line=ref.line)
+            if ref.name == "*" and found is not None:
+                for item in self.starred(found):
+                    yield Target("whole", item.name, module=item, line=ref.line)
+            return
+        inner = self.find(f"{base}.{ref.name}")
+        if inner is not None:
+            yield Target("passing", base, ref.name, module=found, line=ref.line)
+            yield Target("whole", inner.name, module=inner, line=ref.line)
+        elif found is not None and found.path is None:
+            yield Target("missing", f"{base}.{ref.name}", line=ref.line)
+        else:
+            yield Target("whole", base, ref.name, found, ref.line)
+
+    def attribute_targets(
+        self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
+    ) -> Iterator[Target]:
+        """Yields the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
+        bound = {ref.bound: ref for ref in refs if ref.bound and ref.name != "*"}
+        for chain in sorted(scan.chains):
+            ref = bound.get(chain[0])
+            base = None if ref is None else _stands_for(importer, ref)
+            module = self.find(base) if base else None
+            if ref is None or module is None or module.kind != "own":
+                continue
+            attribute: str | None = None
+            for part in chain[1:]:
+                inner = self.find(f"{module.name}.{part}") if module.search is not None else None
+                if inner is None:
+                    attribute = part
+                    break
+                module = inner
+            yield Target("whole", module.name, attribute, module, ref.line)
+
+
+def _is_replaced(loaded: Any) -> bool:
+    """Says whether a module put another object in its own place, which has no file."""
+    known = (module_attribute(loaded, item) for item in ("__spec__", "__file__", "__path__"))
+    return not isinstance(loaded, types.ModuleType) and all(item is None for item in known)
+
+
+def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) -> Module:
+    if path is not None:
+        path = os.path.abspath(path)
+        return Module(name, path_kind(path), path, folders)
+    kinds = {_folder_kind(os.path.abspath(folder)) for folder in folders or ()}
+    kind: Kind = "own" if "own" in kinds or not kinds else "installed"
+    return Module(name, kind, None, folders)
+
+
+def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Asks the standard finders, then the others (editable installs), for one level of a name."""
+    standard = (
+        importlib.machinery.BuiltinImporter,
+        importlib.machinery.FrozenImporter,
+        importlib.machinery.PathFinder,
+    )
+    others = [finder for finder in sys.meta_path if finder not in standard]
+    folders = None if search is None else list(search)
+    for attempt in range(2):
+        finders: list[Any] = [*standard, *others]
+        for finder in finders:
+            find = getattr(finder, "find_spec", None)
+            with warnings.catch_warnings():  # a library may warn of its own old names
+                warnings.simplefilter("ignore")
+                spec = find(name, folders) if find is not None else None
+            if isinstance(spec, importlib.machinery.ModuleSpec):
+                return spec
+        if attempt == 0:
+            # A module that was written a moment ago is not in the finders' listings yet.
+            importlib.invalidate_caches()
+    return None
+
+
+def _absolute(importer: Module, ref: ImportRef) -> str | None:
+    if not ref.level:
+        return ref.module
+    parts = importer.package.split(".") if importer.package else []
+    if ref.level > len(parts):
+        return None
+    kept = parts[: len(parts) - ref.level + 1]
+    return ".".join([*kept, ref.module] if ref.module else kept)
+
+
+def _stands_for(importer: Module, ref: ImportRef) -> str | None:
+    if ref.name is None:
+        return ref.refers if not ref.level else None
+    base = _absolute(importer, ref)
+    return None if base is None else f"{base}.{ref.name}"
+
+
+def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
+    """Lists the own modules that importing some modules can run: what a worker must be given.
+
+    Lazy imports count. Where a module imports by a name that only a run knows, its whole package
+    is listed. What cannot be found or parsed is left out: its own import says it best.
+    """
+    found: set[str] = set()
+    waiting = deque(sorted(set(names)))
+    while waiting:
+        name = waiting.popleft()
+        module = finder.find(name)
+        if name in found or module is None or module.kind != "own":
+            continue
+        found.add(name)
+        waiting += [prefix for prefix, _ in finder.chain(name)][:-1]
+        if module.is_source:
+            waiting += _reachable(finder, module)
+    return tuple(sorted(found))
+
+
+def _reachable(finder: Finder, module: Module) -> Iterator[str]:
+    try:
+        unit = finder.source(str(module.path)).whole
+    except CodeIdentityError:
+        return
+    for ref in unit.scan.imports:
+        for target in finder.targets(module, ref):
+            if target.role in ("whole", "passing"):
+                yield target.name
+    for target in finder.attribute_targets(module, unit.scan, unit.scan.imports):
+        yield target.name
+    if unit.scan.dynamic:
+        top = finder.find(module.label.partition(".")[0])
+        for folder in (top.search or ()) if top is not None else ():
+            yield from submodules(folder, module.label.partition(".")[0])
+
+
+def submodules(folder: str, name: str) -> Iterator[str]:
+    """Yields the names of all modules in the folder of a package."""
+    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
+        stem, suffix = os.path.splitext(entry.name)
+        if entry.is_file() and suffix == ".py" and stem != "__init__":
+            yield f"{name}.{stem}"
+        elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
+            yield f"{name}.{entry.name}"
+            yield from submodules(entry.path, f"{name}.{entry.name}")

@@ -1,0 +1,476 @@
+"""Digests of functions, classes and modules as objects, on top of what their files say."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import enum
+import functools
+import linecache
+import os
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping, Set
+from typing import Any
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
+from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.library_names import library_name
+from vane_dagster.fingerprint.local_variables import free_variables
+from vane_dagster.fingerprint.modules import Module, path_kind
+from vane_dagster.fingerprint.symbols import SourceFile, Unit, code_digest
+from vane_dagster.fingerprint.values import ValueEncoder
+
+_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
+_NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
+_VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
+# The modules of classes that `make_dataclass` and `create_model` make for other modules.
+_MAKERS = ("types", "pydantic.main")
+_FIELD = "field "
+_FIELD_DETAILS = (
+    *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
+)
+_CLASS_DETAILS = {
+    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__",
+    "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
+    "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
+    "__slots__", "_abc_impl",
+}  # fmt: skip
+
+
+def unwrapped(obj: Any) -> Any:
+    """Returns the function or class that partials and method descriptors stand around."""
+    while isinstance(obj, (functools.partial, staticmethod, classmethod)):
+        obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
+    return obj
+
+
+class ObjectEncoder:
+    """Hashes code objects; what they reach is collected in `reach`."""
+
+    def __init__(self, reach: Reach, files: LocalFiles | None = None) -> None:
+        self._reach = reach
+        self._values = ValueEncoder(self._code, files)
+        self._tokens: dict[int, str] = {}
+        self._kept: list[Any] = []
+
+    def digest(self, value: Any, path: str) -> str:
+        """Hashes any value, code included."""
+        return self._values.digest(value, path)
+
+    def _code(self, obj: Any, path: str) -> str:
+        if isinstance(obj, functools.partial):
+            parts = (obj.func, list(obj.args), dict(obj.keywords))
+            names = (".func", ".args", ".keywords")
+            found = [*map(self.digest, parts, [path + name for name in names])]
+            if vars(obj):
+                found.append(self.digest(dict(vars(obj)), path))
+            return combine("partial", *found)
+        if isinstance(obj, (staticmethod, classmethod)):
+            return combine(type(obj).__name__, self._code(obj.__func__, path))
+        if isinstance(obj, types.MethodType):
+            owner = self.digest(obj.__self__, f"{path}.__self__")
+            return combine("method", owner, self._code(obj.__func__, path))
+        if isinstance(obj, types.ModuleType):
+            self._reach.module(obj.__name__)
+            return combine("module", obj.__name__)
+        if isinstance(obj, _BOUND) and not isinstance(obj.__self__, (types.ModuleType, type(None))):
+            owner = self.digest(obj.__self__, f"{path}.__self__")
+            return combine("bound", owner, obj.__name__)
+        if id(obj) not in self._tokens:
+            # A function can reach itself through its closure: then its name stands for it.
+            self._tokens[id(obj)] = combine("again", getattr(obj, "__qualname__", ""))
+            self._kept.append(obj)
+            self._tokens[id(obj)] = self._fresh(obj, path)
+        return self._tokens[id(obj)]
+
+    def _fresh(self, obj: Any, path: str) -> str:
+        if isinstance(obj, types.FunctionType):
+            return self._function(obj, path)
+        name = getattr(obj, "__module__", None) or "builtins"
+        module = self._reach.finder.find(name)
+        if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
+            return combine("class", self._members(obj, path), *self._bases(obj, path))
+        if module is None or module.kind != "own":
+            return self._library(obj, name, module)
+        if isinstance(obj, type):
+            return self._class(obj, module, path)
+        if module.is_source and _lookup(obj) is obj:
+            return self._by_name(obj, module)
+        if hasattr(obj, "__wrapped__"):
+            inner = self.digest(obj.__wrapped__, f"{path}.__wrapped__")
+            return combine("wrapped", type(obj).__qualname__, inner)
+        raise CodeIdentityError(
+            f"{path} is a {type(obj).__qualname__} whose code cannot be found. Define it at the "
+            f"top level of a module, or give the stage `version=`."
+        )
+
+    def _library(self, obj: Any, name: str, module: Module | None) -> str:
+        if module is None or module.kind == "installed":
+            self._reach.package(name)
+        return combine("library", *library_name(obj, name))
+
+    def _by_name(self, obj: Any, module: Module) -> str:
+        self._reach.name(module, obj.__qualname__.partition(".")[0])
+        return combine("name", self._reach.label(module), obj.__qualname__)
+
+    def _function(self, function: types.FunctionType, path: str) -> str:
+        where = self._reach.finder.find(function.__module__ or "__main__")
+        if where is not None and self._is_named(function, where):
+            return self._with_defaults(function, self._by_name(function, where), path)
+        name = function.__globals__.get("__name__", "__main__")
+        module = self._reach.finder.find(name)
+        file = function.__code__.co_filename
+        captured = self._captured(function, path, {})
+        if module is not None and module.kind != "own":
+            return combine("function", self._library(function, name, module), *captured)
+        if module is not None and module.is_source and path_kind(file) == "own":
+            source = self._reach.finder.source(str(module.path))
+            node = source.function_node(function.__code__)
+            if node is not None:
+                captured = self._captured(function, path, ast_digest.local_labels(node))
+                captured += self._attributes_of(function, node, path)
+                unit = Unit(source.path, [_statement(node)])
+                self._reach.unit(
+                    module, unit, ast_digest.names_of_function(function.__code__, node)
+                )
+                return combine("function", ast_digest.tree_digest([node]), *captured)
+        return combine("function", self._in_memory(function, module, path), *captured)
+
+    def _is_named(self, function: types.FunctionType, module: Module) -> bool:
+        """Says whether a file's module-level definition, as it is on disk, is this function."""
+        if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
+            return False
+        source = self._reach.finder.source(str(module.path))
+        if module.name in ("__main__", "__mp_main__") and not source.holds(function.__code__):
+            # Such a function travels by value: as it is in memory, not as in the file.
+            return False
+        if _lookup(function) is function:
+            return function.__qualname__.partition(".")[0] in source.units
+        defined = source.definition(function.__qualname__) is not None
+        same_file = function.__code__.co_filename == module.path
+        return defined and same_file and function.__code__.co_name == function.__name__
+
+    def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
+        """Adds the values of defaults where they have a digest; their text counts in any case."""
+        parts = []
+        for name, value in _defaults(function).items():
+            try:
+                parts.append(self._default(name, value, path))
+            except UnboundedContentError:
+                raise
+            except CodeIdentityError:
+                parts.append(name)
+        return combine("defaults", token, *parts)
+
+    def _default(self, name: str, value: Any, path: str) -> str:
+        return combine(name, self.digest(value, f"{path}.__defaults__[{name!r}]"))
+
+    def _captured(
+        self, function: types.FunctionType, path: str, labels: Mapping[str, str]
+    ) -> list[str]:
+        """Hashes defaults and the variables of enclosing functions, by `labels` or by name."""
+        cells: list[str] = []
+        free = function.__code__.co_freevars
+        for name, cell in zip(free, function.__closure__ or (), strict=True):
+            label = labels.get(name, name)
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                cells.append(combine(label))
+                continue
+            cells.append(combine(label, self.digest(value, f"{path}.__closure__[{name!r}]")))
+        defaults = [self._default(name, item, path) for name, item in _defaults(function).items()]
+        return [*defaults, *sorted(cells)]
+
+    def _attributes_of(
+        self, function: types.FunctionType, node: ast.AST, path: str
+    ) -> Iterator[str]:
+        """Hashes what was set on a function, except what it changes itself when it runs."""
+        changed = _changed_attributes(node)
+        said = [item.value.value for item in node.__dict__.get("docstring", ())]
+        copied = getattr(getattr(function, "__wrapped__", None), "__doc__", None)
+        if function.__doc__ and not said and function.__doc__ != copied:
+            yield combine("__doc__", function.__doc__)
+        for name, value in sorted(vars(function).items()):
+            if name != "__wrapped__" and name not in changed:
+                yield combine(name, self.digest(value, f"{path}.{name}"))
+
+    def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
+        """Hashes a function that no file holds: by its cell's source, else by its bytecode."""
+        code = function.__code__
+        cell = _cell(code.co_filename)
+        node = cell.function_node(code) if cell is not None else None
+        importer = module or Module("__main__", "own", None)
+        if node is not None:
+            self._reach.unit(importer, Unit(code.co_filename, [_statement(node)]), ())
+            digest = ast_digest.tree_digest([node])
+            names = ast_digest.names_of_function(code, node)
+        else:
+            digest = code_digest(code)
+            names = ast_digest.global_names(code)
+        return combine("memory", digest, *self._globals(names, function.__globals__, path))
+
+    def _globals(self, names: Set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:
+        for name in sorted(names):
+            if name in scope and not name.startswith("__"):
+                yield combine(name, self.digest(scope[name], f"{path}.__globals__[{name!r}]"))
+
+    def _class(self, cls: type, module: Module, path: str) -> str:
+        bases = self._bases(cls, path)
+        kind = self._reach.finder.find(type(cls).__module__)
+        if kind is not None and kind.kind == "own":
+            bases.append(self.digest(type(cls), f"{path}.__class__"))
+        if module.is_source and self._holds_class(cls, module):
+            token = self._by_name(cls, module)
+            bases += [
+                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
+            ]
+            if _lookup(cls) is not cls:
+                # A name that something else stands for now, or another class of that name.
+                held = self._reach.finder.source(str(module.path))
+                bases += self._state(cls, held, held.definition(cls.__qualname__), path)
+            return combine("class", token, *bases)
+        functions = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
+        methods = [item for item in functions if path_kind(item.__code__.co_filename) != "stdlib"]
+        scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+        source = (
+            self._reach.finder.source(str(module.path)) if module.is_source else _cell_of(methods)
+        )
+        node = source.definition(cls.__qualname__) if source is not None else None
+        if source is None or node is None or not all(source.holds(m.__code__) for m in methods):
+            return combine("class", self._members(cls, path), *bases)
+        unit = Unit(source.path, [node])
+        captured = self._state(cls, source, node, path)
+        self._reach.unit(module, unit, unit.names if module.is_source else ())
+        if not module.is_source:
+            hints = [item for part in ast.walk(node) for item in part.__dict__.get("hints", ())]
+            names = unit.names | Unit(source.path, hints).names
+            captured += self._globals(names - {cls.__name__}, scope, path)
+        return combine("class", ast_digest.tree_digest([node]), *captured, *bases)
+
+    def _bases(self, cls: type, path: str) -> list[str]:
+        return [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
+
+    def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
+        """Hashes what a class holds beyond its text: captured variables and live attributes."""
+        inside = set() if node is None else {id(item) for item in ast.walk(node)}
+        labels = {} if node is None else ast_digest.local_labels(node)
+        body = {} if node is None else _bound_in_body(node)
+        parts: list[str] = []
+        for name, member in _members(cls, body):
+            where = f"{path}.{name}"
+            functions = list(_member_functions(member))
+            nodes = [source.function_node(item.__code__) for item in functions]
+            if functions and all(id(item) in inside for item in nodes):
+                found = [part for item in functions for part in self._captured(item, where, labels)]
+                parts.append(combine(name, *found))
+                continue
+            try:
+                parts.append(combine(name, self._member(member, where)))
+            except CodeIdentityError:
+                # Without anything of an enclosing function, the text says what it is.
+                texts = body.get(name.removeprefix(_FIELD))
+                is_text = texts is not None or name.startswith(_FIELD)
+                if not is_text or any(map(free_variables, texts or ())):
+                    raise
+        return parts
+
+    def _member(self, member: Any, path: str) -> str:
+        """Hashes an attribute of a class."""
+        if isinstance(member, property):
+            accessors = [member.fget, member.fset, member.fdel]
+            return combine("property", self.digest(accessors, path))
+        if isinstance(member, functools.partialmethod):
+            parts = (member.func, list(member.args), dict(member.keywords))
+            return combine("partialmethod", *(self.digest(part, path) for part in parts))
+        if isinstance(member, functools.cached_property):
+            return combine("cached", self.digest(member.func, path))
+        kind = type(member)
+        module = self._reach.finder.find(kind.__module__)
+        plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
+        if plain and module is not None and module.kind == "own" and kind.__bases__ == (object,):
+            # An object of the user's, such as a descriptor.
+            state = dict(getattr(member, "__dict__", {}))
+            return combine("object", self.digest(kind, path), self.digest(state, path))
+        return self.digest(member, path)
+
+    def _holds_class(self, cls: type, module: Module) -> bool:
+        if "<" in cls.__qualname__:
+            return False
+        source = self._reach.finder.source(str(module.path))
+        if module.name in ("__main__", "__mp_main__"):
+            methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
+            own = [item for item in methods if item.__code__.co_filename == module.path]
+            if not all(source.holds(item.__code__) for item in own):
+                return False
+        if source.definition(cls.__qualname__) is not None:
+            return True
+        return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
+
+    def _members(self, cls: type, path: str) -> str:
+        """Hashes a class that no source holds, member by member."""
+        parts = [cls.__qualname__]
+        for name, member in _members(cls, None):
+            parts.append(combine(name, self._member(member, f"{path}.{name}")))
+        return combine("members", *parts)
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _lookup(obj: Any) -> Any:
+    found: Any = sys.modules.get(obj.__module__)
+    for part in getattr(obj, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _statement(node: ast.AST) -> ast.stmt:
+    return node if isinstance(node, ast.stmt) else ast.copy_location(ast.Expr(node), node)  # type: ignore[arg-type]  # a lambda
+
+
+def _changed_attributes(node: ast.AST) -> set[str]:
+    """Names the attributes that code stores into, or calls methods of."""
+    found: set[str] = set()
+    for item in ast.walk(node):
+        target: ast.AST | None = None
+        if isinstance(item, ast.Attribute) and not isinstance(item.ctx, ast.Load):
+            target = item
+        elif isinstance(item, ast.Subscript) and not isinstance(item.ctx, ast.Load):
+            target = item.value
+        elif isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute):
+            target = item.func.value
+        if isinstance(target, ast.Attribute):
+            found.add(target.attr)
+    return found
+
+
+def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
+    """The statements of a class body that bind each name."""
+    found: dict[str, list[ast.stmt]] = {}
+    stack: list[tuple[ast.AST, ast.stmt]] = [(item, item) for item in getattr(node, "body", ())]
+    while stack:
+        item, statement = stack.pop()
+        name = getattr(item, "name", None)
+        if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load):
+            name = item.id
+        if isinstance(name, str):
+            found.setdefault(name, []).append(statement)
+        if not isinstance(item, (*ast_digest.Definition, ast.Lambda)):
+            stack += [(inner, statement) for inner in ast.iter_child_nodes(item)]
+    return found
+
+
+def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+    """Yields what a class holds that is neither generated nor an implementation detail.
+
+    Args:
+        cls: The class.
+        text: The names that its body binds; None where its text is not known.
+    """
+    members = dict(vars(cls))
+    body = members.keys() if text is None else text
+    generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
+    skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
+    if issubclass(cls, enum.Enum):
+        names = cls.__members__
+        yield "__members__", {name: member.value for name, member in names.items()}
+        skipped |= {name for name in members if name in names or name.startswith("_")}
+    if "__pydantic_fields__" in members:
+        skipped |= {"__signature__", *(n for n in members if n.startswith("__pydantic_"))}
+        skipped -= {name for name, member in members.items() if _is_written(member)}
+    if "__slots__" in body and "__slots__" in members:
+        yield "__slots__", members["__slots__"]
+    if issubclass(cls, tuple) and "_fields" in members:
+        skipped |= _NAMEDTUPLE_DETAILS | set(members["_fields"])
+    docstring = members.get("__doc__")
+    if "__doc__" in body and isinstance(docstring, str) and not dataclasses.is_dataclass(cls):
+        yield "__doc__", docstring
+    yield from _fields(cls)
+    for name, member in sorted(members.items()):
+        if isinstance(member, _SLOTS) or name in skipped:
+            continue
+        is_special = name.startswith("__") and name.endswith("__")
+        if is_special and name not in body and not _is_written(member):
+            continue
+        yield name, member
+
+
+def _is_written(member: Any) -> bool:
+    """Says whether a member is a function of the user's."""
+    files = [item.__code__.co_filename for item in _member_functions(member)]
+    return any(not file.startswith("<") and path_kind(file) == "own" for file in files)
+
+
+def _fields(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a dataclass, a pydantic model or an attrs class, with their defaults."""
+    own = vars(cls)
+    fields: dict[str, Any] = {}
+    fields |= own.get("__dataclass_fields__") or {}
+    for name in ("__pydantic_fields__", "model_fields", "__private_attributes__"):
+        found = own.get(name)
+        fields |= found if isinstance(found, dict) else {}
+    fields |= {item.name: item for item in own.get("__attrs_attrs__") or ()}
+    for name, item in fields.items():
+        values = [getattr(item, key, None) for key in _FIELD_DETAILS]
+        plain = [None if _is_unset(value) else value for value in values]
+        hint = getattr(item, "type", None) or getattr(item, "annotation", None)
+        if not isinstance(hint, type) or hasattr(hint, "__origin__"):
+            text = hint if isinstance(hint, str) else repr(hint)
+            hint = None if " at 0x" in text else text
+        yield f"{_FIELD}{name}", [*plain, hint]
+
+
+def _is_unset(value: Any) -> bool:
+    name = type(value).__name__
+    return name in ("_MISSING_TYPE", "PydanticUndefinedType", "_Nothing", "_KW_ONLY_TYPE")
+
+
+def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    for name, member in sorted(vars(cls).items()):
+        yield from ((name, item) for item in _member_functions(member))
+
+
+def _member_functions(member: Any) -> Iterator[types.FunctionType]:
+    """Yields the functions that an attribute of a class stands for."""
+    if isinstance(member, property):
+        items = [member.fget, member.fset, member.fdel]
+    else:
+        items = [member.func] if isinstance(member, functools.cached_property) else [member]
+    for item in map(unwrapped, items):
+        if isinstance(item, types.FunctionType):
+            yield item
+
+
+def _is_generated(cls: type, function: types.FunctionType) -> bool:
+    """Says whether the standard library made a method of a dataclass, named tuple or enum."""
+    file = function.__code__.co_filename
+    is_record = dataclasses.is_dataclass(cls) or issubclass(cls, (tuple, enum.Enum))
+    return is_record and (file == "<string>" or path_kind(file) == "stdlib")
+
+
+def _cell_of(functions: list[types.FunctionType]) -> SourceFile | None:
+    found = (_cell(function.__code__.co_filename) for function in functions)
+    return next((cell for cell in found if cell is not None), None)
+
+
+def _cell(filename: str) -> SourceFile | None:
+    """Returns the notebook or console cell that `linecache` keeps under a name, if it parses."""
+    lines = linecache.getlines(filename) if filename.startswith("<") else []
+    if not lines and not os.path.isfile(filename) and filename in linecache.cache:
+        lines = linecache.getlines(filename)
+    try:
+        return SourceFile(filename, "".join(lines).encode()) if lines else None
+    except CodeIdentityError:
+        return None

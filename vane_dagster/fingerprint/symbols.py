@@ -1,0 +1,343 @@
+"""One source file as units: the statements that bind or change each of its module-level names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.hashing import FileCache, combine
+from vane_dagster.fingerprint.introspection import Evidence, evidence
+from vane_dagster.fingerprint.reads import Reads, reads
+
+_HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in 3.13
+
+
+class Unit:
+    """Some statements of a file, with the conditions that they stand under."""
+
+    def __init__(self, path: str, nodes: Sequence[ast.stmt], position: int = 0) -> None:
+        self.path = path
+        self.nodes = nodes
+        self.position = position
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of what the statements say."""
+        return ast_digest.tree_digest(self.nodes)
+
+    @cached_property
+    def scan(self) -> Scan:
+        """What the statements import, inside functions too."""
+        return ast_digest.scan(self.nodes)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the statements say about docstrings and hints."""
+        return evidence(self.nodes)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The module-level names that the statements read."""
+        try:
+            return frozenset(
+                ast_digest.global_names(ast_digest.compile_nodes(self.nodes, self.path))
+            )
+        except SyntaxError as error:
+            raise syntax_problem(self.path, error) from error
+
+    @cached_property
+    def reads(self) -> Reads:
+        """What the statements read, apart from what they only write into."""
+        return reads(self.nodes)
+
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """The module-level names that the last statement binds, deletes or changes in place."""
+        return frozenset(_touched(self.nodes[-1]))
+
+    @property
+    def is_definition(self) -> bool:
+        """Says whether it defines or imports, so that its place among others is no matter."""
+        return isinstance(self.nodes[-1], (*ast_digest.Definition, ast.Import, ast.ImportFrom))
+
+
+class SourceFile:
+    """A parsed file; everything derived from it is computed once, when it is asked for."""
+
+    def __init__(self, path: str, text: bytes) -> None:
+        self.path = path
+        self.text = text
+        try:
+            self.tree = ast_digest.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise syntax_problem(path, error) from error
+        self.whole = Unit(path, self.tree.body)
+        self.units: dict[str, list[Unit]] = {}
+        self.stars: list[Unit] = []
+        self.statements: list[Unit] = []  # those that an import of the module executes
+        self._count = 0
+        self._collect(self.tree.body, (), True)
+
+    def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> Unit:
+        self._count += 1
+        unit = Unit(self.path, nodes, self._count)
+        if executed:
+            self.statements.append(unit)
+        return unit
+
+    def _collect(
+        self, body: Iterable[ast.stmt], conditions: tuple[ast.stmt, ...], executed: bool
+    ) -> None:
+        for statement in body:
+            if isinstance(statement, ast.If):
+                test = ast.copy_location(ast.Expr(statement.test), statement)
+                negated = ast.copy_location(ast.UnaryOp(ast.Not(), statement.test), statement)
+                otherwise = ast.copy_location(ast.Expr(negated), statement)
+                empty = ast.copy_location(ast.Pass(), statement)
+                asked = ast.copy_location(ast.If(statement.test, [empty], []), statement)
+                self._unit((*conditions, asked), executed)
+                inside = executed and not _is_main_guard(statement.test)
+                self._collect(statement.body, (*conditions, test), inside)
+                self._collect(statement.orelse, (*conditions, otherwise), executed)
+            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+                self._collect_import(statement, conditions, executed)
+            else:
+                unit = self._unit((*conditions, statement), executed)
+                for name in sorted(unit.touched):
+                    self.units.setdefault(name, []).append(unit)
+
+    def _collect_import(
+        self,
+        statement: ast.Import | ast.ImportFrom,
+        conditions: tuple[ast.stmt, ...],
+        executed: bool,
+    ) -> None:
+        for alias in statement.names:
+            single: ast.stmt
+            if isinstance(statement, ast.Import):
+                single = ast.Import([alias])
+            else:
+                single = ast.ImportFrom(statement.module, [alias], statement.level)
+            unit = self._unit((*conditions, ast.copy_location(single, statement)), executed)
+            if alias.name == "*":
+                self.stars.append(unit)
+            else:
+                bound = alias.asname or alias.name
+                if isinstance(statement, ast.Import) and not alias.asname:
+                    bound = bound.partition(".")[0]
+                self.units.setdefault(bound, []).append(unit)
+
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """The names that are bound somewhere in the file, and not only changed in place."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast_digest.Definition):
+                found.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.update(ref.bound for ref in ast_digest.import_refs(node, False))
+        return frozenset(found)
+
+    def import_refs(self, name: str) -> Iterator[ImportRef]:
+        """Yields the module-level imports that bind a name."""
+        for unit in self.units.get(name, ()):
+            yield from (ref for ref in unit.scan.imports if ref.bound == name)
+
+    @cached_property
+    def _by_start(self) -> dict[tuple[int, str], list[ast.AST]]:
+        found: dict[tuple[int, str], list[ast.AST]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast_digest.Definition):
+                start = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+                found.setdefault((start, node.name), []).append(node)
+            elif isinstance(node, ast.Lambda):
+                found.setdefault((node.lineno, "<lambda>"), []).append(node)
+        return found
+
+    def function_node(self, code: types.CodeType) -> ast.AST | None:
+        """Finds the function that code was compiled from, if this file still holds it unchanged."""
+        if code_digest(code) not in self._compiled:
+            return None
+        nodes = self._by_start.get((code.co_firstlineno, code.co_name), [])
+        if len(nodes) > 1 and sys.version_info >= (3, 11):
+            nodes = [node for node in nodes if _contains(node, code)]
+            # Of nested lambdas the outer ones contain the positions too.
+            nodes = sorted(nodes, key=_extent)[:1]
+        return nodes[0] if len(nodes) == 1 else None
+
+    def holds(self, code: types.CodeType) -> bool:
+        """Says whether the file still compiles to this code, line numbers apart."""
+        return code_digest(code) in self._compiled
+
+    @cached_property
+    def _compiled(self) -> frozenset[str]:
+        found: set[str] = set()
+        try:
+            stack = [compile(self.text, self.path, "exec", dont_inherit=True)]
+        except SyntaxError as error:
+            raise syntax_problem(self.path, error) from error
+        while stack:
+            code = stack.pop()
+            found.add(code_digest(code))
+            stack += [item for item in code.co_consts if isinstance(item, types.CodeType)]
+        return frozenset(found)
+
+    def definition(self, qualname: str) -> ast.stmt | None:
+        """Finds the only class or function with a qualified name, or None."""
+        parents: list[ast.AST] = [self.tree]
+        found: list[ast.stmt] = []
+        for part in qualname.split("."):
+            if part != "<locals>":
+                found = [node for parent in parents for node in _definitions(parent, part)]
+                parents = list(found)
+        return found[0] if len(found) == 1 else None
+
+
+def _definitions(parent: ast.AST, name: str) -> Iterator[ast.stmt]:
+    stack = list(ast_digest.inner_statements(parent))
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, ast_digest.Definition):
+            stack += ast_digest.inner_statements(node)
+        elif node.name == name:
+            yield node
+
+
+def _touched(statement: ast.stmt) -> set[str]:
+    """Names what a statement binds, deletes or changes at module level."""
+    found: set[str] = set()
+    stack: list[ast.AST] = [statement]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast_digest.Definition):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update(ref.bound for ref in ast_digest.import_refs(node, False))
+        elif not isinstance(node, ast.Lambda):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            names = (getattr(node, "name", None), getattr(node, "rest", None))
+            found.update(name for name in names if isinstance(name, str))
+            found |= _changes(node)
+            stack += ast.iter_child_nodes(node)
+    return found
+
+
+def _changes(node: ast.AST) -> set[str]:
+    """Names what a single node changes in place: ``X[..] =``, ``X.a =``, ``X.append(..)``."""
+    root: str | None = None
+    if isinstance(node, ast.Global):
+        return set(node.names)
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+        root = ast_digest.root_name(node)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        # What a plain function changes is told by its effects.
+        is_method = isinstance(call, ast.Call) and not isinstance(call.func, ast.Name)
+        root = ast_digest.root_name(call) if is_method else None
+    return {root} if root else set()
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Eq)
+        and {"__name__", "__main__"}
+        == {
+            getattr(item, "id", getattr(item, "value", None))
+            for item in (test.left, *test.comparators)
+        }
+    )
+
+
+def _extent(node: ast.AST) -> int:
+    body = node.body if isinstance(node, ast.Lambda) else node
+    return len(ast.dump(body)) if isinstance(body, ast.AST) else 0
+
+
+def _contains(node: ast.AST, code: types.CodeType) -> bool:
+    body = node.body if isinstance(node, ast.Lambda) else node
+    if not isinstance(body, (ast.expr, ast.stmt)):
+        return False
+    start = (body.lineno, body.col_offset)
+    end = (body.end_lineno or 0, body.end_col_offset or 0)
+    if sys.version_info >= (3, 11):
+        for line, end_line, column, end_column in code.co_positions():
+            if line is None or end_line is None or column is None or end_column is None:
+                continue
+            if end_column and ((line, column) < start or (end_line, end_column) > end):
+                return False
+    return True
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Hashes compiled code without file name, line numbers and docstring."""
+    constants = list(code.co_consts)
+    if constants and isinstance(constants[0], str) and _has_docstring(code):
+        constants[0] = None
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    head: list[str | bytes] = [code.co_name, code.co_code, repr(shape)]
+    for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        head.append(combine("names", *names))
+    return combine("code", *head, *map(_constant_digest, constants))
+
+
+def _has_docstring(code: types.CodeType) -> bool:
+    if sys.version_info >= (3, 13):
+        return bool(code.co_flags & _HAS_DOCSTRING)
+    # Before, a function's first constant was its docstring, or None.
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")
+
+
+def _constant_digest(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return code_digest(value)
+    if isinstance(value, (tuple, frozenset)):
+        parts = [_constant_digest(item) for item in value]
+        ordered = parts if isinstance(value, tuple) else sorted(parts)
+        return combine(type(value).__name__, *ordered)
+    if isinstance(value, slice):
+        return _constant_digest(("slice", value.start, value.stop, value.step))
+    return combine(type(value).__name__, ast_digest.constant_text(value))
+
+
+def syntax_problem(path: str, error: Exception) -> CodeIdentityError:
+    """Builds the error for a file that is not valid Python."""
+    line = getattr(error, "lineno", None) or 1
+    reason = getattr(error, "msg", None) or str(error)
+    return CodeIdentityError(
+        f"{path}, line {line}: {reason}. The file must be valid Python before the identity of "
+        f"the code that it holds can be told: correct it."
+    )
+
+
+def _read(path: str) -> SourceFile:
+    return SourceFile(path, Path(path).read_bytes())
+
+
+_sources = FileCache(_read)
+
+
+def load_source(path: str) -> SourceFile:
+    """Returns a file's units as it is on disk now, from memory if it was parsed before.
+
+    Raises:
+        CodeIdentityError: It cannot be read, or is not valid Python.
+    """
+    try:
+        return _sources.get(path)
+    except OSError as error:
+        raise CodeIdentityError(
+            f"{path} cannot be read ({error}), so the identity of the code that it holds cannot "
+            f"be told. Restore the file, or give the stage `version=`."
+        ) from error

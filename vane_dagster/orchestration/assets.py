@@ -1,0 +1,211 @@
+"""A pipeline as one Dagster `multi_asset`, and its source as an observable asset.
+
+Dagster reads the annotations of the steps as they are, so they must not be postponed here.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from vane_dagster._secrets import errors_masked, without_secrets
+from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
+from vane_dagster.orchestration.check_events import CheckLog, check_specs, evaluate_alone, judge
+from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
+from vane_dagster.orchestration.reproducible import Reproduction
+from vane_dagster.orchestration.resources import Compute, FragmentStore
+from vane_dagster.orchestration.run import run_pipeline
+from vane_dagster.orchestration.source_asset import SourceLog, observe
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE, AssetOptions
+
+
+class RunOptions(dg.Config):
+    """What can be set for a run of a pipeline in Dagster's launchpad."""
+
+    force: bool = Field(
+        default=False, description="Compute the selected stages again, whatever the store holds."
+    )
+    retry_quarantined: bool = Field(
+        default=False,
+        description="Compute the rows again that could not be computed, and what lies below them.",
+    )
+    reproduce_partitions: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Partitions of which a Reproducible check computes rows again. Default: those of the "
+            "run; four at random, if it names none."
+        ),
+    )
+    reproduce_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rows of each partition that a Reproducible check computes again.",
+    )
+    reproduce_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Chooses these rows, as a former evaluation tells. Default: others each time.",
+    )
+
+
+def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
+    """See `Pipeline.build_assets`."""
+    if not pipeline.stages:
+        raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
+    policy = pipeline.backfill_policy
+    if policy is None and pipeline.partitions_def is not None:
+        policy = dg.BackfillPolicy.single_run()
+
+    @dg.multi_asset(
+        name=f"{pipeline.name}_pipeline",
+        specs=[stage_spec(pipeline, stage.spec) for stage in pipeline],
+        partitions_def=pipeline.partitions_def,
+        backfill_policy=policy,
+        check_specs=check_specs(pipeline),
+        can_subset=True,
+        pool=pipeline.pool,
+        retry_policy=pipeline.retry_policy,
+        op_tags=pipeline.op_tags or None,
+    )
+    def materialize(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        compute: dg.ResourceParam[Compute],
+        store: dg.ResourceParam[FragmentStore],
+    ) -> Iterator[Any]:
+        with errors_masked():
+            yield from materialized(context, config, compute, store)
+
+    def materialized(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        compute: Compute,
+        store: FragmentStore,
+    ) -> Iterator[Any]:
+        opened = store.open()
+        judging = judge(context, pipeline, opened)
+        writer = EventWriter(context)
+        checks = CheckLog(context, writer, pipeline)
+        try:
+            evaluate_alone(context, checks, pipeline, opened, judging)
+            Reproduction(
+                context,
+                pipeline,
+                opened,
+                compute,
+                check=lambda: _check_is_wanted(context),
+                priority=_priority(context.run),
+                partitions=config.reproduce_partitions,
+                rows=config.reproduce_rows,
+                seed=config.reproduce_seed,
+            ).evaluate(checks, judging)
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error
+        selected = {key.path[-1] for key in context.selected_asset_keys}
+        if not selected:
+            yield from writer.take()
+            yield from checks.outputs()
+            return
+        partitions = _partitions(context, pipeline)
+        report = RunReport(context, writer, checks, pipeline, opened, partitions, judging)
+        try:
+            with report:
+                run_pipeline(
+                    pipeline,
+                    selected,
+                    partitions,
+                    compute,
+                    opened,
+                    context.run.run_id,
+                    listen=report.listen,
+                    flush=report.flush,
+                    log=context.log.info,
+                    check=lambda: _check_is_wanted(context),
+                    judge=judging,
+                    force=config.force,
+                    retry_quarantined=config.retry_quarantined,
+                    priority=_priority(context.run),
+                )
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from error
+        yield from report.results()
+
+    return materialize
+
+
+def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefinition:
+    """See `Pipeline.build_source`."""
+    key = stage_key(pipeline, SOURCE)
+
+    def observe_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        partitions: Sequence[str | None]
+        if pipeline.partitions_def is None:
+            partitions = [None]
+        elif context.has_partition_key or context.has_partition_key_range:
+            partitions = list(context.partition_keys)
+        else:
+            partitions = pipeline.partitions_def.get_partition_keys(
+                dynamic_partitions_store=context.instance
+            )
+        writer = EventWriter(context)
+        log = SourceLog(context, writer, pipeline, partitions)
+        try:
+            changed = observe(pipeline, partitions, log)
+        except VaneError as error:
+            raise dg.Failure(description=str(error)) from without_secrets(error)
+        context.log.info(f"{changed} of {len(partitions)} partitions have changed")
+        yield from writer.take()
+        yield dg.ObserveResult(asset_key=key, metadata=LOGGED_ALREADY)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.multi_observable_source_asset(
+            name=f"{pipeline.name}_source",
+            specs=[source_spec(pipeline, options)],
+            partitions_def=pipeline.partitions_def,
+        )
+    made = decorate(observe_source)
+    assert isinstance(made, dg.AssetsDefinition)
+    return made
+
+
+def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
+    """The partitions of a run, of which a range has no `partition_key`."""
+    if pipeline.partitions_def is None:
+        return [None]
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise dg.Failure(
+            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose "
+            "one or a range in Dagster's UI, or give materialize(partition_key=...)"
+        )
+    return list(context.partition_keys)
+
+
+def _priority(run: dg.DagsterRun) -> int:
+    """The run's `dagster/priority` tag, by which Dagster's own run queue goes; 0 without."""
+    try:
+        return int(run.tags.get("dagster/priority", 0))
+    except ValueError:
+        return 0
+
+
+def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
+    """Stops a step whose run is over: its process was killed, or it was ended by force.
+
+    The step is in a process of its own, and would compute on beside the run that takes its place.
+    """
+    try:
+        run = context.instance.get_run_by_id(context.run.run_id)
+    except Exception:  # of a database that is away for a moment
+        return
+    if run is not None and run.is_finished:
+        raise dg.Failure(
+            f"run {run.run_id} is over, {run.status.value}, so its step stops. Finished parts are "
+            "kept; start it again to go on from there",
+            allow_retries=False,
+        )

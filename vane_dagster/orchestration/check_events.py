@@ -1,0 +1,280 @@
+"""A stage's checks as Dagster's asset checks, and what they found as its evaluations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dagster as dg
+
+from vane_dagster.engine.check_runner import Earlier, Judge
+from vane_dagster.errors import StoreError, VaneError, names
+from vane_dagster.orchestration.asset_specs import stage_key
+from vane_dagster.orchestration.event_log import Target
+from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.pipeline.pipeline import Pipeline, Stage
+from vane_dagster.storage.manifest import CheckResult, Manifest
+from vane_dagster.storage.reader import find
+from vane_dagster.storage.store import Store
+
+
+def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
+    """The checks of all stages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)  # of partitions_def
+        return [
+            dg.AssetCheckSpec(
+                check.name,
+                asset=stage_key(pipeline, stage.name),
+                blocking=check.blocking,
+                description=check.description,
+                partitions_def=pipeline.partitions_def,
+            )
+            for stage in pipeline
+            for check in (*pipeline.checks(stage.name), *pipeline.reproducible(stage.name))
+        ]
+
+
+Blocked = tuple[str, str | None, CheckResult]
+"""A stage, a partition, and the blocking check that failed there."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A check's result that is to be written; `evaluated` is False if there was no version."""
+
+    partition: str | None
+    result: CheckResult
+    evaluated: bool
+
+
+class CheckLog:
+    """Collects evaluations, each of a partition; those yielded by a step would have none."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, writer: EventWriter, pipeline: Pipeline
+    ) -> None:
+        self._context, self._writer, self._pipeline = context, writer, pipeline
+        self._selected = context.selected_asset_check_keys
+        self._evaluated = _evaluated_before(context)
+        self._pending: dict[str, list[_Pending]] = {}
+        self.blocked: list[Blocked] = []
+
+    def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
+        """Adds what the checks of a partition have found."""
+        listed = list(results)
+        for result in listed:
+            if result.blocking and not result.passed:
+                self.blocked.append((stage, partition, result))
+        self._add(stage, partition, listed, evaluated=True)
+
+    def not_made(self, stage: str, partition: str | None, error: VaneError) -> None:
+        """Adds the checks of a partition that failed: Dagster would have them planned for ever.
+
+        No version was evaluated, so these evaluations refer to no materialization: the results of
+        the version in force stay what they are.
+        """
+        told = f"The partition failed, so the check was not evaluated: {error}"
+        checks = self._pipeline.checks(stage)
+        results = [CheckResult(c.name, False, c.blocking, c.severity, told, {}, "") for c in checks]
+        self._add(stage, partition, results, evaluated=False)
+
+    def replaced(self, stage: str, partitions: Collection[str | None]) -> None:
+        """Marks results of versions that another run has replaced: they refer to no version."""
+        if partitions and stage in self._pending:
+            self._pending[stage] = [
+                replace(each, evaluated=False) if each.partition in partitions else each
+                for each in self._pending[stage]
+            ]
+
+    def _add(
+        self,
+        stage: str,
+        partition: str | None,
+        results: Sequence[CheckResult],
+        *,
+        evaluated: bool,
+    ) -> None:
+        key = stage_key(self._pipeline, stage)
+        wanted = [
+            _Pending(partition, result, evaluated)
+            for result in results
+            if dg.AssetCheckKey(key, result.name) in self._selected
+        ]
+        if wanted:
+            self._pending.setdefault(stage, []).extend(wanted)
+
+    @property
+    def pending(self) -> list[str]:
+        """The stages that have evaluations to write."""
+        return list(self._pending)
+
+    def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
+        """Writes a stage's evaluations, within a group.
+
+        Args:
+            stage: The stage.
+            written: References to its materializations that were written just now. An evaluation
+                that names no materialization does not count for its partition.
+        """
+        key = stage_key(self._pipeline, stage)
+        pending = self._pending.pop(stage, [])
+        evaluated = dict.fromkeys(each.partition for each in pending if each.evaluated)
+        others = [partition for partition in evaluated if partition not in written]
+        targets = {**written, **(self._writer.log.targets(key, others) if others else {})}
+        evaluations = [
+            dg.AssetCheckEvaluation(
+                asset_key=key,
+                check_name=each.result.name,
+                passed=each.result.passed,
+                metadata=dict(each.result.metadata),
+                target_materialization_data=(
+                    targets.get(each.partition) if each.evaluated else None
+                ),
+                severity=dg.AssetCheckSeverity[each.result.severity],
+                description=each.result.description,
+                blocking=each.result.blocking,
+                partition=each.partition,
+            )
+            for each in pending
+        ]
+        if new := [e for e in evaluations if _identity(e) not in self._evaluated]:
+            self._writer.write(new)
+
+    def flush(self) -> None:
+        """Writes all evaluations, of partitions that were materialized before."""
+        with self._writer.group():
+            for stage in self.pending:
+                self.write(stage, {})
+
+    def outputs(self) -> Iterator[dg.Output[None]]:
+        """Outputs of the selected checks, for the step to yield.
+
+        Dagster takes a check without an output for one that gave no result. An output alone adds
+        no evaluation to those that were written with their partitions.
+        """
+        for name, spec in self._context.assets_def.node_check_specs_by_output_name.items():
+            if spec.key in self._selected:
+                yield dg.Output(None, output_name=name)
+
+
+def _evaluated_before(context: dg.AssetExecutionContext) -> set[tuple[Any, ...]]:
+    """The evaluations that a former attempt of this step has written."""
+    if not context.retry_number:
+        return set()
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    entries = context.instance.all_logs(context.run.run_id, of_type=kind)
+    events = [entry.dagster_event for entry in entries]
+    return {_identity(event.asset_check_evaluation_data) for event in events if event}
+
+
+def _identity(evaluation: dg.AssetCheckEvaluation) -> tuple[Any, ...]:
+    target = evaluation.target_materialization_data
+    return (
+        evaluation.asset_check_key,
+        evaluation.partition,
+        evaluation.passed,
+        evaluation.description,
+        target.storage_id if target else None,
+    )
+
+
+def told_blocked(found: Sequence[Blocked]) -> str:
+    """What blocking checks have found in partitions that are materialized."""
+    lines = []
+    for stage, partition, result in found[:5]:
+        where = "" if partition is None else f", partition {partition!r}"
+        lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
+    return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
+
+
+def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:
+    """What evaluates checks, with the partitions in the order that Dagster has them in."""
+    return Judge(pipeline, store, _earlier(context, pipeline), context.run.run_id)
+
+
+def evaluate_alone(
+    context: dg.AssetExecutionContext,
+    log: CheckLog,
+    pipeline: Pipeline,
+    store: Store,
+    judging: Judge,
+) -> None:
+    """Evaluates the selected checks of stages that are not to be materialized.
+
+    Without a partition, of all partitions that were.
+
+    Raises:
+        StoreError: If one was never materialized.
+        dg.Failure: If a blocking check failed, as Dagster does; it gates all that is selected.
+    """
+    checks = context.selected_asset_check_keys
+    for stage in pipeline:
+        chosen = {dg.AssetCheckKey(stage.key, c.name) for c in pipeline.checks(stage.name)} & checks
+        if not chosen or stage.key in context.selected_asset_keys:
+            continue
+        manifests = stored_manifests(pipeline, store, stage, run_partitions(context))
+        for partition, manifest in manifests.items():
+            results = judging.results(manifest)
+            wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
+            log.found(stage.name, partition, wanted)
+        log.flush()
+    if log.blocked:
+        raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
+
+
+def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
+    """The partitions that a run names; None if it names none."""
+    named = context.has_partition_key or context.has_partition_key_range
+    return list(context.partition_keys) if named else None
+
+
+def stored_manifests(
+    pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
+) -> dict[str | None, Manifest]:
+    """A stage's manifests in force of some partitions; of None, of all that were materialized.
+
+    Raises:
+        StoreError: If one was never materialized.
+    """
+    manifests = find(store, stage.key.path, partitions)
+    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
+        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
+        raise StoreError(
+            f"stage '{pipeline.name}/{stage.name}'{which} was never materialized, so there is "
+            "nothing to check; materialize it first"
+        )
+    return manifests
+
+
+def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:
+    places: dict[str, int] = {}
+    keys: list[str] = []
+
+    def earlier(partition: str) -> Iterator[str]:
+        if not keys and pipeline.partitions_def is not None:
+            store = context.instance
+            keys.extend(pipeline.partitions_def.get_partition_keys(dynamic_partitions_store=store))
+            places.update({key: place for place, key in enumerate(keys)})
+        others = _other_dimensions(pipeline.partitions_def, partition)
+        for key in reversed(keys[: places.get(partition, 0)]):
+            if _other_dimensions(pipeline.partitions_def, key) == others:
+                yield key
+
+    return earlier
+
+
+def _other_dimensions(partitions_def: Any, partition: str) -> dict[str, str]:
+    """Of a multi-partition, the keys of the dimensions beside the one that has an order.
+
+    It is that of time, else the last one.
+    """
+    dimensions = getattr(partitions_def, "partitions_defs", ())
+    if not dimensions:
+        return {}
+    ordered = [d.name for d in dimensions if hasattr(d.partitions_def, "cron_schedule")]
+    along = ordered[0] if ordered else dimensions[-1].name
+    keys = partitions_def.get_partition_key_from_str(str(partition)).keys_by_dimension
+    return {name: key for name, key in keys.items() if name != along}

@@ -1,0 +1,164 @@
+"""Metadata of materializations, under Dagster's own names where it has one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from vane_dagster.events import StageStats
+from vane_dagster.pipeline.model_stages import PromptSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.providers.usage import COUNTS, cost
+from vane_dagster.storage.column_stats import merge_measures
+from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.store import Store
+from vane_dagster.tracing.render import sample_trace
+from vane_dagster.types.schema import sql_name
+
+
+def column_schema(
+    schema: pa.Schema, id: str, lineage: dg.TableColumnLineage | None = None
+) -> dg.TableSchema:
+    """An Arrow schema as Dagster shows it, in the SQL types that users write.
+
+    Dagster's open-source UI does not draw column lineage, so it stands in the descriptions too.
+    """
+    unique = dg.TableColumnConstraints(nullable=False, unique=True)
+    sources = lineage.deps_by_column if lineage else {}
+    return dg.TableSchema(
+        [
+            dg.TableColumn(
+                field.name,
+                sql_name(field.type) or str(field.type),
+                description=_derived(sources.get(field.name, ())),
+                constraints=unique if field.name == id else None,
+            )
+            for field in schema
+        ]
+    )
+
+
+def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
+    """The columns that one depends on, as ``from docs/clean: text, title``."""
+    by_asset: dict[str, list[str]] = {}
+    for source in sources:
+        by_asset.setdefault(source.asset_key.to_user_string(), []).append(source.column_name)
+    each = [f"{key}: {', '.join(columns)}" for key, columns in by_asset.items()]
+    return f"from {'; '.join(each)}" if each else None
+
+
+def column_lineage(
+    manifest: Manifest, key_of: Callable[[str], dg.AssetKey]
+) -> dg.TableColumnLineage | None:
+    """Where a stage's columns come from, as Dagster draws it."""
+    if not manifest.lineage:
+        return None
+    return dg.TableColumnLineage(
+        {
+            name: [dg.TableColumnDep(key_of(node), column) for node, column in sources]
+            for name, sources in manifest.lineage.items()
+        }
+    )
+
+
+def sample_table(sample: Sequence[Mapping[str, str]]) -> str:
+    """Some rows as a Markdown table."""
+    names = list(sample[0])
+    lines = [_line([_cell(name) for name in names]), _line(["---"] * len(names))]
+    lines += [_line([_cell(row[name]) for name in names]) for row in sample]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """A text that stays inside its cell and is shown as it is."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", flat)
+
+
+def column_metadata(
+    manifest: Manifest, id: str, key_of: Callable[[str], dg.AssetKey]
+) -> dict[str, Any]:
+    """Metadata of a stage's columns: the same in most partitions, and most of an event's bytes."""
+    lineage = column_lineage(manifest, key_of)
+    found: dict[str, Any] = {
+        "dagster/column_schema": column_schema(manifest.schema, id, lineage),
+    }
+    if lineage:
+        found["dagster/column_lineage"] = lineage
+    return found
+
+
+def stage_metadata(
+    spec: StageSpec,
+    partition: str | None,
+    manifest: Manifest,
+    name: ManifestName,
+    store: Store,
+    stats: StageStats,
+) -> dict[str, Any]:
+    """Metadata of one partition of a stage, as plain numbers and texts.
+
+    `docs/metadata.md` says what each entry means, and which ones add up over partitions.
+    """
+    manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
+    rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
+    found: dict[str, Any] = {
+        rows: manifest.rows,
+        "dagster/uri": (
+            manifest.published.url if manifest.published else manifests.file_url(str(name))
+        ),
+        "bytes": manifest.size,
+        "fragments": len(manifest.parts),
+        "fragments_computed": stats.computed,
+        "fragments_reused": max(0, len(manifest.parts) - stats.computed),
+        "seconds": round(stats.seconds, 3),
+    }
+    if manifest.sample:
+        found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
+    if trace := sample_trace(store, manifest):
+        found["trace"] = dg.MetadataValue.md(trace)
+    if stats.computed:
+        found["rows_per_second"] = round(stats.rows_per_second, 1)
+        found["worker_seconds"] = round(stats.work_seconds, 3)
+    if quarantined := sum(part.quarantined for part in manifest.parts):
+        found["rows_quarantined"] = quarantined
+    if nulled := sum(part.nulled for part in manifest.parts):
+        found["rows_nulled"] = nulled
+    if stats.retries:
+        found["retries"] = stats.retries
+    if stats.fits:
+        found["batch_size"] = stats.fits
+    if stats.batches:
+        found["batches"] = stats.batches
+        found["seconds_in_user_code"] = round(stats.call_seconds, 3)
+        found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
+    if isinstance(spec, PromptSpec):
+        found |= _usage(spec, manifest, stats)
+    if stats.computed and manifest.model:
+        found["model_loads"] = stats.loads
+        found["model_load_seconds"] = round(stats.load_seconds, 3)
+        found["warm_hits"] = stats.warm
+    return found
+
+
+def _usage(spec: PromptSpec, manifest: Manifest, stats: StageStats) -> dict[str, Any]:
+    """The tokens of a partition's answers, those of parts that were there already included."""
+    measured = merge_measures(part.measures for part in manifest.parts)
+    sums = measured.get(spec.recipe.usage, {})
+    used = {name: int(sums.get(name, 0)) for name in COUNTS}
+    found: dict[str, Any] = dict(used)
+    if used["prompt_tokens"]:
+        found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
+    if stats.computed == len(manifest.parts) and stats.seconds:
+        found["tokens_per_second"] = round(used["completion_tokens"] / stats.seconds, 1)
+    if spec.prices:
+        found["cost"] = round(cost(used, spec.prices), 6)
+    return found

@@ -1,0 +1,157 @@
+"""Progress of a run, in its log every few seconds and as bars in a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Union
+
+from vane_dagster._secrets import masked
+from vane_dagster.events import Progress, Waiting, Writing
+from vane_dagster.orchestration.number_format import duration, rate
+
+_LOG_SECONDS = 5.0
+_WINDOW_SECONDS = 30.0
+_STALLED_SECONDS = 3 * _LOG_SECONDS
+_LEAST_SHARE = 0.05
+
+
+class ProgressReport:
+    """Turns `Progress` events into lines of text, and bars where someone looks.
+
+    While the run waits for other runs, the reason takes the place of the rate and the time left.
+
+    Args:
+        log: Takes a line.
+        terminal: Whether to draw bars. Default: where standard error is a terminal.
+        clock: Gives seconds; only differences count.
+    """
+
+    def __init__(
+        self,
+        log: Callable[[str], None],
+        terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log, self._clock = log, clock
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bars: dict[str, Any] = {}
+        self._paces: dict[str, Pace] = {}
+        self._waiting: dict[str, str] = {}
+        self._seconds = 0.0
+        self._said = clock()
+
+    def __call__(self, event: Union[Progress, Waiting, Writing]) -> None:
+        """Reports, if it is time to."""
+        if isinstance(event, Waiting):
+            self._waiting.pop(event.reason, None)
+            if event.is_idle and not event.over:
+                self._waiting[event.reason] = masked(event.text)
+            return
+        if isinstance(event, Progress):
+            if event.seconds < self._seconds:  # another wave
+                self._paces = {}
+            self._seconds = event.seconds
+            waiting = "; ".join(self._waiting.values())
+            for stage, done in event.done.items():
+                pace = self._paces.setdefault(stage, Pace())
+                pace.take(event.seconds, done, event.total[stage], waiting)
+            if self._terminal:
+                self._draw(event)
+        if self._clock() - self._said < _LOG_SECONDS:
+            return
+        self._said = self._clock()
+        if isinstance(event, Writing):
+            self._log(
+                f"computed; {event.written:,} of {event.total:,} results are written to Dagster"
+            )
+            return
+        for stage in event.total:
+            if line := str(self._paces[stage]):
+                self._log(f"{stage}: {line}")
+
+    def _draw(self, progress: Progress) -> None:
+        from tqdm import tqdm
+
+        for stage, total in progress.total.items():
+            if stage not in self._bars:
+                form = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+                self._bars[stage] = tqdm(
+                    total=total, desc=stage, unit=" rows", unit_scale=True, bar_format=form
+                )
+            bar, done = self._bars[stage], progress.done[stage]
+            bar.n, bar.total = done, total
+            bar.set_postfix_str(self._paces[stage].speed)
+
+    def close(self) -> None:
+        """Ends the bars."""
+        for bar in self._bars.values():
+            bar.close()
+
+
+class Pace:
+    """How far a stage is, how fast it was in the last 30 seconds, and what is left."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._now = self._moved = 0.0
+        self._done = self._total = 0
+        self._waiting = ""
+
+    def take(self, seconds: float, done: int, total: int, waiting: str = "") -> None:
+        """Takes in rows done of all, so many seconds after the wave began.
+
+        Args:
+            seconds: Seconds since the wave began.
+            done: Rows done.
+            total: All rows.
+            waiting: What the run waits for, if it does nothing until then. The time of such a wait
+                counts neither for the rate nor as time without rows.
+        """
+        if waiting:
+            self._samples.clear()
+        if waiting or done > self._done:
+            self._moved = seconds
+        self._now, self._done, self._total, self._waiting = seconds, done, total, waiting
+        if done:  # so that the time in which the model was loaded does not count
+            self._samples.append((seconds, done))
+        while len(self._samples) > 1 and self._samples[1][0] <= seconds - _WINDOW_SECONDS:
+            self._samples.popleft()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no row was computed for 15 seconds, or for 30 before the first one."""
+        limit = _STALLED_SECONDS if self._done else _WINDOW_SECONDS
+        return self._now - self._moved >= limit
+
+    @property
+    def speed(self) -> str:
+        """Rows a second and the time left, as far as they are known, or why there are none."""
+        if self._done >= self._total:
+            return ""
+        if self._waiting:
+            return self._waiting
+        if self.is_stuck:
+            return f"no rows for {duration(self._now - self._moved)}"
+        if len(self._samples) < 2:
+            return ""
+        (since, before), (now, done) = self._samples[0], self._samples[-1]
+        if done <= before or now <= since:
+            return ""
+        per_second = (done - before) / (now - since)
+        told = rate(per_second)
+        if self._done >= _LEAST_SHARE * self._total:
+            told += f", {duration((self._total - self._done) / per_second)} left"
+        return told
+
+    def __str__(self) -> str:
+        """One line; empty where there is nothing to say."""
+        if self._done >= self._total:
+            return ""
+        if not (self._done or self._waiting or self.is_stuck):
+            return ""
+        share = 100 * self._done // self._total
+        told = f"{self._done:,} of {self._total:,} rows ({share}%)"
+        return f"{told}, {self.speed}" if self.speed else told

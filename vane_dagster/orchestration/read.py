@@ -1,0 +1,157 @@
+"""`load`: what the store holds, in a notebook or a script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._home import default_root
+from vane_dagster.errors import StoreError, names
+from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.quarantine import concat_faults, read_faults
+from vane_dagster.storage.reader import StoredRows, find, read
+from vane_dagster.storage.store import Store
+
+
+def load(
+    stage: Any,
+    partition: str | Sequence[str] | None = None,
+    *,
+    as_: Any = pa.Table,
+    columns: Sequence[str] | None = None,
+    store: Any = None,
+    allow_missing_partitions: bool = False,
+) -> Any:
+    """What the store holds of a stage, or of an ordinary asset whose rows it keeps.
+
+    Each partition is seen whole, as its manifest in force has it, or not at all. Datasets, lazy
+    frames, relations and readers open the files as they are used, so use them soon: superseded
+    files are deleted some days later.
+
+    Args:
+        stage: As "docs/embedding", or a stage, an asset or an asset key.
+        partition: A key or several. Default: the unpartitioned rows, or those of all partitions
+            that were materialized, sorted by key.
+        as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
+            `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
+            `ray.data.Dataset`.
+        columns: The columns to read; all by default.
+        store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
+            else a folder of this user.
+        allow_missing_partitions: Whether partitions that were never materialized are passed over.
+
+    Raises:
+        StoreError: If it was never materialized, has no such column, or `as_` is another type.
+    """
+    form = form_of(as_)
+    if form is None:
+        raise StoreError(f"vd.load: as_ is {as_!r}; expected one of {known_forms()}")
+    partitions = [partition] if isinstance(partition, str) else partition
+    rows = read(
+        open_store(store, "vd.load"),
+        asset_path(stage, "vd.load"),
+        partitions,
+        allow_missing_partitions,
+    )
+    return loaded(connected(rows.select(columns), form), form)
+
+
+def quarantine(
+    stage: Any,
+    partition: str | Sequence[str] | None = None,
+    *,
+    store: Any = None,
+) -> pa.Table:
+    """The rows of a stage that could not be computed, and why.
+
+    Args:
+        stage: As for `load`.
+        partition: As for `load`.
+        store: As for `load`.
+
+    Returns:
+        A row for each, with the id that it has in what the stage reads, ``parents`` (the ids of
+        the rows that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error``
+        (the exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
+        ``worker`` and ``at``.
+
+    Raises:
+        StoreError: If the stage was never materialized.
+    """
+    opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
+    partitions = [partition] if isinstance(partition, str) else partition
+    manifests = find(opened, path, partitions)
+    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
+        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
+        raise StoreError(f"{'/'.join(path)!r}{which} was never materialized")
+    found = []
+    for key, manifest in manifests.items():
+        rows = read_faults(opened, manifest)
+        found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
+    return concat_faults(found)
+
+
+def connected(rows: StoredRows, form: str) -> StoredRows:
+    """Connects to Ray where a form needs it and the process is not connected.
+
+    To the cluster that ``$RAY_ADDRESS`` names, else to the local one, as `RayCompute` does.
+
+    Raises:
+        ComputeError: If it cannot be reached.
+    """
+    if form != NEEDS_RAY:
+        return rows
+    import ray
+
+    if not ray.is_initialized():
+        from vane_dagster.orchestration.resources import LocalCluster, connect_address
+
+        if address := os.environ.get("RAY_ADDRESS"):
+            connect_address(address, {})
+        else:
+            LocalCluster().connect(start=False)  # one that runs, whatever it was started with
+            if not ray.is_initialized():
+                LocalCluster().connect()
+    return rows
+
+
+def open_store(store: Any, caller: str) -> Store:
+    """The store that a `FragmentStore`, a root's URL, or None for the default, stands for.
+
+    Raises:
+        StoreError: If it is none of these; `caller` is named.
+    """
+    if isinstance(store, Store):
+        return store
+    if store is None or isinstance(store, (str, os.PathLike)):
+        root = os.fspath(store) if store is not None else default_root()
+        url = root if "://" in root else os.path.abspath(os.path.expanduser(root))
+        return Store(Location(url))
+    if not hasattr(store, "open"):
+        raise StoreError(
+            f"{caller}: store is a {type(store).__name__}; expected a FragmentStore or a URL"
+        )
+    opened = store.open()
+    assert isinstance(opened, Store)
+    return opened
+
+
+def asset_path(stage: Any, caller: str) -> Sequence[str]:
+    """The key of an asset, given as a text, a stage, an asset or a key.
+
+    Raises:
+        StoreError: If it is none of these; `caller` is named.
+    """
+    if isinstance(stage, str) and stage.strip("/"):
+        return stage.strip("/").split("/")
+    path = getattr(getattr(stage, "key", stage), "path", None)
+    if not path:
+        raise StoreError(
+            f"{caller}: stage is {stage!r}; expected pipeline and stage, as 'docs/embedding', or "
+            "an asset or its key"
+        )
+    return list(path)

@@ -1,0 +1,359 @@
+"""A run's events as Dagster's: one materialization a partition, the failed ones failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from vane_dagster._secrets import masked
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.errors import StoreError, names
+from vane_dagster.events import (
+    Committed,
+    Event,
+    Failed,
+    Noticed,
+    Planned,
+    Printed,
+    Progress,
+    StageStats,
+    Unchanged,
+    Waiting,
+    WaveStarted,
+    WorkerReady,
+    Writing,
+)
+from vane_dagster.orchestration.asset_specs import code_version, stage_key
+from vane_dagster.orchestration.check_events import CheckLog, told_blocked
+from vane_dagster.orchestration.event_log import DATA_VERSION, Target
+from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
+from vane_dagster.orchestration.progress import ProgressReport
+from vane_dagster.orchestration.provenance import Provenance
+from vane_dagster.orchestration.read_ahead import ReadAhead
+from vane_dagster.orchestration.run_summary import RunSummary
+from vane_dagster.orchestration.source_asset import SourceLog
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.store import Store
+
+# Dagster writes events of its own for what a step yields, for all partitions of a range with one
+# data version. A result that carries this mark is taken for one whose events are logged already:
+# none are written, and the steps below still run.
+LOGGED_ALREADY = {"__source_asset_observation__": True}
+
+# Events wait for others until there are so many partitions of stages, or for so long.
+_GROUP = 100
+_SECONDS = 1.0
+# Manifests are listed again after this many times as long as the last listing took.
+_LISTING_PAUSE = 10.0
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A stage's partition that is in force, and is to be reported as materialized."""
+
+    partition: str | None
+    name: ManifestName
+    manifest: Manifest
+    metadata: Mapping[str, Any]
+
+
+class RunReport:
+    """Listens to a run's events, and gives Dagster its results.
+
+    The events come within its `with` block, and the results are there after it.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        writer: EventWriter,
+        checks: CheckLog,
+        pipeline: Pipeline,
+        store: Store,
+        partitions: Sequence[str | None],
+        judging: Judge,
+    ) -> None:
+        self._context = context
+        self._writer = writer
+        self._judging = judging
+        self._checks = checks
+        self._pipeline = pipeline
+        self._store = store
+        self._partitions = partitions
+        self._log = context.log
+        self._progress = ProgressReport(context.log.info)
+        self._summary = RunSummary()
+        self._failed: list[Failed] = []
+        self._done: ReadAhead | None = None
+        self._before = _logged_before(context)
+        self._definitions: Mapping[str, str] = {}
+        self._provenance = Provenance(context, partitions)
+        self._source = _source_log(context, writer, pipeline, partitions)
+        self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
+        self._pending: dict[str, list[_Made]] = {}
+        self._count = 0
+        self._oldest = 0.0
+
+    def listen(self, event: Event) -> None:
+        """Takes an event."""
+        self._take(event)
+        if self._count >= _GROUP or (self._count and time.monotonic() - self._oldest > _SECONDS):
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the events of the partitions that were taken in since the last call.
+
+        A stage's events come before those of the stages that read it. If a write fails, what is
+        left is dropped: the next run of these partitions writes it.
+        """
+        if not self._count:
+            return
+        pending, self._pending, self._count = self._pending, {}, 0
+        evaluated = self._checks.pending
+        pending = {stage: self._in_force(stage, made) for stage, made in pending.items()}
+        with self._writer.group():
+            for stage in self._pipeline.stages:
+                written = self._write(stage, pending[stage]) if pending.get(stage) else {}
+                if stage in evaluated:
+                    self._checks.write(stage, written)
+
+    def _in_force(self, stage: str, made: Sequence[_Made]) -> list[_Made]:
+        """Drops versions that another run has replaced; that run reports its own.
+
+        Their materializations would come after the newer ones and be Dagster's latest.
+        """
+        latest = self._latest(stage)
+        replaced = {
+            each.partition
+            for each in made
+            if (name := latest.get(each.partition)) and name.sequence > each.name.sequence
+        }
+        self._checks.replaced(stage, replaced)
+        return [each for each in made if each.partition not in replaced]
+
+    def _latest(self, stage: str) -> Mapping[str | None, ManifestName]:
+        """The manifests in force, listed anew unless that would take over a tenth of the time."""
+        began = time.monotonic()
+        valid_until, latest = self._listed.get(stage, (began, {}))
+        if began >= valid_until:
+            latest = self._store.latest(self._pipeline.name, stage, self._partitions)
+            now = time.monotonic()
+            self._listed[stage] = (now + _LISTING_PAUSE * (now - began), latest)
+        return latest
+
+    def _write(self, stage: str, made: Sequence[_Made]) -> Mapping[str | None, Target]:
+        """Writes materializations of a stage; the last one has the metadata of the columns.
+
+        Dagster shows the columns of the latest materialization, and they take up to nine tenths of
+        an event's bytes.
+        """
+        key = stage_key(self._pipeline, stage)
+        self._provenance.look_up(key, [each.partition for each in made], self._writer.log)
+        columns = column_metadata(made[-1].manifest, self._pipeline[stage].id, self._key_of)
+        events = []
+        for each in made:
+            above = {u: ManifestName.parse(name) for u, name in each.manifest.upstream.items()}
+            versions = {self._key_of(u): name.content for u, name in above.items() if name}
+            events.append(
+                dg.AssetMaterialization(
+                    asset_key=key,
+                    partition=each.partition,
+                    metadata={**(columns if each is made[-1] else {}), **each.metadata},
+                    tags={
+                        DATA_VERSION: each.name.content,
+                        "dagster/data_version_is_user_provided": "true",
+                        "dagster/code_version": code_version(self._definitions[stage]),
+                        **self._provenance.tags(key, each.partition, versions),
+                        **_dimension_tags(each.partition),
+                    },
+                )
+            )
+        written = self._writer.materialize(events)
+        self._provenance.written(key, {p: target.storage_id for p, target in written.items()})
+        return written
+
+    def _waits(self) -> None:
+        """Notes that there is something more to write."""
+        if not self._count:
+            self._oldest = time.monotonic()
+        self._count += 1
+
+    def _take(self, event: Event) -> None:
+        self._summary.take(event)
+        if isinstance(event, Planned):
+            self._planned(event.plan)
+        elif isinstance(event, (Progress, Writing)):
+            self._progress(event)
+        elif isinstance(event, Committed):
+            self._materialized(event, event.manifest, event.stats)
+            self._checks.found(event.stage, event.partition, event.manifest.checks)
+            self._waits()
+        elif isinstance(event, Unchanged):
+            self._unchanged(event)
+        elif isinstance(event, Failed):
+            self._failed.append(event)
+            self._checks.not_made(event.stage, event.partition, event.error)
+            self._waits()
+            if event.because is None:
+                self._log.error(_told(event))
+        elif isinstance(event, WorkerReady):
+            self._worker_ready(event)
+        elif isinstance(event, WaveStarted) and event.count > 1:
+            models = f", models {', '.join(event.models)}" if event.models else ""
+            self._log.info(
+                f"wave {event.index} of {event.count}: stages {', '.join(event.stages)}{models}"
+            )
+        elif isinstance(event, Printed):
+            self._log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
+        elif isinstance(event, Noticed):
+            self._log.warning(masked(event.text))
+        elif isinstance(event, Waiting):
+            self._progress(event)
+            self._log.info(masked(event.text))
+
+    def _worker_ready(self, event: WorkerReady) -> None:
+        """Logs each load, and of warm workers the first of a model: there may be hundreds."""
+        report = event.report
+        if not report.warm or self._summary.models[event.model].warm == 1:
+            state = "is warm" if report.warm else f"loaded in {report.seconds:.1f} s"
+            self._log.info(
+                f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
+            )
+
+    def _planned(self, plan: RunPlan) -> None:
+        """Tells Dagster which source files the run has found, so that nothing below is stale."""
+        self._log.info(str(plan))
+        self._done = ReadAhead(self._store, plan)
+        self._definitions = plan.definitions
+        if self._source is None:
+            return
+        listed = {partition.key: partition.found for partition in plan.partitions}
+        if changed := self._source.tell(listed):
+            self._provenance.observed(self._source.key, changed)
+
+    def _unchanged(self, event: Unchanged) -> None:
+        assert self._done is not None
+        try:
+            manifest = self._done.next(event.stage, event.partition)
+        except StoreError as error:
+            self.listen(Failed(event.stage, event.partition, error))
+            return
+        if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
+            self._materialized(event, manifest, StageStats())
+        self._checks.found(event.stage, event.partition, self._judging.results(manifest))
+        self._waits()
+
+    def _materialized(
+        self, event: Committed | Unchanged, manifest: Manifest, stats: StageStats
+    ) -> None:
+        metadata = stage_metadata(
+            self._pipeline[event.stage].spec,
+            event.partition,
+            manifest,
+            event.name,
+            self._store,
+            stats,
+        )
+        made = _Made(event.partition, event.name, manifest, metadata)
+        self._pending.setdefault(event.stage, []).append(made)
+
+    def _key_of(self, node: str) -> dg.AssetKey:
+        return stage_key(self._pipeline, node)
+
+    def __enter__(self) -> RunReport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends what draws in the terminal and what reads ahead; sums up a run that was planned."""
+        self._progress.close()
+        if self._done is not None:
+            self._done.close()
+            self._log.info(self._summary.text(finished=kind is None))
+
+    def results(self) -> Iterator[Any]:
+        """What the step yields.
+
+        That is the run's events, and a result for each stage of which no partition failed.
+
+        Raises:
+            dg.Failure: If a partition failed; the others are materialized all the same.
+        """
+        yield from self._writer.take()
+        failed = {failure.stage for failure in self._failed}
+        failed |= {stage for stage, _, _ in self._checks.blocked}
+        for stage in self._pipeline.stages:
+            key = stage_key(self._pipeline, stage)
+            if key in self._context.selected_asset_keys and stage not in failed:
+                yield dg.MaterializeResult(asset_key=key, metadata=LOGGED_ALREADY)
+        yield from self._checks.outputs()
+        if self._failed:
+            raise self._failure()
+        if self._checks.blocked:
+            raise dg.Failure(told_blocked(self._checks.blocked), allow_retries=False)
+
+    def _failure(self) -> dg.Failure:
+        roots = [failure for failure in self._failed if failure.because is None]
+        keys = dict.fromkeys(failure.partition for failure in self._failed)
+        if len(self._partitions) == 1:
+            description = "\n\n".join(map(_told, roots))
+        else:
+            shown = "\n\n".join(_told(f) for f in roots[:5])
+            description = (
+                f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
+                f"others are materialized. Finished parts are kept.\n\n{shown}"
+            )
+        return dg.Failure(
+            description=description,
+            metadata={"failed_stages": ", ".join(dict.fromkeys(f.stage for f in self._failed))},
+        )
+
+
+def _dimension_tags(partition: str | None) -> dict[str, str]:
+    """What Dagster tags the event of a multi-partition with."""
+    keys: Mapping[str, str] = getattr(partition, "keys_by_dimension", {})
+    return {f"dagster/partition/{dimension}": key for dimension, key in keys.items()}
+
+
+def _source_log(
+    context: dg.AssetExecutionContext,
+    writer: EventWriter,
+    pipeline: Pipeline,
+    partitions: Sequence[str | None],
+) -> SourceLog | None:
+    """The source's observations, where it is observed and the run reads it."""
+    reads = any(
+        SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
+        for stage in pipeline
+    )
+    if not (reads and pipeline.is_observed):
+        return None
+    return SourceLog(context, writer, pipeline, partitions)
+
+
+def _logged_before(
+    context: dg.AssetExecutionContext,
+) -> set[tuple[dg.AssetKey | None, str | None, str | None]]:
+    """What a former attempt of this step has logged: assets, partitions and data versions."""
+    if not context.retry_number:
+        return set()
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    records = context.instance.get_records_for_run(context.run.run_id, of_type=kind).records
+    events = [record.asset_materialization for record in records]
+    return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
+
+
+def _told(failure: Failed) -> str:
+    """The error, with its stage and partition in front where it does not begin with its stage."""
+    text = str(failure.error)
+    if text.startswith("stage "):
+        return text
+    where = "" if failure.partition is None else f", partition {failure.partition!r}"
+    return f"stage {failure.stage!r}{where}: {text}"

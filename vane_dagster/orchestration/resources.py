@@ -1,0 +1,300 @@
+"""The resources that a pipeline runs on: where the work is done.
+
+Where results are kept is `FragmentStore`.
+
+Dagster reads the annotations of resources as they are, so they must not be postponed here.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from vane_dagster.compute.api import Backend
+from vane_dagster.errors import ComputeError
+from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
+
+_log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10.0
+
+
+# Dagster's resources are generic in what they give, which is themselves here.
+class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Ray head on this machine's loopback address, started on first use.
+
+    It outlives the run, so that later runs of the same Python environment find their models warm.
+    It stops by itself after `idle_minutes` without a connected driver. ``vane-dagster cluster
+    list`` shows the heads of all environments and ``vane-dagster cluster stop`` ends one.
+    """
+
+    num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
+    num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Custom resources of the node."
+    )
+    object_store_memory: int | None = Field(
+        default=None, description="Bytes for tables between stages. Default: Ray's."
+    )
+    name: str = Field(default="default", description="Tells several clusters apart.")
+    idle_minutes: float | None = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "Minutes without a connected driver after which the head stops, with the models that "
+            "are still loaded: warm models and actors of yours do not keep it up. None or 0: "
+            "never. The value of the last run that used the head is in force."
+        ),
+    )
+
+    def connect(self, start: bool = True) -> None:
+        """Connects this process.
+
+        Args:
+            start: Whether to start the head if there is none; without, nothing is done then.
+
+        Raises:
+            ComputeError: If it cannot be started or reached.
+        """
+        self._head().connect("vane_dagster", start)
+
+    def conflicts(self) -> list[str]:
+        """A warning for each other local head that claims the same CPUs or GPUs."""
+        from vane_dagster.compute.local_heads import conflicts, running_heads
+
+        head = self._head().find()
+        return conflicts(head, running_heads()) if head else []
+
+    def _head(self) -> Any:
+        from vane_dagster.compute.local_head import LocalHead
+
+        return LocalHead(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            resources=self.resources,
+            object_store_memory=self.object_store_memory,
+            name=self.name,
+            idle_minutes=self.idle_minutes or None,
+        )
+
+
+# As above.
+class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Where the work of a pipeline is done. See `RayCompute` and `LocalCompute`."""
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """Connects to where the pools live.
+
+        Args:
+            told: Takes warnings about the cluster.
+        """
+        raise NotImplementedError
+
+    def close(self, backend: Backend) -> None:
+        """Ends what must not outlive the run."""
+
+    def is_up(self) -> bool:
+        """Whether it can be asked without starting anything that stays."""
+        return True
+
+
+class RayCompute(Compute):
+    """Work on a Ray cluster, by warm actors that outlive the run.
+
+    The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
+    """
+
+    cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
+    address: str | None = Field(
+        default=None,
+        description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",
+    )
+    idle_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        description=(
+            "Seconds that a pool stays warm without a lease; with a LocalCluster at most until its "
+            "idle_minutes are over."
+        ),
+    )
+    ray_init_options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of ray.init for an address."
+    )
+
+    _keeper: Any = PrivateAttr(default=None)
+    _logger: Any = PrivateAttr(default=_log)
+    _has_warned: bool = PrivateAttr(default=False)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Connects before the step begins, so that its time is that of its work.
+
+        A local head that does not run is started only once there is something to compute.
+
+        Raises:
+            ComputeError: If the cluster cannot be reached, or two were given.
+        """
+        if self.cluster is not None and self.address is not None:
+            raise ComputeError("RayCompute: give either cluster or address, not both")
+        self._logger = context.log or _log
+        self._connect(self._logger.warning, start=False)
+        from vane_dagster.compute.client import KeeperClient
+
+        self._keeper = KeeperClient.known()
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """See `Compute.backend`.
+
+        Raises:
+            ComputeError: If the cluster cannot be reached.
+        """
+        self._connect(told, start=True)
+        from vane_dagster.compute.ray_backend import RayBackend
+
+        return RayBackend(self.idle_timeout, keeper=self._keeper)
+
+    def close(self, backend: Backend) -> None:
+        """See `Compute.close`."""
+        from vane_dagster.compute.ray_backend import RayBackend
+
+        assert isinstance(backend, RayBackend)
+        backend.close()
+
+    def is_up(self) -> bool:
+        """See `Compute.is_up`."""
+        import ray
+
+        return bool(ray.is_initialized())
+
+    def _connect(self, told: Callable[[str], None], start: bool) -> None:
+        if self.address is not None:
+            connect_address(self.address, self.ray_init_options)
+        elif self.cluster is None or isinstance(self.cluster, LocalCluster):
+            cluster = self.cluster or LocalCluster()
+            cluster.connect(start)
+            if not self._has_warned and self.is_up():
+                self._has_warned = True
+                self._warn_about(cluster)
+        else:
+            _connect_resource(self.cluster, told)
+
+    def _warn_about(self, cluster: LocalCluster) -> None:
+        for conflict in cluster.conflicts():
+            self._logger.warning(conflict)
+        if cluster.idle_minutes and cluster.idle_minutes * 60 < self.idle_timeout:
+            self._logger.warning(
+                f"Pools stay warm for idle_timeout={self.idle_timeout:g} s, but the local cluster "
+                f"stops after idle_minutes={cluster.idle_minutes:g}, and the models with it: give "
+                "LocalCluster a larger idle_minutes, or None."
+            )
+
+
+def connect_address(address: str | None, options: dict[str, Any]) -> None:
+    """Connects this process to a Ray cluster, unless it is connected to it already.
+
+    Raises:
+        ComputeError: If it cannot be reached, or the process is connected to another.
+    """
+    import ray
+
+    from vane_dagster.compute.connection import job_config, recorded_address
+    from vane_dagster.compute.head_watch import outliving_head
+
+    if ray.is_initialized():
+        _check_is_connected_to(address)
+        return
+    # Ray Client's drivers have no folders that workers import from.
+    job = {} if "://" in (address or "") else {"job_config": job_config()}
+    address = recorded_address(address)
+    try:
+        _check_answers(address)
+        with outliving_head():
+            ray.init(
+                address=address,
+                **{
+                    "namespace": "vane_dagster",
+                    "logging_level": logging.WARNING,
+                    "log_to_driver": False,
+                    **job,
+                    **options,
+                },
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ComputeError(
+            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
+            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one"
+        ) from error
+
+
+def _check_is_connected_to(address: str | None) -> None:
+    """Where both addresses are plain, sees that they are one; Ray Client does not tell its own."""
+    import ray
+
+    if ray.util.client.ray.is_connected() or address is None or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    connected = str(ray.get_runtime_context().gcs_address)
+    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
+        raise ComputeError(
+            f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
+            "Call ray.shutdown() first, or name that cluster in the compute resource"
+        )
+
+
+def _check_answers(address: str | None) -> None:
+    """Checks a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
+    from vane_dagster.compute.connection import check_answers
+
+    plain = (address or "").removeprefix("ray://")
+    host, _, port = plain.rpartition(":")
+    if host and port.isdigit():
+        check_answers(plain, ANSWER_SECONDS)
+
+
+def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
+    """Connects to the cluster of a `dagster_ray.RayResource`, which may have done so itself."""
+    from dagster_ray import RayResource
+
+    if not isinstance(cluster, RayResource):
+        raise ComputeError(
+            f"RayCompute: cluster is a {type(cluster).__name__}; expected a LocalCluster or a "
+            "dagster_ray.RayResource, or give address="
+        )
+    if cluster.lifecycle.cleanup == "always" and type(cluster).delete is not RayResource.delete:
+        told(
+            f"{type(cluster).__name__} deletes its cluster after each step (cleanup='always'), and "
+            "the warm models with it; set lifecycle=Lifecycle(cleanup='never') to keep them"
+        )
+    options = dict(cluster.ray_init_options)
+    if variables := cluster.get_env_vars_to_inject():
+        environment = dict(options.get("runtime_env") or {})
+        given = {**variables, **(environment.get("env_vars") or {})}
+        options["runtime_env"] = {**environment, "env_vars": given}
+    connect_address(cluster.ray_address, options)
+
+
+class LocalCompute(Compute):
+    """Work in subprocesses of the run, with no Ray at all: for debugging a function or a model.
+
+    Models stay warm within a run, not between runs.
+    """
+
+    num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
+    num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
+
+    def backend(self, told: Callable[[str], None]) -> Backend:
+        """See `Compute.backend`."""
+        from vane_dagster.compute.local_backend import LocalBackend
+
+        return LocalBackend(self.num_cpus, self.num_gpus, self.resources)
+
+    def close(self, backend: Backend) -> None:
+        """See `Compute.close`."""
+        from vane_dagster.compute.local_backend import LocalBackend
+
+        assert isinstance(backend, LocalBackend)
+        backend.close()

@@ -1,0 +1,106 @@
+"""What a pipeline's source holds, told to Dagster partition by partition as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import dagster as dg
+
+from vane_dagster.errors import SourceError
+from vane_dagster.orchestration.asset_specs import stage_key
+from vane_dagster.orchestration.event_log import DATA_VERSION, EventLog
+from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.listing import list_source
+from vane_dagster.planning.source_files import source_version
+from vane_dagster.storage.manifest import FileRecord
+
+_GROUP = 500
+
+
+class SourceLog:
+    """The source's observations: what Dagster knows of some partitions, and what it is told.
+
+    Args:
+        context: Of the step that observes. Make this object before the source is listed.
+        writer: Writes the observations.
+        pipeline: Whose source it is.
+        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        writer: EventWriter,
+        pipeline: Pipeline,
+        partitions: Sequence[str | None],
+    ) -> None:
+        self._instance = context.instance
+        self._writer = writer
+        self._pipeline = pipeline
+        self._partitions = partitions
+        self.key = stage_key(pipeline, SOURCE)
+        self._before = self._read()
+
+    def _read(self) -> Mapping[str | None, str]:
+        kind = dg.DagsterEventType.ASSET_OBSERVATION
+        return EventLog(self._instance).versions(self.key, kind, self._partitions)
+
+    def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
+        """Logs what partitions hold, where it is not what Dagster knows.
+
+        What was logged by others since this object was made may be newer than `found`, and stays.
+
+        Returns:
+            The partitions logged.
+        """
+        known = self._read()
+        changed = [
+            partition
+            for partition, files in found.items()
+            if known.get(partition) == self._before.get(partition)
+            and _is_new(source_version(files), known.get(partition), files)
+        ]
+        for start in range(0, len(changed), _GROUP):
+            events = [self._observation(p, found[p]) for p in changed[start : start + _GROUP]]
+            with self._writer.group():
+                self._writer.write(events)
+        return changed
+
+    def _observation(
+        self, partition: str | None, files: Sequence[FileRecord]
+    ) -> dg.AssetObservation:
+        return dg.AssetObservation(
+            asset_key=self.key,
+            partition=partition,
+            tags={DATA_VERSION: source_version(files)},
+            metadata={
+                "dagster/uri": self._pipeline.source.url_for(partition),
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            },
+        )
+
+
+def _is_new(version: str, known: str | None, files: Sequence[FileRecord]) -> bool:
+    """Whether a partition's files are not what Dagster knows; one without files is nothing new."""
+    return version != known and (known is not None or bool(files))
+
+
+def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog) -> int:
+    """Lists the source and logs the partitions that changed; those without files are passed over.
+
+    Returns:
+        How many changed.
+
+    Raises:
+        SourceError: If a partition cannot be listed; the others are logged first.
+    """
+    listed = list_source(pipeline.source, list(partitions), f"pipeline {pipeline.name!r}")
+    errors = [files for files in listed.values() if isinstance(files, SourceError)]
+    found = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
+    changed = log.tell(found)
+    if errors:
+        raise errors[0]
+    return len(changed)

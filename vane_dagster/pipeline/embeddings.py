@@ -1,0 +1,126 @@
+"""Embeddings of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vane_dagster._arguments import list_of_names, positive
+from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
+from vane_dagster.pipeline.model_stages import AskRows, EmbedSpec, name_of
+from vane_dagster.pipeline.specs import (
+    OnError,
+)
+from vane_dagster.providers.embedding import Embed
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.pipeline import Stage
+
+
+class EmbedRows(AskRows):
+    """Rows whose texts can be embedded."""
+
+    def embed(
+        self,
+        name: str,
+        column: str,
+        *,
+        provider: str | type = "sentence_transformers",
+        model: str,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        output_column: str = "embedding",
+        include_columns: Sequence[str] = (),
+        batch_size: int | None = None,
+        max_concurrency: int = 4,
+        concurrency: int | tuple[int, int] | None = None,
+        gpus_per_actor: float = 0,
+        num_cpus: float = 0,
+        memory: int = 0,
+        accelerator_type: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+        env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 5,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        **asset: Any,
+    ) -> Stage:
+        """Adds a stage that embeds a column of texts.
+
+        Rows come out with their ids, `include_columns` and a vector of 32-bit floats.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            column: The column of texts; a null is an error of its row.
+            provider: "sentence_transformers", "vllm", "openai"; the name of an installed package's
+                provider; or a class with ``async def embed(self, texts, dimensions)``.
+            model: The model's name, as the provider knows it.
+            dimensions: Numbers of a vector, for models that can be asked for fewer than they have;
+                with it the column has vectors of a fixed size. Default: as many as there are.
+            normalize: Whether vectors are made of length 1.
+            output_column: The column of vectors.
+            include_columns: Columns that are passed on.
+            batch_size: Texts of one call. Default: 64.
+            max_concurrency: Calls at the same time in one worker.
+            concurrency: See `prompt`; so are all others.
+            gpus_per_actor: GPUs that a worker reserves.
+            num_cpus: CPUs that a worker reserves.
+            memory: Bytes of memory that a worker reserves.
+            accelerator_type: Kind of GPU, as Ray names it.
+            resources: Custom resources of the cluster that a worker reserves.
+            provider_options: Passed to the provider.
+            env_vars: Names of environment variables that go to the workers.
+            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
+            on_error: See `map_batches`.
+            max_error_rate: See `map_batches`.
+            max_retries: See `map_batches`.
+            retry_on: See `map_batches`.
+            timeout_s: Seconds that a call may take.
+            startup_timeout_s: See `map_batches`.
+            max_batches_per_actor: See `map_batches`.
+            **asset: What `dg.AssetSpec` takes; see `project`.
+
+        Raises:
+            DefinitionError: If an argument does not fit.
+        """
+        culprit = self.pipeline._culprit(name)
+        recipe = Embed(
+            name_of(culprit, column, "column"),
+            name_of(culprit, output_column),
+            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
+            positive(culprit, "dimensions", dimensions),
+            bool(normalize),
+        )
+        return self._ask(
+            EmbedSpec,
+            name,
+            recipe,
+            {},
+            provider=provider,
+            model=model,
+            provider_options=provider_options,
+            batch_size=batch_size,
+            max_concurrency=max_concurrency,
+            concurrency=concurrency,
+            gpus_per_actor=gpus_per_actor,
+            num_cpus=num_cpus,
+            memory=memory,
+            accelerator_type=accelerator_type,
+            resources=resources,
+            env_vars=env_vars,
+            keyed_env_vars=keyed_env_vars,
+            on_error=on_error,
+            max_error_rate=max_error_rate,
+            max_retries=max_retries,
+            retry_on=retry_on,
+            timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s,
+            max_batches_per_actor=max_batches_per_actor,
+            **asset,
+        )

@@ -1,0 +1,165 @@
+"""Prompts over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vane_dagster._arguments import (
+    list_of_names,
+    mapping,
+    positive,
+)
+from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
+from vane_dagster.pipeline.model_stages import AskRows, PromptSpec, name_of
+from vane_dagster.pipeline.specs import (
+    OnError,
+)
+from vane_dagster.providers.format import parse_format
+from vane_dagster.providers.prompting import Prompt
+from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.usage import parse_budget, parse_prices
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.pipeline import Stage
+
+
+class PromptRows(AskRows):
+    """What rows can be asked of a language model."""
+
+    def prompt(
+        self,
+        name: str,
+        messages: str,
+        *,
+        provider: str | type,
+        model: str,
+        system: str | None = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        return_format: Any = None,
+        output_column: str = "response",
+        include_columns: Sequence[str] = (),
+        explain_errors: int = 0,
+        batch_size: int | None = None,
+        max_concurrency: int = 16,
+        concurrency: int | tuple[int, int] | None = None,
+        gpus_per_actor: float = 0,
+        num_cpus: float = 0,
+        memory: int = 0,
+        accelerator_type: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+        prices: Mapping[str, float] | None = None,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 5,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        **asset: Any,
+    ) -> Stage:
+        """Adds a stage that asks a language model about each row.
+
+        Rows come out with their ids, `include_columns`, the answer, and a struct
+        ``<output_column>_usage``: requests, prompt_tokens, completion_tokens, cached_tokens,
+        finish_reason, and the seconds from the first request to the answer.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            messages: A column of prompts, or of conversations (lists of structs of role and
+                content); or text with ``{column}`` fields.
+            provider: "openai", "transformers" or "vllm"; the name of an installed package's
+                provider; or a class, see `vane_dagster.providers.base.Provider`.
+            model: The model's name, as the provider knows it.
+            system: The system message, before all others.
+            sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
+                on, as in OpenAI's chat API. A value ``"{column}"`` is each row's own, and is left
+                out where that is null: ``{"adapter": "{tenant}"}``.
+            return_format: A pydantic model or a JSON schema, and the answer is a struct; a list of
+                choices, and it is one of them. One that does not fit is an error of its row. The
+                provider holds the model to it where it can. Default: text.
+            output_column: The column of answers.
+            include_columns: Columns that are passed on.
+            explain_errors: How often a model is told why its answer does not fit, and asked again.
+            batch_size: Rows that are submitted together; all rows of a worker's batches are with
+                the model at the same time. Default: 32.
+            max_concurrency: Batches at the same time in one worker.
+            concurrency: Workers, or (min, max). Default: 1.
+            gpus_per_actor: GPUs that a worker reserves.
+            num_cpus: CPUs that a worker reserves.
+            memory: Bytes of memory that a worker reserves.
+            accelerator_type: Kind of GPU, as Ray names it.
+            resources: Custom resources of the cluster that a worker reserves.
+            provider_options: Passed to the provider; see its class. Those that can't change
+                answers, as addresses and limits, are no part of fragment keys.
+            prices: What a million tokens cost, by kind: "prompt", "completion", and "cached" for
+                those of a prompt that the engine had computed before. With them the metadata has
+                each partition's cost, of answers that did not fit too.
+            max_tokens: Tokens, of prompts and answers, after which a run begins no more fragments
+                of this stage: those under way are finished and kept, the partitions that want more
+                fail.
+            max_cost: The same by cost; it needs `prices`.
+            env_vars: Names of environment variables, as that of an API key, whose values go to
+                the workers with each run; never stored, keyed or logged.
+            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
+            on_error: See `map_batches`; a row that fails costs no other row's answer.
+            max_error_rate: See `map_batches`.
+            max_retries: How often a row is asked again after an error that may pass.
+            retry_on: See `map_batches`; with "InvalidAnswer", an answer that does not fit is asked
+                for again as it was.
+            timeout_s: Seconds that a batch may take.
+            startup_timeout_s: See `map_batches`.
+            max_batches_per_actor: See `map_batches`.
+            **asset: What `dg.AssetSpec` takes; see `project`.
+
+        Raises:
+            DefinitionError: If an argument does not fit, or a field is no column.
+        """
+        culprit = self.pipeline._culprit(name)
+        explain = 0 if explain_errors == 0 else positive(culprit, "explain_errors", explain_errors)
+        recipe = Prompt(
+            parse_template(culprit, messages, system),
+            name_of(culprit, output_column),
+            mapping(culprit, "sampling_params", sampling_params),
+            parse_format(culprit, return_format),
+            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
+            explain,
+        )
+        priced = parse_prices(culprit, prices)
+        own = {
+            "prices": priced,
+            "max_tokens": positive(culprit, "max_tokens", max_tokens),
+            "max_cost": parse_budget(culprit, max_cost, priced),
+        }
+        return self._ask(
+            PromptSpec,
+            name,
+            recipe,
+            own,
+            provider=provider,
+            model=model,
+            provider_options=provider_options,
+            batch_size=batch_size,
+            max_concurrency=max_concurrency,
+            concurrency=concurrency,
+            gpus_per_actor=gpus_per_actor,
+            num_cpus=num_cpus,
+            memory=memory,
+            accelerator_type=accelerator_type,
+            resources=resources,
+            env_vars=env_vars,
+            keyed_env_vars=keyed_env_vars,
+            on_error=on_error,
+            max_error_rate=max_error_rate,
+            max_retries=max_retries,
+            retry_on=retry_on,
+            timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s,
+            max_batches_per_actor=max_batches_per_actor,
+            **asset,
+        )

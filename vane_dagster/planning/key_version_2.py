@@ -1,0 +1,179 @@
+"""Definitions as version 2 of the algorithm computed them. Frozen: stores hold parts of these keys.
+
+It was sound where a definition is made of plain values alone: for stages that run SQL, join or
+write, for those that ask a built-in provider, and for functions and classes with `version=`. What
+it missed in code, in objects and in local files is why version 3 keys those anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.pipeline.keys import join_shape
+from vane_dagster.pipeline.model_stages import AskSpec
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import (
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+    WriteSpec,
+)
+from vane_dagster.planning.definition import digest
+from vane_dagster.planning.inputs import quarantining
+from vane_dagster.providers.registry import built_in_name
+
+VERSION = 2
+
+_PROVIDERS = {
+    "openai": "vane_dagster.providers.openai.OpenAIProvider",
+    "sentence_transformers": (
+        "vane_dagster.providers.sentence_transformers.SentenceTransformersProvider"
+    ),
+    "transformers": "vane_dagster.providers.transformers.TransformersProvider",
+    "transformers_classifier": (
+        "vane_dagster.providers.transformers_classifier.TransformersClassifier"
+    ),
+    "vllm": "vane_dagster.providers.vllm.VllmProvider",
+    "vllm_embedding": "vane_dagster.providers.vllm_embedding.VllmEmbedder",
+}
+"""What the built-in providers were called; one that came later has no parts of this version."""
+_PROMPTS = 1
+
+
+class _NotPlainError(Exception):
+    """A value that version 2 may have keyed without all that its meaning depends on."""
+
+
+def accepts(pipeline: Pipeline, spec: StageSpec) -> bool:
+    """Whether this version's key of a stage missed nothing that changes its rows."""
+    if getattr(spec, "keyed_env_vars", ()):
+        return False
+    if isinstance(spec, JoinSpec) and spec.children == "list":
+        # A list is named after its stage, whose name was keyed with its `columns` alone.
+        keys = {node: pipeline.keys(node) for node in spec.upstream}
+        sides = join_shape(spec, keys, spec.name).sides
+        return all(side.node in spec.columns for side in sides if side.label is not None)
+    try:
+        stage_definition(pipeline, spec)
+    except _NotPlainError:
+        return False
+    return True
+
+
+def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
+    """A stage's definition, as long as it is made of plain values.
+
+    Raises:
+        _NotPlainError: If it is not.
+    """
+    return digest(VERSION, spec.kind, pipeline.id, *_parameters(pipeline, spec))
+
+
+def _parameters(pipeline: Pipeline, spec: StageSpec) -> list[object]:
+    if isinstance(spec, ProjectSpec):
+        return [*(text for pair in spec.columns for text in pair), "where", spec.where]
+    if isinstance(spec, AskSpec):
+        return _asked(spec)
+    if isinstance(spec, MapBatchesSpec):
+        return _mapped(spec)
+    if isinstance(spec, JoinSpec):
+        nulls = ["null lists"] if any(quarantining(pipeline, spec).values()) else []
+        return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
+    assert isinstance(spec, WriteSpec)
+    return [spec.url, spec.compression, spec.format, spec.target_bytes, spec.partition_column]
+
+
+def _asked(spec: AskSpec) -> list[object]:
+    name = _PROVIDERS.get(built_in_name(spec.provider) or "")
+    if name is None or spec.recipe.classes or _names_a_path(spec.model):
+        raise _NotPlainError(spec.name)
+    given = [part for n, v in spec.recipe.keyed.items() for part in (n, _keyed(v))]
+    options = _value(_Unordered(spec.options))
+    nulls = spec.failures.on_error == "null"
+    return [digest(name, _PROMPTS), spec.model, options, *given, nulls]
+
+
+def _keyed(value: Any) -> str:
+    """Digest of what is asked; sampling parameters mean the same in any order."""
+    return _value(_Unordered(value) if isinstance(value, Mapping) else value, paths=False)
+
+
+def _mapped(spec: MapBatchesSpec) -> list[object]:
+    udf = spec.udf
+    target: Any = udf.target
+    while isinstance(target, (functools.partial, staticmethod, classmethod)):
+        target = target.func if isinstance(target, functools.partial) else target.__func__
+    call = target.__call__ if udf.stateful else target
+    module = getattr(target, "__module__", None) or "__main__"
+    if udf.version is None or target is not udf.target or module in ("__main__", "__mp_main__"):
+        raise _NotPlainError(spec.name)
+    model = digest(
+        combine("version", module, target.__qualname__, udf.version),
+        _value(udf.constructor_args),
+        _value(_named(target, udf.constructor_kwargs)),
+    )
+    return [
+        model,
+        _value(udf.args),
+        _value(_named(call, udf.kwargs)),
+        spec.schema.to_string(show_schema_metadata=False),
+        spec.columns,
+        spec.batch_format,
+        spec.cardinality,
+        spec.children,
+        spec.failures.on_error == "null",
+    ]
+
+
+class _Unordered(dict[str, Any]):
+    """A mapping whose order changes nothing."""
+
+
+def _named(call: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keyword arguments, whose order only what takes any can see."""
+    try:
+        takes = inspect.signature(call, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return given
+    return given if any(each.kind is each.VAR_KEYWORD for each in takes) else _Unordered(given)
+
+
+def _value(value: Any, paths: bool = True) -> str:
+    return combine("value", _plain(value, paths), combine("reach"))
+
+
+def _plain(value: Any, paths: bool) -> str:
+    """Digest of a plain value; with `paths`, of one that names no local file or folder.
+
+    Version 2 sorted the keys of dictionaries, so that the order of several was missed.
+    """
+    kind = type(value)
+    if value is None:
+        return combine("None")
+    if kind is bool:
+        return combine("bool", repr(value))
+    if kind is str:
+        # Without `paths` a bare word is no path: at worst its content was in the key.
+        if _names_a_path(value) and (paths or os.sep in value or os.path.isfile(value)):
+            raise _NotPlainError(value)
+        return combine("str", value)
+    if kind is int:
+        return combine("int", hex(value))
+    if kind is float:
+        return combine("float", float.hex(value))
+    if kind in (list, tuple):
+        return combine(kind.__name__, *(_plain(each, paths) for each in value))
+    if kind is _Unordered or (kind is dict and len(value) < 2):
+        pairs = [(_plain(key, paths), _plain(each, paths)) for key, each in value.items()]
+        return combine("dict", *(part for pair in sorted(pairs) for part in pair))
+    raise _NotPlainError(kind.__qualname__)
+
+
+def _names_a_path(text: str) -> bool:
+    return os.path.exists(os.path.expanduser(text.removeprefix("file://")))

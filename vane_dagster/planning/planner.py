@@ -1,0 +1,333 @@
+"""From a selection of stages and partitions, and what the store holds, to a plan."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pyarrow as pa
+
+from vane_dagster.errors import PlanError, SourceError, VaneError
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, WriteSpec
+from vane_dagster.planning.definition import code_digest, digest
+from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
+from vane_dagster.planning.fragments import (
+    FragmentRule,
+    SourceTable,
+    default_rule,
+    plain_schema,
+    read_footers,
+)
+from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
+from vane_dagster.planning.key_versions import stage_definitions
+from vane_dagster.planning.listing import list_source, required
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.source_files import file_identity, reconcile
+from vane_dagster.planning.stage_schemas import resolve_schemas
+from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.planning.stored_source import Listed, read_as, stored_schema
+from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.publish.parquet import publisher_of
+from vane_dagster.storage.store import Store
+
+_LISTERS = 16
+
+
+def plan_run(
+    pipeline: Pipeline,
+    selected: Collection[str],
+    partitions: Sequence[str | None],
+    store: Store,
+    force: bool = False,
+    run_id: str | None = None,
+    retry_quarantined: bool = False,
+) -> RunPlan:
+    """Plans a run: what is done, found by listings alone, and what is left.
+
+    Args:
+        pipeline: The pipeline.
+        selected: Names of the stages to bring up to date.
+        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        store: Where parts and manifests are.
+        force: Computes everything selected again.
+        run_id: The run, of which this may be a second attempt: what it has committed before is not
+            forced again.
+        retry_quarantined: Computes the rows again that could not be computed, and what is below.
+
+    Raises:
+        DefinitionError: If a stage's code has no identity.
+        StoreError: If the store cannot be listed.
+    """
+    listed_at = time.monotonic()
+    order = tuple(stage.name for stage in pipeline if stage.name in selected)
+    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined)
+    planner.look_up(partitions)
+    planned: list[PartitionPlan] = []
+    failed: dict[str | None, VaneError] = {}
+    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+        for key, outcome in zip(partitions, threads.map(planner.attempt, partitions)):
+            if isinstance(outcome, PartitionPlan):
+                planned.append(outcome)
+            else:
+                failed[key] = outcome
+    return RunPlan(
+        pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
+        planner.rule, planner.source, planner.warnings, listed_at, force, planner.code,
+    )  # fmt: skip
+
+
+def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
+    """The pipeline's own rule, else the one that its first run decided."""
+    if pipeline.fragment_rows is not None:
+        return FragmentRule(pipeline.fragment_rows)
+    maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
+    default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
+    kept = store.setting(pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes})
+    return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
+
+
+class _Planner:
+    """Plans partitions of one run, each on its own."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        selected: tuple[str, ...],
+        store: Store,
+        force: bool,
+        run_id: str | None,
+        retry: bool,
+    ) -> None:
+        self.pipeline = pipeline
+        self.retry = retry
+        self.culprit = f"pipeline {pipeline.name!r}"
+        self.selected = selected
+        self.store = store
+        self.force = force
+        self.run_id = run_id
+        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
+        self.code = {s: code_digest(pipeline[s].spec) for s in selected}
+        self.rule = fragment_rule(pipeline, store)
+        read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
+        self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
+        self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
+        self.latest: dict[str, dict[str | None, ManifestName]] = {}
+        self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
+        self.listed: dict[str | None, Listed] = {}
+        self._leaving: dict[str, Collection[str]] = {}
+        self._fitting: list[tuple[str, pa.Schema]] = []
+        self._lock = threading.Lock()
+        self.warnings: list[str] = []
+
+    def look_up(self, partitions: Iterable[str | None]) -> None:
+        """Lists the source files and the manifests in force."""
+        keys = list(partitions)
+        if self.heads:
+            self.listed = list_source(self.pipeline.source, keys, self.culprit, self.store)
+        self.source = read_as(self.pipeline.source, self.store, self.listed.values())
+        for stage in (*self.selected, *self.inputs):
+            self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
+        if not self.force:
+            stages = set(self.store.root.child(self.pipeline.name).folders())
+            for stage in sorted(stages - set(self.pipeline.stages)):
+                self.undeclared[stage] = self.store.latest(self.pipeline.name, stage, keys)
+
+    def attempt(self, key: str | None) -> PartitionPlan | VaneError:
+        """A partition's plan, or why there is none."""
+        try:
+            return self.plan(key)
+        except VaneError as error:
+            return error
+        except Exception as error:  # a file that cannot be read, say: the others can be planned
+            where = "" if key is None else f", partition {key!r}"
+            return PlanError(f"{self.culprit}{where}: {type(error).__name__}: {error}")
+
+    def plan(self, key: str | None) -> PartitionPlan:
+        names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
+        require_inputs(self.pipeline, self.selected, key, names_in_force)
+        input_names = {s: n for s, n in names_in_force.items() if n is not None}
+        files: tuple[FileRecord, ...] = ()
+        if self.heads:
+            files = required(self.listed[key], self.pipeline.source, key, self.culprit)
+        listed = {file.url: file for file in files}
+        stages = self._digests(key, files, input_names)
+        if self.heads and any(stages[head].done is None for head in self.heads):
+            files = self._reconciled(key, files)
+            stages = self._digests(key, files, input_names)
+        if all(plan.done for plan in stages.values()):
+            return PartitionPlan(key, files, listed, (), stages, {}, input_names, {})
+        return replace(self._expand(key, files, stages, input_names), listed=listed)
+
+    def _digests(
+        self,
+        key: str | None,
+        files: Sequence[FileRecord],
+        inputs: Mapping[str, ManifestName],
+    ) -> dict[str, StagePlan]:
+        known = {
+            SOURCE: digest(
+                self.rule.rows, self.rule.bytes, *(file_identity(file) for file in files)
+            )
+        }
+        known |= {stage: name.plan for stage, name in inputs.items()}
+        plans = {}
+        for stage in self.selected:
+            in_force = self.latest[stage].get(key)
+            upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
+            renamed = self._renamed(key, stage, upstream, in_force)
+            found = renamed[1] if renamed else in_force
+            generation = found.generation if found else 0
+            generation += self._is_raised(key, stage)
+            own = [digest(d, generation, *upstream)[:32] for d in self.definitions[stage]]
+            is_same = found is not None and found.plan in own
+            known[stage] = found.plan if found and is_same else own[0]
+            is_done = is_same and renamed is None and in_force and not in_force.unfinished
+            done = in_force if is_done else None
+            plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
+            plans[stage] = plan
+        return plans
+
+    def _renamed(
+        self,
+        key: str | None,
+        stage: str,
+        upstream: Sequence[str],
+        in_force: ManifestName | None,
+    ) -> tuple[str, ManifestName] | None:
+        """A stage that is no longer declared and has computed exactly what this one would.
+
+        What a stage has computed before under its name stands, unless the other was forced since.
+        """
+        if isinstance(self.pipeline[stage].spec, WriteSpec):
+            return None  # its target tells what it has published
+        for former, names in self.undeclared.items():
+            name = names.get(key)
+            if name is None or name.unfinished:
+                continue
+            if in_force is None or in_force.generation < name.generation:
+                own = [digest(d, name.generation, *upstream)[:32] for d in self.definitions[stage]]
+                if name.plan in own:
+                    return former, name
+        return None
+
+    def _is_raised(self, key: str | None, stage: str) -> bool:
+        """Whether this run raises the generation, and no former attempt of it has done so."""
+        if not (self.force or self.retry):
+            return False
+        former = self._in_force(key, stage)
+        if former is None or (self.run_id is not None and former.run_id == self.run_id):
+            return self.force and former is None
+        return self.force or has_faults(former)
+
+    def _in_force(self, key: str | None, stage: str) -> Manifest | None:
+        name = self.latest[stage].get(key)
+        return None if name is None else self.store.read(self.pipeline.name, stage, key, name)
+
+    def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
+        """The files, those touched and not changed as the manifests in force recorded them."""
+        before: list[FileRecord] = []
+        for stage in (*self.inputs, *self.heads):
+            if name := self.latest[stage].get(key):
+                before += self.store.read(self.pipeline.name, stage, key, name).files
+        return reconcile(files, before, self.source)
+
+    def _expand(
+        self,
+        key: str | None,
+        files: tuple[FileRecord, ...],
+        stages: Mapping[str, StagePlan],
+        input_names: Mapping[str, ManifestName],
+    ) -> PartitionPlan:
+        store, name = self.store, self.pipeline.name
+        inputs = {s: store.read(name, s, key, n) for s, n in input_names.items()}
+        known = {s: manifest.schema for s, manifest in inputs.items()}
+        fragments = None
+        if self.heads:
+            table = self._source_table(key, files)
+            known[SOURCE], fragments = table.schema, table.fragments
+        fragments = agreed(self.pipeline.name, key, fragments, inputs)
+        if not fragments and not self.source.allow_empty:
+            whose = "its source" if key is None else f"partition {key!r}"
+            raise SourceError(
+                f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
+                "the source with vd.parquet(..., allow_empty=True)"
+            )
+        schemas = resolve_schemas(self.pipeline, self.selected, known)
+        schemas |= self._published_schemas(key, stages, schemas)
+        keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
+        keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
+        expanded = {}
+        for stage, plan in stages.items():
+            upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
+            in_force, condemned = self._in_force(key, stage), self._condemned(stage)
+            former = None if self.force else in_force
+            folder = store.parts(name, stage, key)
+            if plan.renamed:
+                former = store.read(name, plan.renamed[0], key, plan.renamed[1])
+                folder = store.parts(name, plan.renamed[0], key)
+            made = (self.definitions[stage], plan.generation, upstream, former, folder, self.retry)
+            own = fragment_keys(*made)
+            where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
+            parts, leaving = stored_parts(*where, self.warnings.append)
+            parts = {**self._former_parts(key, plan, own.keys), **parts}
+            # What is below has the keys of the parts that are there, whichever version's they are.
+            keys[stage] = tuple(
+                parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
+            )
+            publisher = publisher_of(self.pipeline[stage].spec, key)
+            there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
+            done = plan.done if len(there) == len(fragments) else None  # some were deleted
+            expanded[stage] = replace(
+                plan,
+                keys=keys[stage],
+                parts=parts,
+                done=done,
+                leaving=leaving,
+                mends=own.mends,
+            )
+        return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+
+    def _former_parts(
+        self, key: str | None, plan: StagePlan, keys: Sequence[Sequence[str]]
+    ) -> dict[int, Part]:
+        """The parts that a renamed stage has under its former name, by index of fragment."""
+        if plan.renamed is None:
+            return {}
+        folder = self.store.parts(self.pipeline.name, plan.renamed[0], key)
+        present = folder.names()
+        manifest = self.store.read(self.pipeline.name, plan.renamed[0], key, plan.renamed[1])
+        known = {part.key: part for part in manifest.parts if part.name in present}
+        return {i: Part(folder, known[k[0]]) for i, k in enumerate(keys) if k[0] in known}
+
+    def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
+        if not files:
+            schema = stored_schema(self.pipeline.source, self.store, key)
+            return SourceTable(plain_schema(schema), ())
+        return read_footers(files, self.source, self.rule, self.culprit)
+
+    def _published_schemas(
+        self,
+        key: str | None,
+        stages: Mapping[str, StagePlan],
+        schemas: Mapping[str, pa.Schema],
+    ) -> dict[str, pa.Schema]:
+        """The schemas in which `write` stages store their rows, which their targets must take."""
+        found = {}
+        for stage, plan in stages.items():
+            if publisher := publisher_of(self.pipeline[stage].spec, key):
+                culprit = f"stage '{self.pipeline.name}/{stage}'"
+                found[stage] = publisher.stored(schemas[stage], culprit)
+                if plan.done is None and (stage, found[stage]) not in self._fitting:
+                    publisher.check(found[stage], culprit)
+                    self._fitting.append((stage, found[stage]))
+        return found
+
+    def _condemned(self, stage: str) -> Collection[str]:
+        with self._lock:
+            if stage not in self._leaving:
+                self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
+            return self._leaving[stage]

@@ -1,0 +1,275 @@
+"""A sample of the rows that a stage was computed from, as a plan that computes them again.
+
+The plan reads what the manifest says that the partition was made from: its fragments and the parts
+of its upstream stages, though there may be newer ones. It is carried out like any other, but that
+its parts are not committed; see `PartitionPlan.sample`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from vane_dagster.errors import PlanError, SourceError, VaneError, names
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.source import ParquetSource
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.fragments import FragmentRule, read_footers
+from vane_dagster.planning.inputs import base_node, stages_read
+from vane_dagster.planning.key_versions import stage_definitions
+from vane_dagster.planning.listing import list_source
+from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.planner import fragment_rule
+from vane_dagster.planning.source_files import file_version, reconcile
+from vane_dagster.planning.stage_schemas import resolve_schemas
+from vane_dagster.planning.stored_source import Listed, read_as
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.store import Store
+
+MOST_FRAGMENTS = 4
+"""Fragments of a partition that a sample comes from at most: each is read as a whole."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Where a partition's sample comes from.
+
+    Attributes:
+        stored: The partition's manifest, with the parts of the sampled fragments alone.
+        fragments: How many fragments the partition has.
+        changed: How many of them cannot be compared, because their source files have changed.
+    """
+
+    stored: Manifest
+    fragments: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """A plan of samples, and where they come from.
+
+    Attributes:
+        plan: The plan; a partition without a row to compute is not in it.
+        sampled: Where the sample comes from, for each partition that did not fail.
+        definitions: The stage's definition, and those of former versions of keys that are accepted.
+    """
+
+    plan: RunPlan
+    sampled: Mapping[str | None, Sampled]
+    definitions: Sequence[str]
+
+
+def plan_sample(
+    pipeline: Pipeline,
+    stage: str,
+    manifests: Mapping[str | None, Manifest],
+    store: Store,
+    rows: int,
+    seed: int,
+) -> SamplePlan:
+    """Plans to compute some rows of a stage again.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The stage.
+        manifests: Its manifests in force, by partition.
+        store: Where parts and manifests are.
+        rows: Rows of each partition.
+        seed: Chooses the rows: the same ones for the same seed and manifest.
+
+    Raises:
+        DefinitionError: If the stage's code has no identity.
+        StoreError: If the source is in the store and cannot be listed.
+    """
+    listed: Mapping[str | None, Listed] = {}
+    if SOURCE in pipeline[stage].spec.upstream:
+        culprit = f"pipeline {pipeline.name!r}"
+        listed = list_source(pipeline.source, list(manifests), culprit, store)
+    source, rule = read_as(pipeline.source, store, listed.values()), fragment_rule(pipeline, store)
+    planned: list[PartitionPlan] = []
+    sampled: dict[str | None, Sampled] = {}
+    failed: dict[str | None, VaneError] = {}
+    for key, manifest in manifests.items():
+        planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
+        try:
+            partition, sampled[key] = planner.plan(rows, seed)
+        except VaneError as error:
+            failed[key] = error
+            continue
+        if partition.fragments:
+            planned.append(partition)
+    definitions = stage_definitions(pipeline, pipeline[stage].spec)
+    present, now = {stage: definitions[0]}, time.monotonic()
+    plan = RunPlan(pipeline, (stage,), planned, failed, present, rule, source, listed_at=now)
+    return SamplePlan(plan, sampled, definitions)
+
+
+def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
+    """Chooses rows at random, from `MOST_FRAGMENTS` fragments at most.
+
+    Args:
+        counts: How many rows each fragment has, by its index.
+        rows: How many to choose at most.
+        seed: The same rows are chosen for the same seed.
+
+    Returns:
+        The places of the rows in each fragment, in order; fragments without any are left out.
+    """
+    random = np.random.default_rng(seed)
+    indexes = [index for index, count in counts.items() if count]
+    if not indexes:
+        return {}
+    shares = np.array([counts[index] for index in indexes], float)
+    few = random.choice(
+        indexes, min(len(indexes), MOST_FRAGMENTS), replace=False, p=shares / shares.sum()
+    )
+    edges = np.cumsum([0, *(counts[int(index)] for index in sorted(few))])
+    total = int(edges[-1])
+    places = np.sort(random.choice(total, min(rows, total), replace=False))
+    found = {}
+    for index, start, stop in zip(sorted(few), edges, edges[1:]):
+        own = places[(places >= start) & (places < stop)] - start
+        if len(own):
+            found[int(index)] = tuple(int(place) for place in own)
+    return found
+
+
+class _Sampler:
+    """Plans the sample of one partition."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stage: str,
+        manifest: Manifest,
+        store: Store,
+        source: ParquetSource,
+        rule: FragmentRule,
+        listed: Listed,
+    ) -> None:
+        self._pipeline, self._stage, self._manifest = pipeline, stage, manifest
+        self._store, self._source, self._rule, self._listed = store, source, rule, listed
+        self._spec = pipeline[stage].spec
+        where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
+        self._culprit = f"stage '{pipeline.name}/{stage}'{where}"
+
+    def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
+        manifest, stage = self._manifest, self._stage
+        keys = tuple(key.column for key in self._pipeline.keys(stage))
+        if manifest.keys and tuple(manifest.keys) != keys:
+            raise PlanError(
+                f"{self._culprit}: its rows are identified by {names(manifest.keys)} in the "
+                f"store, and by {names(keys)} now. Materialize it first"
+            )
+        inputs = self._inputs()
+        listed = self._unchanged()
+        base = base_node(self._pipeline, self._spec)
+        counts = {}
+        for index, fragment in enumerate(manifest.fragments):
+            if listed is None or fragment.url in listed:
+                own = fragment.stop - fragment.start
+                counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
+        chosen = choose(counts, rows, seed)
+        changed = len(manifest.fragments) - len(counts)
+        fragments = tuple(manifest.fragments[i] for i in chosen)
+        few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
+        own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
+        plan = PartitionPlan(
+            key=manifest.partition,
+            files=(),
+            listed=listed or {},
+            fragments=fragments,
+            stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
+            inputs=few,
+            input_names={},
+            schemas=self._schemas(inputs, fragments, listed or {}) if fragments else {},
+            sample=dict(enumerate(chosen.values())),
+        )
+        stored = replace(manifest, parts=[manifest.parts[i] for i in chosen], fragments=fragments)
+        return plan, Sampled(stored, len(manifest.fragments), changed)
+
+    def _inputs(self) -> dict[str, Manifest]:
+        """The manifests that the partition was made from, of the stages that the stage reads.
+
+        Raises:
+            PlanError: If it reads others now.
+            StoreError: If one cannot be read.
+        """
+        wanted = stages_read(self._pipeline, self._spec)
+        found: dict[str, Manifest] = {}
+        pairs = [(self._spec, self._manifest)]
+        while pairs and not all(stage in found for stage in wanted):
+            spec, manifest = pairs.pop(0)
+            for stage, former in zip(spec.upstream, manifest.reads or spec.upstream):
+                name = ManifestName.parse(manifest.upstream.get(former, ""))
+                if stage in found or name is None or not self._is_same(stage, former, name):
+                    continue
+                key = self._manifest.partition
+                found[stage] = self._store.read(self._pipeline.name, former, key, name)
+                pairs.append((self._pipeline[stage].spec, found[stage]))
+        if missing := [stage for stage in wanted if stage not in found]:
+            raise PlanError(
+                f"{self._culprit}: the stage reads {names(missing)} now, which the partition was "
+                "not made from. Materialize it first"
+            )
+        inputs = {stage: found[stage] for stage in wanted}
+        own = [fragment.identity for fragment in self._manifest.fragments]
+        for stage, manifest in inputs.items():
+            if [fragment.identity for fragment in manifest.fragments] != own:
+                raise PlanError(
+                    f"{self._culprit}: its fragments are not those of {stage!r}. Materialize it "
+                    "first"
+                )
+        return inputs
+
+    def _is_same(self, stage: str, former: str, made_from: ManifestName) -> bool:
+        """Whether a stage that is read now was read then, though perhaps by another name.
+
+        A renamed one has computed what the former one had; what is below keeps its manifests.
+        """
+        if stage == former:
+            return True
+        key = self._manifest.partition
+        name = self._store.latest(self._pipeline.name, stage, [key]).get(key)
+        return name is not None and name.plan == made_from.plan
+
+    def _unchanged(self) -> dict[str, FileRecord] | None:
+        """The source files as they are listed now that are what they were; None if none is read.
+
+        Raises:
+            PlanError: If the partition was not made from the source, which the stage reads now.
+        """
+        if SOURCE not in self._spec.upstream:
+            return None
+        recorded = {file.url: file for file in self._manifest.files}
+        if not recorded and self._manifest.fragments:
+            raise PlanError(
+                f"{self._culprit}: the stage reads the source now, which the partition was not "
+                "made from. Materialize it first"
+            )
+        if isinstance(self._listed, SourceError):  # it is gone
+            return {}
+        same = reconcile(self._listed, recorded.values(), self._source)
+        return {
+            file.url: file
+            for file, kept in zip(self._listed, same)
+            if file.url in recorded and file_version(kept) == file_version(recorded[file.url])
+        }
+
+    def _schemas(
+        self,
+        inputs: Mapping[str, Manifest],
+        fragments: Sequence[FragmentRecord],
+        listed: Mapping[str, FileRecord],
+    ) -> dict[str, pa.Schema]:
+        known = {stage: manifest.schema for stage, manifest in inputs.items()}
+        if SOURCE in self._spec.upstream:
+            files = [listed[url] for url in dict.fromkeys(f.url for f in fragments)]
+            known[SOURCE] = read_footers(files, self._source, self._rule, self._culprit).schema
+        return resolve_schemas(self._pipeline, [self._stage], known)

@@ -1,0 +1,94 @@
+"""Which parts of a partition the store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from vane_dagster.errors import DamagedPartError
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.publish.parquet import STAGING, publisher_of
+from vane_dagster.storage.store import Store, read_part_info
+
+_READERS = 16
+
+
+def stored_parts(
+    store: Store,
+    pipeline: Pipeline,
+    stage: str,
+    partition: str | None,
+    keys: Sequence[Sequence[str]],
+    manifest: Manifest | None,
+    condemned: Collection[str],
+    warn: Callable[[str], None],
+    known: Collection[int] = (),
+) -> tuple[dict[int, Part], frozenset[int]]:
+    """Finds the parts of a stage's partition by listing its folder.
+
+    Parts that the manifest in force names come first. Condemned parts that it does not name are
+    about to be deleted and are passed over.
+
+    Args:
+        store: The store.
+        pipeline: The pipeline.
+        stage: The stage.
+        partition: The partition's key.
+        keys: For each fragment the keys under which its part may be, the first to be preferred.
+        manifest: The manifest in force.
+        condemned: Names of the stage's condemned parts, as `Store.condemned` gives them.
+        warn: Takes a line about each damaged part, which is passed over.
+        known: Indexes of `keys` to leave out.
+
+    Returns:
+        The parts by index of `keys`, and the indexes of which a condemned part was passed over.
+    """
+    publisher = publisher_of(pipeline[stage].spec, partition)
+    folder = store.parts(pipeline.name, stage, partition)
+    label = partition_folder(partition)
+    if publisher:
+        folder, label = publisher.staging, STAGING
+    existing = store.existing_parts(folder)
+    named = {part.name: part for part in manifest.parts} if manifest else {}
+    published = publisher.parts(manifest, [each[0] for each in keys], store) if publisher else None
+    found: dict[int, Part] = {}
+    leaving = set()
+    unread: dict[int, dict[str, Location]] = {}
+    for index, candidates in enumerate(keys):
+        if index in known:
+            continue
+        staying: dict[str, Location] = {}
+        for key in candidates:
+            staged = existing.get(key, {})
+            if published is None:
+                staying |= {file: place for file, place in staged.items() if file in named}
+            else:
+                staying |= published.get(key, {})
+            for file, place in sorted(staged.items()):
+                if f"{label}/{file}" not in condemned:
+                    staying.setdefault(file, place)
+            if not staying.keys() >= staged.keys():
+                leaving.add(index)
+        if in_manifest := [file for file in staying if file in named]:
+            found[index] = Part(staying[in_manifest[0]], named[in_manifest[0]])
+            leaving.discard(index)
+        elif staying:
+            unread[index] = staying
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        read = threads.map(lambda files: _first_whole(files, warn), unread.values())
+        found |= {index: part for index, part in zip(unread, read) if part}
+    return found, frozenset(leaving)
+
+
+def _first_whole(candidates: Mapping[str, Location], warn: Callable[[str], None]) -> Part | None:
+    """Of several parts for a fragment the first that says what it is; None to make another."""
+    for file in candidates:
+        try:
+            return Part(candidates[file], read_part_info(candidates[file], file))
+        except DamagedPartError as error:
+            warn(f"{error}. It is computed again")
+    return None

@@ -1,1 +1,0 @@
-"""What a run tells Dagster and its user: events, metadata, progress."""

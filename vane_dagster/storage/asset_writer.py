@@ -1,0 +1,118 @@
+"""Rows of ordinary assets, written as a stage's are: as parts and a manifest.
+
+A part's name tells its rows, so that rows which stay the same keep their files from one
+materialization to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.reader import ASSETS, asset_folder
+from vane_dagster.storage.store import Store
+
+_MOST_ROWS = 131_072
+_MOST_BYTES = 64 << 20
+_BLOCK = 256  # rows between two looks at the bytes
+
+
+@dataclass(frozen=True)
+class AssetRun:
+    """Who materializes an asset.
+
+    Attributes:
+        path: The asset's key.
+        run_id: The run.
+    """
+
+    path: Sequence[str]
+    run_id: str
+
+
+def write_asset(
+    store: Store, asset: AssetRun, partition: str | None, rows: pa.RecordBatchReader
+) -> tuple[Manifest, str]:
+    """Writes rows as they come, and puts them in force when all are written.
+
+    Returns:
+        The manifest, and its URL.
+
+    Raises:
+        StoreError: If the store refuses, or the rows cannot be stored.
+    """
+    stage = asset_folder(asset.path)
+    folder = store.parts(ASSETS, stage, partition)
+    condemned = store.condemned(ASSETS, stage)
+    key = hashlib.sha256("/".join(asset.path).encode()).hexdigest()[:40]
+    parts: list[PartInfo] = []
+    taken: set[str] = set()
+    for table in _pieces(rows):
+        target = PartTarget(folder, key, None)
+        try:
+            part = write_part(table, target)
+            again = 0
+            while part.name in taken:  # rows that stand there twice
+                again += 1
+                part = write_part(table, replace(target, salt=str(again)))
+        except pa.ArrowException as error:
+            raise StoreError(
+                f"{'/'.join(asset.path)!r}: rows cannot be stored as Parquet: {error}"
+            ) from error
+        if f"{partition_folder(partition)}/{part.name}" in condemned:
+            part = write_part(table, replace(target, salt=secrets.token_hex(8)))
+        taken.add(part.name)
+        parts.append(part)
+    names = "\n".join(part.name for part in parts)
+    manifest = Manifest(
+        pipeline=ASSETS,
+        stage=stage,
+        partition=None if partition is None else str(partition),
+        generation=0,
+        plan=hashlib.blake2b(names.encode(), digest_size=16).hexdigest(),
+        definition="",
+        schema=rows.schema,
+        fragments=(),
+        parts=parts,
+        files=(),
+        upstream={},
+        run_id=asset.run_id,
+        committed_at=time.time(),
+        info={"asset": list(asset.path)},
+        kind="asset",
+    )
+    name = store.commit(manifest)
+    return manifest, store.manifests(ASSETS, stage, partition).file_url(str(name))
+
+
+def _pieces(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """The rows in pieces of bounded size, which do not depend on how they come; one at least."""
+    held: list[pa.RecordBatch] = []
+    count = size = given = 0
+    for batch in rows:
+        start = 0
+        while start < batch.num_rows:
+            block = batch.slice(start, _BLOCK - count % _BLOCK)
+            start += block.num_rows
+            held.append(block)
+            count += block.num_rows
+            size += block.nbytes
+            if count >= _MOST_ROWS or (size >= _MOST_BYTES and count % _BLOCK == 0):
+                yield _whole(held, rows.schema)
+                held, count, size, given = [], 0, 0, given + 1
+    if held or not given:
+        yield _whole(held, rows.schema)
+
+
+def _whole(held: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """One chunk a column, as the file's bytes depend on how the rows are chunked."""
+    return pa.Table.from_batches(held, schema).combine_chunks()

@@ -1,0 +1,151 @@
+"""What is counted of a part's columns, for checks. Runs in the worker for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.providers.usage import COUNTS, USAGE
+from vane_dagster.types.kinds import is_floats, is_text
+from vane_dagster.types.schema import plain_type
+
+Measures = dict[str, dict[str, float]]
+
+_COMBINED: dict[str, Callable[[float, float], float]] = {"dim_min": min, "dim_max": max}
+_BLOCK = 1 << 20
+
+
+def measure(
+    table: pa.Table, columns: Sequence[str], wasted: Mapping[str, int] | None = None
+) -> Measures:
+    """Counts what checks need to know of columns, without a loop over rows.
+
+    Args:
+        table: The rows.
+        columns: The columns that are measured.
+        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+
+    Returns:
+        For every column ``nulls``. For texts also ``empty``, those of no characters or white space
+        alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
+        null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
+        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For what a
+        prompt's answers took, the sums of their requests and tokens, by the names of `COUNTS`,
+        with what was wasted.
+    """
+    found = {name: _measured(table.column(name)) for name in columns}
+    if wasted:
+        answers = [name for name in columns if table.schema.field(name).type == USAGE]
+        found = merge_measures([found, dict.fromkeys(answers, wasted)])
+    return found
+
+
+def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measures:
+    """The measures of many parts together."""
+    merged: Measures = {}
+    for part in parts:
+        for column, found in part.items():
+            total = merged.setdefault(column, {})
+            for name, value in found.items():
+                known = total.get(name)
+                if known is None:
+                    total[name] = value
+                else:
+                    total[name] = _COMBINED.get(name, _add)(known, value)
+    return merged
+
+
+def _add(a: float, b: float) -> float:
+    return a + b
+
+
+def _measured(column: pa.ChunkedArray) -> dict[str, float]:
+    column = _decoded(column)
+    found: dict[str, float] = {"nulls": column.null_count}
+    if is_text(column.type):
+        return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
+    if column.type == USAGE:
+        return found | {name: _sum(pc.struct_field(column, name)) for name in COUNTS}
+    if is_floats(column.type):
+        chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
+        counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)
+        return found | {"not_finite": 0, "zero": 0} | counted.get("", {})
+    return found
+
+
+def _sum(numbers: pa.ChunkedArray) -> int:
+    return int(pc.sum(numbers).as_py() or 0)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column without a dictionary or views, which kernels and null counts pass over."""
+    kind = column.type
+    encoded = pa.types.is_dictionary(kind) or pa.types.is_string_view(kind)
+    return column.cast(plain_type(kind)) if encoded else column
+
+
+# Below, no plain number is handed to a kernel, and pyarrow's `to_numpy` is not called: both import
+# pandas where it is installed, which takes a worker longer than to measure many parts.
+
+
+def _empty(texts: pa.Array) -> int:
+    has_characters = pc.binary_length(texts).cast(pa.bool_())
+    blank = pc.or_(pc.invert(has_characters), pc.utf8_is_space(texts))
+    return int(pc.sum(blank).as_py() or 0)
+
+
+def _vectors(vectors: pa.Array) -> dict[str, float]:
+    """Measures of an array of lists without nulls."""
+    if not len(vectors):
+        return {}
+    values = vectors.flatten()
+    kind = np.dtype(f"f{values.type.bit_width // 8}")
+    if values.null_count:
+        nans = pa.py_buffer(np.full(len(values), np.nan, kind))
+        values = pc.coalesce(values, pa.Array.from_buffers(values.type, len(values), [None, nans]))
+    numbers = _numpy(values, kind)
+    lengths = pc.list_value_length(vectors)
+    low, high = pc.min_max(lengths).as_py().values()
+    if not high:
+        bad, zero = 0, len(vectors)
+    elif low == high:
+        bad, zero = _of_matrix(numbers.reshape(len(vectors), high))
+    else:
+        bad, zero = _of_ragged(numbers, _numpy(lengths.cast(pa.int64()), np.dtype("i8")))
+    return {"not_finite": bad, "zero": zero, "dim_min": low, "dim_max": high}
+
+
+def _numpy(numbers: pa.Array, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The numbers of an array without nulls, as they are in memory."""
+    buffer = numbers.buffers()[1]
+    offset = numbers.offset * kind.itemsize
+    return np.frombuffer(buffer, kind, len(numbers), offset) if buffer else np.empty(0, kind)
+
+
+def _of_matrix(vectors: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Counts of the vectors of one dimension that are not finite, and that are zero."""
+    bad = zero = 0
+    step = max(1, _BLOCK // vectors.shape[1])
+    for start in range(0, len(vectors), step):
+        block = vectors[start : start + step]
+        finite = np.isfinite(block)
+        if not finite.all():
+            bad += int(np.count_nonzero(~finite.all(axis=1)))
+        # No squares, which overflow and underflow: a norm is 0 where every number is.
+        begins_with_zero = block[block[:, 0] == 0]
+        zero += int(np.count_nonzero(~begins_with_zero.any(axis=1)))
+    return bad, zero
+
+
+def _of_ragged(numbers: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The same of vectors of different dimensions, one after the other."""
+    filled = lengths > 0
+    starts = (np.cumsum(lengths) - lengths)[filled]
+    finite = np.logical_and.reduceat(np.isfinite(numbers), starts)
+    nonzero = np.logical_or.reduceat(numbers != 0, starts)
+    empty = len(lengths) - len(starts)
+    return int(np.count_nonzero(~finite)), int(np.count_nonzero(~nonzero)) + empty

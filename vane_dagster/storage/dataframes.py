@@ -1,0 +1,282 @@
+"""The forms that rows have in memory: tables, frames, relations and datasets of several libraries.
+
+A form is told by its type's module and name, so that nothing is imported that the user did not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from vane_dagster._private_folder import user_folder
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.damage import is_damage, verified
+from vane_dagster.storage.filesystem import duckdb_path
+from vane_dagster.storage.reader import StoredRows
+from vane_dagster.types.duckdb_connection import spill_below
+from vane_dagster.types.schema import plain_type, sql_name
+from vane_dagster.types.sql import quote
+
+_BATCH = 65_536
+
+FORMS: Mapping[tuple[str, str], str] = {
+    ("pyarrow", "Table"): "pyarrow.Table",
+    ("pyarrow", "Dataset"): "pyarrow.dataset.Dataset",
+    ("pyarrow", "RecordBatchReader"): "pyarrow.RecordBatchReader",
+    ("pandas", "DataFrame"): "pandas.DataFrame",
+    ("polars", "DataFrame"): "polars.DataFrame",
+    ("polars", "LazyFrame"): "polars.LazyFrame",
+    ("duckdb", "DuckDBPyRelation"): "duckdb.DuckDBPyRelation",
+    ("ray", "Dataset"): "ray.data.Dataset",
+}
+"""The forms, by the package and name of their type."""
+
+NEEDS_RAY = "ray.data.Dataset"
+
+
+def form_of(kind: Any) -> str | None:
+    """The form that a type is; None for another type."""
+    package = str(getattr(kind, "__module__", "")).partition(".")[0].lstrip("_")
+    return FORMS.get((package, str(getattr(kind, "__qualname__", ""))))
+
+
+def form_of_value(value: Any) -> str | None:
+    """The form of an object, also where its type is derived from a form; None for another."""
+    return next((form for kind in type(value).__mro__ if (form := form_of(kind))), None)
+
+
+def known_forms() -> str:
+    """The forms, for messages."""
+    return ", ".join(FORMS.values())
+
+
+def loaded(rows: StoredRows, form: str) -> Any:
+    """Rows in a form. Datasets, lazy frames, relations and readers read the files as they are used.
+
+    Raises:
+        StoreError: If a library is missing, or Ray is not connected.
+    """
+    try:
+        return _LOADERS[form](rows)
+    except ImportError as error:
+        package = "ray[data]" if form == NEEDS_RAY else form.partition(".")[0]
+        raise StoreError(
+            f"{rows.label!r} cannot be read as {form}: {_reason(error)}. pip install {package!r}"
+        ) from error
+
+
+def batches(value: Any, label: str) -> pa.RecordBatchReader:
+    """The rows of an object, batch by batch; lazy forms are read as they are asked for.
+
+    Types have one encoding: large strings become strings, dictionaries their values.
+
+    Raises:
+        StoreError: If it has no form, or its rows are not what Parquet can hold.
+    """
+    form = form_of_value(value)
+    if form is None:
+        raise StoreError(
+            f"{label}: got a {type(value).__module__}.{type(value).__qualname__}; expected one of "
+            f"{known_forms()}"
+        )
+    schema, found = _READERS[form](value)
+    plain = pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+    repeated = {name for name in plain.names if plain.names.count(name) > 1}
+    if repeated or not plain.names:
+        raise StoreError(
+            f"{label}: columns are {plain.names}; expected one or more, each of its own name"
+        )
+    return pa.RecordBatchReader.from_batches(plain, _cast(found, plain, label))
+
+
+def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.RecordBatch]:
+    for piece in found:
+        table = pa.Table.from_batches([piece]) if isinstance(piece, pa.RecordBatch) else piece
+        try:
+            table = table.select(schema.names).cast(schema)
+        except (pa.ArrowException, KeyError) as error:
+            raise StoreError(
+                f"{label}: rows do not have the columns that were announced: {_reason(error)}; "
+                f"expected {schema.to_string()}"
+            ) from error
+        yield from table.to_batches()
+
+
+def _table(rows: StoredRows) -> pa.Table:
+    try:
+        return _dataset(rows).to_table()
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) or is_damage(error):
+            raise _of_damage(rows, error) from error
+        raise
+
+
+def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
+    """The error of files that cannot be read, with the first of them."""
+    fs, where = rows.base.fs, ""
+    for path, partition in zip(rows.paths, rows.partitions):
+        try:
+            with fs.open(path, "rb") as file:
+                pq.read_table(file, page_checksum_verification=True)
+        except Exception:  # of the storage too: that is where it is
+            where = "" if partition is None else f", partition {partition!r}"
+            where += f", file {fs.unstrip_protocol(path)!r}"
+            break
+    return StoreError(
+        f"{rows.label!r}{where}: a file is damaged or gone, and cannot be read: "
+        f"{type(error).__name__}: {_reason(error)}. Materialize {rows.label!r} again with force"
+    )
+
+
+def _dataset(rows: StoredRows) -> Any:
+    import pyarrow.dataset as ds  # which imports pandas where there is one
+
+    if not rows.paths:
+        return ds.dataset(rows.schema.empty_table())
+    # Else keys as "day=1", which are folders, would be taken for columns.
+    return ds.dataset(
+        list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format=verified(),
+        partitioning=None,
+    )  # fmt: skip
+
+
+def _pandas(rows: StoredRows) -> Any:
+    importlib.import_module("pandas")  # without it pyarrow's error would not tell
+    return _table(rows).to_pandas()
+
+
+def _polars(rows: StoredRows) -> Any:
+    return importlib.import_module("polars").from_arrow(_table(rows))
+
+
+def _polars_lazy(rows: StoredRows) -> Any:
+    pl: Any = importlib.import_module("polars")
+    empty = pl.from_arrow(rows.schema.empty_table())
+    if not rows.paths:
+        return empty.lazy()
+    if rows.base.is_local:
+        frame = pl.scan_parquet(
+            list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
+        )
+        return frame.select(rows.schema.names)
+    scanned = _dataset(rows)
+
+    def read(
+        columns: list[str] | None, predicate: Any, most: int | None, size: int | None
+    ) -> Iterator[Any]:
+        wanted = rows.schema.names if columns is None else columns
+        for batch in scanned.scanner(columns=wanted, batch_size=size or _BATCH).to_batches():
+            frame = pl.from_arrow(batch)
+            if most is not None:
+                frame = frame.head(most)
+                most -= len(frame)
+            yield frame if predicate is None else frame.filter(predicate)
+            if most == 0:
+                return
+
+    plugins: Any = importlib.import_module("polars.io.plugins")
+    return plugins.register_io_source(read, schema=empty.schema)
+
+
+def _relation(rows: StoredRows) -> Any:
+    duckdb: Any = importlib.import_module("duckdb")
+    connection = duckdb.connect()  # the relation keeps it open
+    connection.execute("SET TimeZone='UTC'")
+    spill_below(connection, user_folder("spill"))
+    if not rows.paths:
+        return connection.from_arrow(rows.schema.empty_table())
+    fs = rows.base.fs
+    if not rows.base.is_local:
+        connection.register_filesystem(fs)
+    files = ", ".join(_literal(duckdb_path(fs, path)) for path in rows.paths)
+    listed = ", ".join(_selected(field) for field in rows.schema)
+    return connection.sql(f"SELECT {listed} FROM read_parquet([{files}], hive_partitioning=false)")
+
+
+def _selected(field: pa.Field) -> str:
+    """A column; one of fixed-size lists, which DuckDB reads as lists, as what it is."""
+    name, kind = quote(field.name), sql_name(field.type)
+    fixed = pa.types.is_fixed_size_list(field.type) and kind
+    return f"{name}::{kind} AS {name}" if fixed else name
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _ray_dataset(rows: StoredRows) -> Any:
+    ray: Any = importlib.import_module("ray")
+    data: Any = importlib.import_module("ray.data")
+    importlib.import_module("pandas")  # which ray.data needs and imports late
+    if not ray.is_initialized():
+        raise StoreError(
+            f"{rows.label!r} cannot be read as {NEEDS_RAY}: this process is not connected to Ray. "
+            "Call ray.init(), or vane_dagster.LocalCluster().connect(), first"
+        )
+    if not rows.paths:
+        return data.from_arrow(rows.schema.empty_table())
+    fs = None if rows.base.is_local else PyFileSystem(FSSpecHandler(rows.base.fs))
+    read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
+    return read.select_columns(rows.schema.names)
+
+
+_LOADERS: Mapping[str, Any] = {
+    "pyarrow.Table": _table,
+    "pyarrow.dataset.Dataset": _dataset,
+    "pyarrow.RecordBatchReader": lambda rows: _dataset(rows).scanner().to_reader(),
+    "pandas.DataFrame": _pandas,
+    "polars.DataFrame": _polars,
+    "polars.LazyFrame": _polars_lazy,
+    "duckdb.DuckDBPyRelation": _relation,
+    "ray.data.Dataset": _ray_dataset,
+}
+
+_Batches = tuple[pa.Schema, Iterable[Any]]
+
+
+def _of_reader(reader: pa.RecordBatchReader) -> _Batches:
+    return reader.schema, reader
+
+
+def _of_pandas(frame: Any) -> _Batches:
+    """An index with names becomes columns; one without is left out."""
+    named = [name for name in frame.index.names if name is not None]
+    if named:
+        frame = frame.reset_index(level=named)
+    return _of_reader(pa.Table.from_pandas(frame, preserve_index=False).to_reader())
+
+
+def _of_polars_lazy(frame: Any) -> _Batches:
+    empty = frame.collect_schema().to_frame().to_arrow()
+    return empty.schema, (piece.to_arrow() for piece in frame.collect_batches(lazy=True))
+
+
+def _of_ray(dataset: Any) -> _Batches:
+    schema = dataset.schema()
+    base = getattr(schema, "base_schema", None)
+    if not isinstance(base, pa.Schema):
+        pieces = list(dataset.iter_batches(batch_format="pyarrow", batch_size=None))
+        base = pieces[0].schema if pieces else pa.schema([])
+        return base, pieces
+    return base, dataset.iter_batches(batch_format="pyarrow", batch_size=_BATCH)
+
+
+_READERS: Mapping[str, Any] = {
+    "pyarrow.Table": lambda table: _of_reader(table.to_reader()),
+    "pyarrow.dataset.Dataset": lambda dataset: _of_reader(dataset.scanner().to_reader()),
+    "pyarrow.RecordBatchReader": _of_reader,
+    "pandas.DataFrame": _of_pandas,
+    "polars.DataFrame": lambda frame: _of_reader(frame.to_arrow().to_reader()),
+    "polars.LazyFrame": _of_polars_lazy,
+    "duckdb.DuckDBPyRelation": lambda relation: _of_reader(relation.to_arrow_reader(_BATCH)),
+    "ray.data.Dataset": _of_ray,
+}

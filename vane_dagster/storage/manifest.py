@@ -1,0 +1,463 @@
+"""Manifests: the one commit record of a stage in a partition, and the parts that it names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.storage.codec import FORMAT, Codec, require_format
+
+MANIFEST_FORMAT = 2
+"""Raised when an older release would misread a manifest."""
+PART_FORMAT = 1
+"""Raised when an older release would misread a part's footer."""
+_NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
+_PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
+
+
+@dataclass(frozen=True)
+class Made:
+    """Who made a part.
+
+    Attributes:
+        run_id: The run.
+        workers: Names of the workers that computed its rows.
+        at: Unix time in seconds at which it was written.
+        seconds: What the workers took, all together.
+        packages: The installed packages that the user's code imports, as "name==version" on the
+            workers; one in several versions if workers differed.
+    """
+
+    run_id: str
+    workers: tuple[str, ...]
+    at: float
+    seconds: float
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """One part: a stage's output for one fragment.
+
+    Attributes:
+        key: The fragment key.
+        digest: Digest of the rows as they are stored.
+        rows: Rows in it.
+        bytes: Its size in the store.
+        id_min: Smallest id, None without rows.
+        id_max: Largest id, None without rows.
+        rows_in: Rows that it was made from.
+        filtered: Of which nothing came out, as the stage declares.
+        quarantined: Of which nothing came out, because of errors.
+        nulled: Rows that came out as nulls, because of errors.
+        faults: Name of the file beside it that tells of these errors; empty without any.
+        made: Which run made it, on which workers, when, and how long it took.
+        measures: What was counted of its columns, for checks: by column and measure.
+        sample: Some rows as texts, of a part just written.
+    """
+
+    key: str
+    digest: str
+    rows: int
+    bytes: int
+    id_min: Any = None
+    id_max: Any = None
+    rows_in: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    nulled: int = 0
+    faults: str = ""
+    made: Made | None = None
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        """The part's file name."""
+        return part_name(self.key, self.digest)
+
+    def as_record(self) -> dict[str, Any]:
+        """The fields as JSON holds them, without those that are empty."""
+        record = _PART_CODEC.record(self)
+        return {n: v for n, v in record.items() if v or n in ("rows", "id_min", "id_max")}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
+        """Reads what `as_record` wrote."""
+        return _PART_CODEC.load(record)
+
+
+def part_name(key: str, digest: str) -> str:
+    """File name of a part."""
+    return f"{key}-{digest}.parquet"
+
+
+def parse_part_name(name: str) -> tuple[str, str] | None:
+    """Fragment key and digest of a part's file name; None for another file."""
+    match = _PART.fullmatch(name)
+    return (match.group(1), match.group(2)) if match else None
+
+
+def part_footer(part: PartInfo) -> str:
+    """What a part says of itself in its footer."""
+    return json.dumps({"part": part.as_record(), "sample": part.sample})
+
+
+def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
+    """Reads what `part_footer` wrote.
+
+    Args:
+        text: The footer's text.
+        file: The part, for messages.
+        **known: Attributes that are known from elsewhere.
+
+    Raises:
+        NewerFormatError: If a newer release has written it.
+        ValueError: If it is no JSON.
+        KeyError: If something is missing in it.
+        TypeError: If something is missing in it.
+    """
+    record = json.loads(text)
+    require_format(record, PART_FORMAT, file)
+    return _PART_CODEC.load(record["part"], sample=record["sample"], **known)
+
+
+@dataclass(frozen=True)
+class FragmentRecord:
+    """A fragment as a manifest records it: rows `start` to `stop` of a source file."""
+
+    url: str
+    start: int
+    stop: int
+    identity: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A source file as a manifest records it."""
+
+    url: str
+    size: int
+    version: str
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class ManifestName:
+    """What a manifest's file name tells without opening it.
+
+    Attributes:
+        sequence: Count of commits of the stage in the partition; the largest is in force.
+        generation: Raised by a forced run.
+        plan: Digest of what the partition was computed from.
+        content: Digest of what it consists of.
+        unfinished: Whether a publication was begun and not ended beside it; not part of the name.
+    """
+
+    sequence: int
+    generation: int
+    plan: str
+    content: str
+    unfinished: bool = field(default=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}.json"
+
+    @classmethod
+    def parse(cls, name: str) -> ManifestName | None:
+        """The name's fields; None for another file."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        return cls(int(match.group(1)), int(match.group(2)), match.group(3), match.group(4))
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check of a stage found in a partition.
+
+    Attributes:
+        name: The check's name.
+        passed: Whether it passed.
+        blocking: Whether what lies below is withheld where it did not.
+        severity: "ERROR" or "WARN", of a check that did not pass.
+        description: What was found, in a sentence.
+        metadata: The numbers.
+        definition: Digest of the check's own thresholds, by which a change of them is seen.
+    """
+
+    name: str
+    passed: bool
+    blocking: bool
+    severity: str
+    description: str
+    metadata: Mapping[str, Any]
+    definition: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a `write` stage has put a partition.
+
+    Attributes:
+        url: The folder, or the table.
+        files: Names of the files in it, relative to `url`.
+        format: "parquet" or "delta".
+        version: The table's version, for formats that have one.
+    """
+
+    url: str
+    files: Sequence[str]
+    format: str = "parquet"
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The commit record of a stage in a partition.
+
+    Attributes:
+        pipeline: The pipeline's name.
+        stage: The stage's name.
+        partition: The partition's key, None for an unpartitioned pipeline.
+        generation: Raised by a forced run.
+        plan: Digest of what the partition was computed from.
+        definition: The stage's definition, which is its code version.
+        schema: The rows' schema.
+        fragments: The fragments, in the order of the source.
+        parts: A part for each fragment, in the same order.
+        files: The source files.
+        upstream: Manifest names of the upstream stages, by stage.
+        run_id: The run that committed it.
+        committed_at: Unix time in seconds.
+        info: What else is worth keeping: versions, counts.
+        kind: The stage's kind, as "map_batches".
+        keys: The columns that identify a row: its id, then the ids of the rows it came from.
+        reads: What the stage reads: "source", or names of stages.
+        model: The user's class or function, and the pool that ran it; empty without one.
+        lineage: For each column the columns that it came from, as [node, column] pairs.
+        checks: What the stage's checks found.
+        sample: Some rows as texts, for people.
+        published: Where a `write` stage has put the rows.
+    """
+
+    pipeline: str
+    stage: str
+    partition: str | None
+    generation: int
+    plan: str
+    definition: str
+    schema: pa.Schema
+    fragments: Sequence[FragmentRecord]
+    parts: Sequence[PartInfo]
+    files: Sequence[FileRecord]
+    upstream: Mapping[str, str]
+    run_id: str
+    committed_at: float
+    info: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    keys: Sequence[str] = ()
+    reads: Sequence[str] = ()
+    model: Mapping[str, str] = field(default_factory=dict)
+    lineage: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    checks: Sequence[CheckResult] = ()
+    sample: Sequence[Mapping[str, str]] = ()
+    published: Published | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the partition."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the partition in the store."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def published_files(self) -> Sequence[str]:
+        """The files that a `write` stage has in its target."""
+        if self.published is None:
+            return [part.name for part in self.parts]
+        return self.published.files
+
+    @property
+    def content(self) -> str:
+        """Digest of the parts: the same rows from the same computation have the same."""
+        return content_digest(self.parts)
+
+    def dumps(self) -> bytes:
+        """The manifest as JSON."""
+        return json.dumps({**_MANIFEST_CODEC.record(self), FORMAT: MANIFEST_FORMAT}).encode()
+
+    @classmethod
+    def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
+        """Reads what `dumps` wrote.
+
+        Args:
+            data: The manifest as JSON.
+            file: Where it was read, for messages.
+
+        Raises:
+            NewerFormatError: If a newer release has written it.
+            ValueError: If it is no JSON.
+            KeyError: If something is missing in it.
+            TypeError: If something is missing in it.
+        """
+        record = json.loads(data)
+        require_format(record, MANIFEST_FORMAT, file)
+        return _MANIFEST_CODEC.load(record)
+
+
+def _schema_record(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _read_schema(record: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record)))
+
+
+def _many(codec: Codec[Any]) -> Callable[[Any], Any]:
+    return lambda values: [codec.record(value) for value in values]
+
+
+def _read_many(codec: Codec[Any]) -> Callable[[Any], Any]:
+    return lambda records: [codec.load(record) for record in records]
+
+
+def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value and convert(value)
+
+
+# What is on disk: the names on the left are in every store and stay as they are.
+
+_MADE_CODEC = Codec(
+    Made,
+    {
+        "run_id": "run_id",
+        "workers": "workers",
+        "at": "at",
+        "seconds": "seconds",
+        "packages": "packages",
+    },
+    read={"workers": tuple, "packages": tuple},
+)
+
+
+def _made_record(made: Made) -> dict[str, Any]:
+    record = _MADE_CODEC.record(made)
+    return {name: value for name, value in record.items() if value or name != "packages"}
+
+
+_PART_CODEC = Codec(
+    PartInfo,
+    {
+        "key": "key",
+        "digest": "digest",
+        "rows": "rows",
+        "bytes": "bytes",
+        "id_min": "id_min",
+        "id_max": "id_max",
+        "rows_in": "rows_in",
+        "filtered": "filtered",
+        "quarantined": "quarantined",
+        "nulled": "nulled",
+        "faults": "faults",
+        "made": "made",
+        "measures": "measures",
+    },
+    read={"made": _optional(_MADE_CODEC.load)},
+    write={"made": _optional(_made_record)},
+)
+_FRAGMENT_CODEC = Codec(
+    FragmentRecord,
+    {
+        "url": "url",
+        "start": "start",
+        "stop": "stop",
+        "identity": "identity",
+        "bytes": "bytes",
+    },
+)
+_FILE_CODEC = Codec(
+    FileRecord,
+    {"url": "url", "size": "size", "version": "version", "content": "content"},
+)
+_CHECK_CODEC = Codec(
+    CheckResult,
+    {
+        "name": "name",
+        "passed": "passed",
+        "blocking": "blocking",
+        "severity": "severity",
+        "description": "description",
+        "metadata": "metadata",
+        "definition": "definition",
+    },
+)
+_PUBLISHED_CODEC = Codec(
+    Published,
+    {"url": "url", "files": "files", "format": "format", "version": "version"},
+)
+_MANIFEST_CODEC = Codec(
+    Manifest,
+    {
+        "pipeline": "pipeline",
+        "stage": "stage",
+        "partition": "partition",
+        "generation": "generation",
+        "plan": "plan",
+        "definition": "definition",
+        "upstream": "upstream",
+        "run_id": "run_id",
+        "committed_at": "committed_at",
+        "info": "info",
+        "kind": "kind",
+        "model": "model",
+        "lineage": "lineage",
+        "keys": "keys",
+        "reads": "reads",
+        "sample": "sample",
+        "schema": "schema",
+        "fragments": "fragments",
+        "parts": "parts",
+        "files": "files",
+        "checks": "checks",
+        "published": "published",
+    },
+    read={
+        "keys": tuple,
+        "reads": tuple,
+        "sample": tuple,
+        "schema": _read_schema,
+        "fragments": _read_many(_FRAGMENT_CODEC),
+        "parts": _read_many(_PART_CODEC),
+        "files": _read_many(_FILE_CODEC),
+        "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
+        "published": _optional(_PUBLISHED_CODEC.load),
+    },
+    write={
+        "schema": _schema_record,
+        "fragments": _many(_FRAGMENT_CODEC),
+        "parts": lambda parts: [part.as_record() for part in parts],
+        "files": _many(_FILE_CODEC),
+        "checks": _many(_CHECK_CODEC),
+        "published": _optional(_PUBLISHED_CODEC.record),
+    },
+)
+
+
+def content_digest(parts: Sequence[PartInfo]) -> str:
+    """Digest of what a partition consists of; 16 hex digits."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        state.update(f"{part.key}-{part.digest}\n".encode())
+    return state.hexdigest()

@@ -1,0 +1,146 @@
+"""Parts as files: one Parquet file for a stage's output of one fragment. Runs in the worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vane_dagster.storage.column_stats import measure
+from vane_dagster.storage.damage import read_whole
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
+from vane_dagster.storage.sample import sample_rows
+
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Where a part goes, and how it is written.
+
+    Attributes:
+        folder: Where it goes.
+        key: Its fragment key.
+        id: Name of the id column; none for rows that have none.
+        measured: The columns of which checks want counts.
+        compression: A codec; without one, each column has the best for it.
+        salt: Makes the file another one than any with the same rows, which is about to be deleted.
+    """
+
+    folder: Location
+    key: str
+    id: str | None
+    measured: tuple[str, ...] = ()
+    compression: str | None = None
+    salt: str | None = None
+
+
+def write_part(
+    table: pa.Table, target: PartTarget, wasted: Mapping[str, int] | None = None, **facts: Any
+) -> PartInfo:
+    """Writes a table as a part, once and atomically, under its key and the digest of its rows.
+
+    Args:
+        table: The rows.
+        target: Where they go.
+        wasted: What answers took of which nothing came out; see `measure`.
+        **facts: What else is known of the part; see `PartInfo`.
+
+    Returns:
+        The part, with a sample of its rows.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    low, high = id_range(table.column(target.id)) if target.id else (None, None)
+    counted = measure(table, target.measured, wasted)
+    info = PartInfo(
+        target.key, "", table.num_rows, 0, low, high,
+        measures=counted, sample=sample_rows(table), **facts,
+    )  # fmt: skip
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({"vane": part_footer(info)}),
+        sink,
+        compression=_codecs(table.schema, target.compression),
+        use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],
+        write_page_checksum=True,
+    )
+    data = memoryview(sink.getvalue())
+    digest = rows_digest(data, target.salt)
+    target.folder.write(part_name(target.key, digest), data)
+    return replace(info, digest=digest, bytes=data.nbytes)
+
+
+def rows_digest(data: memoryview, salt: str | None = None) -> str:
+    """Digest of a Parquet file's rows; of its footer, which tells who wrote it, the schema alone.
+
+    16 hex digits. The same rows written by two runs have the same.
+    """
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    state = hashlib.sha256(data[: data.nbytes - footer])
+    schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
+    state.update(f"{schema.to_string()}{salt or ''}".encode())
+    return state.hexdigest()[:16]
+
+
+def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a part, or some of its columns.
+
+    Raises:
+        DamagedPartError: If it is damaged or gone.
+        StoreError: If the file system refuses.
+    """
+    wanted = None if columns is None else list(columns)
+
+    def read(file: Any) -> pa.Table:
+        return pq.read_table(file, columns=wanted, page_checksum_verification=True)
+
+    return read_whole(folder, name, read).replace_schema_metadata(None)
+
+
+def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Smallest and largest id, as JSON holds them; a pair of None without rows."""
+    if not len(ids):
+        return None, None
+    if not (pa.types.is_integer(ids.type) or pa.types.is_string(ids.type)):
+        ids = ids.cast(pa.string())
+    found = pc.min_max(ids).as_py()
+    return found["min"], found["max"]
+
+
+def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
+    """The codec of each column: floating-point numbers hardly shrink, so they get the fastest."""
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    return {
+        path: declared or ("lz4" if pa.types.is_floating(kind) else "zstd") for path, kind in leaves
+    }
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns of a Parquet file that a column becomes, by the paths that it gives them."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
+
+
+def _is_repetitive(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary pays, judged by the first rows: on distinct values it costs the most."""
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind):
+        return False
+    sample = column.slice(0, _SAMPLE)
+    return bool(pc.count_distinct(sample).as_py() * 2 <= len(sample))

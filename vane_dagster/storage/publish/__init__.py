@@ -1,0 +1,1 @@
+"""Publishing: the parts of `write` stages, put where any tool reads them."""

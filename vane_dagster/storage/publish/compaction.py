@@ -1,0 +1,221 @@
+"""Files of a wanted size: parts written together, or split, a few rows in memory at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster import _failpoints
+from vane_dagster._private_folder import temporary_folder
+from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.part_file import id_range
+
+_WRITERS = 4
+_GROUP_BYTES = 32 << 20
+_GROUP_ROWS = 1 << 20
+_BATCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Consecutive parts, and how many files of equally many rows are made of them."""
+
+    parts: tuple[PartInfo, ...]
+    count: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def stems(self) -> list[str]:
+        """The names of the files without a suffix; the same for the same parts and cuts."""
+        state = hashlib.blake2b(digest_size=16)
+        for part in self.parts:
+            state.update(f"{part.name}\n".encode())
+        return [f"{state.hexdigest()}-{i + 1}-of-{self.count}" for i in range(self.count)]
+
+    def bounds(self) -> list[int]:
+        """The rows after which a file ends."""
+        return [self.rows * (i + 1) // self.count for i in range(self.count)]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file as it was written: bytes, rows and range of the ids."""
+
+    size: int
+    rows: int
+    id_min: Any
+    id_max: Any
+
+
+def bundles(parts: Iterable[PartInfo], target_bytes: int) -> list[Bundle]:
+    """Cuts parts, in their order, into bundles for files of about `target_bytes`."""
+    found: list[Bundle] = []
+    current: list[PartInfo] = []
+    size = 0
+    for part in parts:
+        # A part more would lead further beyond the target than the bundle is below it.
+        if current and size + part.bytes - target_bytes > target_bytes - size:
+            found.append(_bundle(current, size, target_bytes))
+            current, size = [], 0
+        current.append(part)
+        size += part.bytes
+    return [*found, _bundle(current, size, target_bytes)] if current else found
+
+
+def _bundle(parts: Sequence[PartInfo], size: int, target_bytes: int) -> Bundle:
+    rows = sum(part.rows for part in parts)
+    return Bundle(tuple(parts), max(1, min(rows, round(size / target_bytes))))
+
+
+def write_bundles(
+    wanted: Iterable[tuple[Bundle, Sequence[str]]],
+    staging: Location,
+    target: Location,
+    schema: pa.Schema,
+    id: str,
+    compression: str,
+) -> dict[str, Made]:
+    """Writes the files of bundles, each seen whole or not at all; a few bundles side by side.
+
+    Args:
+        wanted: The bundles, each with the names of its files.
+        staging: Where the parts are.
+        target: Where the files go.
+        schema: Their schema.
+        id: Name of the id column.
+        compression: Their codec.
+    """
+
+    def write(item: tuple[Bundle, Sequence[str]]) -> list[Made]:
+        bundle, names = item
+        rows = _rows(bundle, staging, schema)
+        repetitive = _repetitive(bundle, staging)
+        made = []
+        start = 0
+        with contextlib.closing(rows):
+            for name, stop in zip(names, bundle.bounds()):
+                with _file(target, name) as path:
+                    found = _write(rows, stop - start, path, schema, id, compression, repetitive)
+                made.append(found)
+                start = stop
+        return made
+
+    listed = list(wanted)
+    with ThreadPoolExecutor(max_workers=_WRITERS) as threads:
+        done = list(threads.map(write, listed))
+    return {
+        name: made for (_, names), found in zip(listed, done) for name, made in zip(names, found)
+    }
+
+
+class _Rows:
+    """Tables of a few rows, of which as many are taken as are asked for."""
+
+    def __init__(self, tables: Generator[pa.Table, None, None]) -> None:
+        self._tables = tables
+        self._rest: pa.Table | None = None
+        self.close = tables.close
+
+    def take(self, most: int) -> pa.Table:
+        """The next rows, at least one and `most` at most."""
+        table = self._rest if self._rest is not None else next(self._tables)
+        self._rest = table.slice(most) if table.num_rows > most else None
+        return table.slice(0, most)
+
+
+def _rows(bundle: Bundle, staging: Location, schema: pa.Schema) -> _Rows:
+    def tables() -> Generator[pa.Table, None, None]:
+        for part in bundle.parts:
+            with staging.fs.open(staging.file(part.name), "rb") as opened:
+                file = pq.ParquetFile(
+                    opened, pre_buffer=not staging.is_local, page_checksum_verification=True
+                )
+                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+                size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
+                most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))
+                for batch in file.iter_batches(batch_size=most):
+                    table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                    if table.num_rows:
+                        yield table.cast(schema)
+
+    return _Rows(tables())
+
+
+def _repetitive(bundle: Bundle, staging: Location) -> list[str]:
+    """The columns for which the first part with rows has a dictionary."""
+    part = next((part for part in bundle.parts if part.rows), None)
+    if part is None:
+        return []
+    with staging.fs.open(staging.file(part.name), "rb") as opened:
+        group = pq.read_metadata(opened).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return [c.path_in_schema for c in columns if c.has_dictionary_page]
+
+
+def _write(
+    rows: _Rows,
+    count: int,
+    path: str,
+    schema: pa.Schema,
+    id: str,
+    compression: str,
+    repetitive: list[str],
+) -> Made:
+    """Writes the next `count` rows to a local file, in row groups of a bounded size."""
+    lows, highs = [], []
+    left = count
+    with pq.ParquetWriter(
+        path, schema, compression=compression, use_dictionary=repetitive
+    ) as writer:
+        while left:
+            tables: list[pa.Table] = []
+            size = held = 0
+            while left and size < _GROUP_BYTES and held < _GROUP_ROWS:
+                tables.append(rows.take(left))
+                size += tables[-1].nbytes
+                held += tables[-1].num_rows
+                left -= tables[-1].num_rows
+            group = pa.concat_tables(tables)
+            writer.write_table(group, row_group_size=group.num_rows)
+            low, high = id_range(group.column(id))
+            lows.append(low)
+            highs.append(high)
+    return Made(os.path.getsize(path), count, min(lows, default=None), max(highs, default=None))
+
+
+@contextlib.contextmanager
+def _file(target: Location, name: str) -> Iterator[str]:
+    """A local path to write to, whose file is in its place afterwards."""
+    if not target.is_local:
+        with temporary_folder() as folder:
+            path = os.path.join(folder, "file.parquet")
+            yield path
+            target.put(name, path)
+        return
+    _failpoints.at_storage("write", target.file_url(name))
+    final = target.file(name)
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    path = os.path.join(os.path.dirname(final), f"{TEMPORARY}{secrets.token_hex(6)}")
+    try:
+        yield path
+        with open(path, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(path, final)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        raise

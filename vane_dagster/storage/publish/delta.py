@@ -1,0 +1,286 @@
+"""Delta tables: each publication of a partition is one transaction."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from vane_dagster.errors import SchemaError, StoreError, VaneError
+from vane_dagster.pipeline.specs import WriteSpec
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest, PartInfo, Published
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.publish.compaction import Made
+from vane_dagster.storage.publish.delta_types import delta_type, shape, table_options
+from vane_dagster.storage.publish.parquet import STAGING, Publisher
+
+_ATTEMPTS = 12
+_MOVERS = 8
+_LONGEST = 255
+
+
+class DeltaPublisher(Publisher):
+    """Publishes into a Delta table, of which the partition is a partition or the whole."""
+
+    def __init__(self, spec: WriteSpec, partition: str | None) -> None:
+        super().__init__(spec)
+        self.target = Location(spec.url, spec.storage_options)
+        self.staging = self.target.child(STAGING, partition_folder(partition))
+        self._column = spec.partition_column
+        self._key = None if partition is None else str(partition)
+
+    def stored(self, schema: pa.Schema, culprit: str) -> pa.Schema:
+        fields = []
+        for field in schema:
+            if self._column and field.name.lower() == self._column.lower():
+                raise SchemaError(
+                    f"{culprit}: the rows have a column {field.name!r}, and the table needs "
+                    f"{self._column!r} for the partition's key; give partition_column another "
+                    "name, or rename the rows' column in a project"
+                )
+            kind = delta_type(field.type)
+            if kind is None:
+                raise SchemaError(
+                    f"{culprit}: column {field.name!r} is {field.type}, which a Delta table cannot "
+                    "hold; cast it in a project, for example to BIGINT, TIMESTAMP or VARCHAR"
+                )
+            fields.append(pa.field(field.name, kind))
+        return pa.schema(fields)
+
+    def check(self, schema: pa.Schema, culprit: str) -> None:
+        if self._column:
+            self._folder()
+        with self._told("read"):
+            table = self._opened()
+            if table is not None:
+                self._fit(table, schema, culprit)
+
+    def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
+        with self._told("read"):
+            active = self._active(self._opened())
+        if former is not None and active is not None and active == set(former.files):
+            return former
+        for attempt in itertools.count():
+            # A file that was in the table, or is, is never added again: its name is new, unless
+            # this very publication was cut off after its transaction.
+            seed = f"{manifest.content}-{sequence}-{attempt}"
+            unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
+            files = self._names(manifest.parts, unique)
+            if not active or active == set(files) or active.isdisjoint(files):
+                break
+        return Published(self.target.url, files, "delta")
+
+    def publish(self, manifest: Manifest) -> Published:
+        assert manifest.published is not None
+        culprit = f"stage '{manifest.pipeline}/{manifest.stage}'"
+        files = manifest.published.files
+        made: Mapping[str, Made] | None = None
+        for attempt in range(_ATTEMPTS):
+            with self._told("written"):
+                table = self._opened() or self._create(manifest.schema)
+                self._fit(table, manifest.schema, culprit)
+                if self._active(table) == set(files):
+                    return Published(self.target.url, files, "delta", table.version())
+                if made is None:
+                    made = self._place(manifest)
+                if self._replace(table, manifest, made):
+                    table.update_incremental()
+                    return Published(self.target.url, files, "delta", table.version())
+            time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
+        raise StoreError(
+            f"Delta table {self.target.url!r}: other writers changed the same partition "
+            f"{_ATTEMPTS} times while it was replaced. Run it again when they have ended"
+        )
+
+    def holds(self, files: Sequence[str]) -> bool:
+        with self._told("read"):
+            return self._active(self._opened()) == set(files)
+
+    def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
+        """Leaves all to the transaction, and to Delta's vacuum."""
+
+    def _folder(self) -> str:
+        """The folder of the partition in the table, as every Delta writer names it."""
+        if self._key == "":
+            raise StoreError(
+                f"Delta table {self.target.url!r}: the empty text cannot be the key of a "
+                "partition, as Delta takes it for null; give the partition another key"
+            )
+        folder = f"{self._column}={quote(self._key or '', safe='')}"
+        if len(folder) > _LONGEST:
+            raise StoreError(
+                f"Delta table {self.target.url!r}: the partition's key {self._key!r} is too long "
+                f"for the name of a folder, {len(folder)} bytes where {_LONGEST} are possible"
+            )
+        return folder
+
+    def _named(self, parts: Sequence[PartInfo], unique: str) -> Iterable[tuple[Any, list[str]]]:
+        """Bundles or single parts, with the paths of their files in the table."""
+        below = f"{self._folder()}/" if self._column else ""
+        rows = [part for part in parts if part.rows]
+        if self._spec.target_bytes is None:
+            return [(part, [f"{below}{part.name[:-8]}-{unique}.parquet"]) for part in rows]
+        return [
+            (bundle, [f"{below}{stem}-{unique}.parquet" for stem in bundle.stems])
+            for bundle in self._bundles(rows)
+        ]
+
+    def _names(self, parts: Sequence[PartInfo], unique: str) -> list[str]:
+        return [name for _, named in self._named(parts, unique) for name in named]
+
+    def _place(self, manifest: Manifest) -> Mapping[str, Made]:
+        """Brings the files into the table's folder, where no reader sees them yet."""
+        assert manifest.published is not None
+        if not manifest.published.files:
+            return {}
+        unique = manifest.published.files[0][: -len(".parquet")].rpartition("-")[2]
+        named = list(self._named(manifest.parts, unique))
+        if self._spec.target_bytes is not None:
+            return self._write(named, manifest)
+        self._require_staged(part for part, _ in named)
+        sizes = self.staging.names()
+        with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
+            list(threads.map(self._move, named))
+        return {
+            name: Made(sizes[part.name], part.rows, part.id_min, part.id_max)
+            for part, (name,) in named
+        }
+
+    def _move(self, item: tuple[PartInfo, list[str]]) -> None:
+        part, (path,) = item
+        folder, _, name = path.rpartition("/")
+        place = self.target.child(folder) if folder else self.target
+        self.staging.move(part.name, place, name)
+
+    # The table
+
+    def _opened(self) -> Any:
+        """The table as it is now; None if there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._url, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def _create(self, schema: pa.Schema) -> Any:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            DeltaTable.create(
+                self._url,
+                self._delta_schema(schema),
+                partition_by=[self._column] if self._column else [],
+                storage_options=self._options,
+            )
+        except DeltaError:  # another run may have created it meanwhile
+            if (table := self._opened()) is None:
+                raise
+            return table
+        return self._opened()
+
+    def _active(self, table: Any) -> set[str] | None:
+        """The files that the table has for the partition; None if there is no table."""
+        if table is None:
+            return None
+        actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+        paths = actions.column("path").to_pylist()
+        if self._column:
+            name = f"partition.{self._column}"
+            if name not in actions.column_names:
+                return set() if not paths else {unquote(path) for path in paths}
+            keys = actions.column(name).to_pylist()
+            paths = [path for path, key in zip(paths, keys) if key == self._key]
+        return {unquote(path) for path in paths}
+
+    def _fit(self, table: Any, schema: pa.Schema, culprit: str) -> None:
+        """Raises SchemaError where the table has other columns or partitions."""
+        columns = [self._column] if self._column else []
+        if (found := list(table.metadata().partition_columns)) != columns:
+            raise SchemaError(
+                f"{culprit}: Delta table {self.target.url!r} is partitioned by {found}, expected "
+                f"{columns}. Publish into another table"
+            )
+        wanted, there = shape(self._delta_schema(schema)), shape(table.schema())
+        for name in dict.fromkeys([*wanted, *there]):
+            if wanted.get(name) != there.get(name):
+                raise SchemaError(
+                    f"{culprit}: column {name!r} is {wanted.get(name, 'no column')} here, but "
+                    f"{there.get(name, 'no column')} in the Delta table {self.target.url!r}. Make "
+                    "the rows fit with a project, change the table (deltalake's table.alter), or "
+                    "publish into another one"
+                )
+
+    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, Made]) -> bool:
+        """One transaction: the partition's files out, the new ones in; False on a conflict."""
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, CommitProperties
+
+        key = {self._column: self._key} if self._column else {}
+        now = int(time.time() * 1000)
+        actions = [
+            AddAction(path, file.size, key, now, True, _statistics(file, manifest.keys[0]))
+            for path, file in made.items()
+        ]
+        told = {"vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}"}
+        told["vane_dagster.run_id"] = manifest.run_id
+        try:
+            table.create_write_transaction(
+                actions,
+                "overwrite",
+                self._delta_schema(manifest.schema),
+                partition_by=list(key),
+                partition_filters=[(self._column, "=", self._key)] if key else None,
+                commit_properties=CommitProperties(custom_metadata=told),
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def _delta_schema(self, schema: pa.Schema) -> Any:
+        from deltalake import Schema
+
+        if self._column:
+            schema = schema.append(pa.field(self._column, pa.string()))
+        return Schema.from_arrow(schema)
+
+    @functools.cached_property
+    def _url(self) -> str:
+        return self.target.path if self.target.is_local else self.target.url.rstrip("/")
+
+    @functools.cached_property
+    def _options(self) -> dict[str, str] | None:
+        return None if self.target.is_local else table_options(self.target)
+
+    @contextmanager
+    def _told(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except VaneError:
+            raise
+        except Exception as error:  # the driver raises plain exceptions too
+            raise StoreError(
+                f"Delta table {self.target.url!r} cannot be {verb}: {type(error).__name__}: "
+                f"{error}. Check that the credentials reach it and that nothing else writes there"
+            ) from error
+
+
+def _statistics(file: Made, id: str) -> str:
+    """A file's statistics, by which readers pass over it."""
+    found: dict[str, Any] = {"numRecords": file.rows, "nullCount": {id: 0}}
+    if file.id_min is not None:
+        found |= {"minValues": {id: file.id_min}, "maxValues": {id: file.id_max}}
+    return json.dumps(found)

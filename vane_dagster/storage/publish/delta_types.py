@@ -1,0 +1,75 @@
+"""What Delta Lake calls things: types of columns, and the options of its storage."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._secrets import keep_options, revealed
+from vane_dagster.storage.filesystem import Location, protocol_of
+
+_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_HELD = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
+}  # fmt: skip
+
+
+def table_options(location: Location) -> dict[str, str]:
+    """The options of fsspec's S3 driver in the words of Delta's."""
+    keep_options(location.storage_options)
+    given = revealed(location.storage_options)
+    client = dict(given.get("client_kwargs") or {})
+    endpoint = client.get("endpoint_url") or given.get("endpoint_url")
+    found = {
+        "AWS_ACCESS_KEY_ID": given.get("key"),
+        "AWS_SECRET_ACCESS_KEY": given.get("secret"),
+        "AWS_SESSION_TOKEN": given.get("token"),
+        "AWS_SKIP_SIGNATURE": "true" if given.get("anon") else None,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true" if str(endpoint or "").startswith("http:") else None,
+        "AWS_REGION": client.get("region_name"),
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    if endpoint and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        found["AWS_REGION"] = found["AWS_REGION"] or "us-east-1"
+    assert protocol_of(location.url) in ("s3", "s3a"), "refused where it is declared"
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def delta_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type in which a Delta table holds a column without loss; None if there is none."""
+    if kind in _HELD or (pa.types.is_decimal128(kind) and kind.scale >= 0):
+        return kind
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        value = delta_type(kind.value_type)
+        return value and pa.list_(value)
+    if pa.types.is_map(kind):
+        key, value = delta_type(kind.key_type), delta_type(kind.item_type)
+        return pa.map_(key, value) if key and value else None
+    if pa.types.is_struct(kind) and kind.num_fields:
+        kinds = [delta_type(field.type) for field in kind]
+        pairs = [(field.name, found) for field, found in zip(kind, kinds) if found]
+        return pa.struct(pairs) if len(pairs) == kind.num_fields else None
+    return None
+
+
+def shape(schema: Any) -> dict[str, str]:
+    """Column names and types of a Delta schema, as they are told and compared."""
+    fields = json.loads(schema.to_json())["fields"]
+    return {
+        field["name"]: (
+            json.dumps(field["type"], sort_keys=True).strip('"')
+            + ("" if field["nullable"] else " not null")
+        )
+        for field in fields
+    }

@@ -1,0 +1,96 @@
+"""Rows that could not be computed, kept beside the parts with what went wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+
+SUFFIX = ".faults.parquet"
+PARENTS = "parents"
+_METADATA = b"vane_faults"
+
+
+def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.Schema:
+    """The columns of quarantined rows; the id has the type that it has in the stage's input.
+
+    `parents` are the ids of the rows that a row was made from, if it was made from any.
+    """
+    return pa.schema(
+        [
+            ("id", id_type),
+            *([(PARENTS, pa.struct(list(parents)))] if parents else []),
+            ("stage", pa.string()),
+            ("fragment", pa.string()),
+            ("error", pa.string()),
+            ("message", pa.string()),
+            ("traceback", pa.string()),
+            ("attempts", pa.int32()),
+            ("run_id", pa.string()),
+            ("model", pa.string()),
+            ("worker", pa.string()),
+            ("at", pa.timestamp("us", "UTC")),
+        ]
+    )
+
+
+def attach(table: pa.Table, faults: pa.Table | None) -> pa.Table:
+    """A table that carries faults along, so that they go where the rows go."""
+    if faults is None or not faults.num_rows:
+        return table
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, faults.schema) as writer:
+        writer.write_table(faults)
+    return table.replace_schema_metadata({_METADATA: sink.getvalue().to_pybytes()})
+
+
+def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
+    """The faults that tables carry, one below the other; None if there are none."""
+    held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
+    found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
+    return concat_faults(found) if found else None
+
+
+def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
+    """Records of quarantined rows, one below the other; former versions wrote no parents."""
+    return pa.concat_tables(found, promote_options="default")
+
+
+def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
+    """Writes the faults of a fragment beside its part, and before it.
+
+    Returns:
+        The file's name.
+
+    Raises:
+        StoreError: If the store refuses.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(faults, sink, compression="zstd")
+    data = sink.getvalue()
+    digest = hashlib.sha256(memoryview(data)).hexdigest()[:16]
+    name = f"{key}-{digest}{SUFFIX}"
+    folder.write(name, memoryview(data))
+    return name
+
+
+def read_faults(store: Store, manifest: Manifest) -> pa.Table:
+    """The rows that a partition of a stage has set aside, as a table that may be empty.
+
+    Raises:
+        StoreError: If a file cannot be read.
+    """
+    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    id = manifest.keys[1 if manifest.info.get("children") else 0]
+    found: list[Any] = [fault_schema(manifest.schema.field(id).type).empty_table()]
+    for part in manifest.parts:
+        if part.faults:
+            found.append(pq.read_table(pa.BufferReader(folder.read(part.faults))))
+    return concat_faults(found)

@@ -1,0 +1,261 @@
+"""What the store holds of an asset, found through the manifests in force alone.
+
+An asset is a stage, whose folder is ``<pipeline>/<stage>``, or an ordinary asset whose rows
+`asset_writer` has stored, with the folder ``~assets/<its key>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import StoreError, names
+from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
+from vane_dagster.storage.store import Store
+
+ASSETS = "~assets"
+"""The folder that holds ordinary assets, which no pipeline can have for a name."""
+
+_READERS = 16
+_LOOKS = 3
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of one asset, in the order of its partitions.
+
+    Attributes:
+        label: The asset, as "docs/embedding".
+        base: Where the files are; all are on its file system.
+        paths: The files, on that file system.
+        schema: The rows' schema.
+        partitions: The partition of each file.
+    """
+
+    label: str
+    base: Location
+    paths: tuple[str, ...]
+    schema: pa.Schema
+    partitions: tuple[str | None, ...]
+
+    def select(self, columns: Sequence[str] | None) -> StoredRows:
+        """The same rows with some columns.
+
+        Raises:
+            StoreError: If there is none of a name.
+        """
+        if columns is None:
+            return self
+        if isinstance(columns, str):
+            raise StoreError(f"{self.label!r}: columns is {columns!r}; expected a list of names")
+        if unknown := [name for name in columns if name not in self.schema.names]:
+            raise StoreError(
+                f"{self.label!r} has no column {names(unknown)}; it has {names(self.schema.names)}"
+            )
+        schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
+        return replace(self, schema=schema)
+
+
+def asset_folder(path: Sequence[str]) -> str:
+    """The folder of an ordinary asset, below `ASSETS`."""
+    return partition_folder("/".join(part.replace("/", "\\/") for part in path))
+
+
+def find(
+    store: Store, path: Sequence[str], partitions: Iterable[str | None] | None
+) -> dict[str | None, Manifest]:
+    """The manifests in force of an asset, by partition; a partition that has none is left out.
+
+    Args:
+        store: The store.
+        path: The asset's key.
+        partitions: Keys; None for the unpartitioned one or, where there is none, all that were
+            materialized, sorted by key.
+
+    Raises:
+        StoreError: If one cannot be read.
+    """
+    wanted = None if partitions is None else list(dict.fromkeys(partitions))
+    places = [(ASSETS, asset_folder(path))]
+    if len(path) == 2 and all(map(_NAME.fullmatch, path)):
+        places.append((path[0], path[1]))
+    found = [opened for place in places if (opened := _opened(store, *place, wanted))]
+    # A key may have been a stage once and be an ordinary asset now, or the other way round.
+    return max(found, key=_newest, default={})
+
+
+def read(
+    store: Store,
+    path: Sequence[str],
+    partitions: Iterable[str | None] | None,
+    allow_missing: bool = False,
+) -> StoredRows:
+    """The rows of an asset, each partition as one manifest has it.
+
+    Args:
+        store: The store.
+        path: The asset's key.
+        partitions: As for `find`.
+        allow_missing: Whether partitions that were never materialized are passed over.
+
+    Raises:
+        StoreError: If a partition was never materialized, files of one are gone, or partitions do
+            not have the same columns.
+    """
+    label = "/".join(path)
+    wanted = None if partitions is None else list(dict.fromkeys(partitions))
+    for look in range(_LOOKS):
+        manifests = find(store, path, wanted)
+        _require(store, path, wanted, manifests, allow_missing)
+        known = manifests or find(store, path, None)
+        schema = _common_schema(label, list(known.values())) if known else pa.schema([])
+        placed = [places(store, manifest) for manifest in manifests.values()]
+        lost = _lost(placed)
+        if not lost:
+            break
+        if look == _LOOKS - 1 or find(store, path, wanted) == manifests:
+            raise StoreError(
+                f"{label!r} has files that are gone, as {lost!r}: they were deleted by hand, or "
+                "published anew meanwhile. Read it again, or materialize it again"
+            )
+    kinds = {protocol_of(folder.url) for folder, _ in placed}
+    if len(kinds) > 1:
+        raise StoreError(
+            f"{label!r} was published on several file systems, {names(sorted(kinds))}; read its "
+            "partitions one by one, or materialize them again"
+        )
+    base = placed[0][0] if placed else store.root
+    files = tuple(folder.file(name) for folder, found in placed for name in found)
+    keys = tuple(key for key, (_, found) in zip(manifests, placed) for _ in found)
+    return StoredRows(label, base, files, schema, keys)
+
+
+def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
+    """Where the files are that a manifest names, and their names; those without rows are left out.
+
+    What a `write` stage has published is read with the store's options, where they fit.
+    """
+    empty = {part.name for part in manifest.parts if not part.rows}
+    if manifest.published is None:
+        folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        return folder, [part.name for part in manifest.parts if part.rows]
+    folder = Location(manifest.published.url, options_for(store, manifest.published.url))
+    return folder, [name for name in manifest.published.files if name not in empty]
+
+
+def options_for(store: Store, url: str) -> Mapping[str, Any]:
+    """The store's storage options, for a URL with the store's protocol."""
+    same = protocol_of(url) == protocol_of(store.root.url)
+    return store.root.storage_options if same else {}
+
+
+def _newest(manifests: Mapping[str | None, Manifest]) -> float:
+    return max(manifest.committed_at for manifest in manifests.values())
+
+
+def _opened(
+    store: Store, pipeline: str, stage: str, partitions: Sequence[str | None] | None
+) -> dict[str | None, Manifest]:
+    """The manifests in force of a folder; looks again where one was replaced and collected."""
+    for look in range(_LOOKS):
+        try:
+            if partitions is None:
+                return _all(store, pipeline, stage)
+            found = store.latest(pipeline, stage, partitions)
+            order = [(key, found[key]) for key in partitions if key in found]
+            with ThreadPoolExecutor(max_workers=_READERS) as threads:
+                read = threads.map(lambda item: store.read(pipeline, stage, *item), order)
+                return dict(zip((key for key, _ in order), read))
+        except StoreError as error:
+            if look == _LOOKS - 1 or not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
+    folder = store.root.child(pipeline, stage, "manifests")
+
+    def opened(item: tuple[str, ManifestName]) -> Manifest:
+        return store.opened(folder.child(item[0]), str(item[1]))
+
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        listed = store.latest_of_all(pipeline, stage)
+        found = dict(zip(listed, threads.map(opened, listed.items())))
+    single = found.pop(UNPARTITIONED, None)
+    by_key: dict[str | None, Manifest] = {
+        manifest.partition: manifest for manifest in found.values()
+    }
+    # Where an asset's partitions were taken away or added, what was materialized last holds.
+    if single is not None and (not by_key or single.committed_at >= _newest(by_key)):
+        return {None: single}
+    return dict(sorted(by_key.items(), key=lambda item: str(item[0])))
+
+
+def _require(
+    store: Store,
+    path: Sequence[str],
+    wanted: Sequence[str | None] | None,
+    found: Mapping[str | None, Manifest],
+    allow_missing: bool,
+) -> None:
+    """Raises StoreError for partitions that are not there, or where nothing tells the columns."""
+    missing = [key for key in wanted or () if key not in found]
+    if wanted is not None and not missing:
+        return
+    asset, root = "/".join(path), store.root.url
+    if not found and (wanted is None or not find(store, path, None)):
+        raise StoreError(
+            f"{asset!r} was never materialized into {root!r}; materialize it first, with this store"
+        )
+    if missing and not allow_missing:
+        several = len(missing) > 1
+        raise StoreError(
+            f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
+            f"never materialized into {root!r}. Materialize first, or set allow_missing_partitions"
+        )
+
+
+def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
+    """A file that is not there."""
+
+    def lost(place: tuple[Location, Sequence[str]]) -> str | None:
+        folder, wanted = place
+        if not wanted:
+            return None
+        flat = all(map(parse_part_name, wanted))
+        present = folder.names() if flat else folder.walk()
+        return next((folder.file_url(name) for name in wanted if name not in present), None)
+
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        return next((file for file in threads.map(lost, placed) if file), None)
+
+
+def _common_schema(label: str, manifests: Sequence[Manifest]) -> pa.Schema:
+    """The schema of all manifests, whatever the order of columns in each.
+
+    The first manifest with rows tells it; those without rows may have columns of nulls.
+    """
+    first = next((m for m in manifests if m.rows), manifests[0])
+    for manifest in manifests:
+        for name in dict.fromkeys([*first.schema.names, *manifest.schema.names]):
+            one, other = (_type(m.schema, name) for m in (first, manifest))
+            if one != other and (manifest.rows or "no such column" in (one, other)):
+                raise StoreError(
+                    f"{label!r}: column {name!r} is {one} in partition {first.partition!r}, but "
+                    f"{other} in partition {manifest.partition!r}. Read them apart, or materialize "
+                    "again the one that is out of date"
+                )
+    return first.schema
+
+
+def _type(schema: pa.Schema, name: str) -> str:
+    index = schema.get_field_index(name)
+    return str(schema.field(index).type) if index >= 0 else "no such column"

@@ -1,0 +1,293 @@
+"""The store: parts and manifests of every pipeline, below one root."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.codec import FORMAT, require_format
+from vane_dagster.storage.damage import read_whole
+from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.manifest import (
+    Manifest,
+    ManifestName,
+    PartInfo,
+    parse_part_name,
+    read_part_footer,
+)
+from vane_dagster.storage.paths import partition_folder
+
+_SETTING_FORMAT = 1
+"""Of `condemned.json`, `target.json` and a pipeline's settings, which do not name the first."""
+_LISTED_ONE_BY_ONE = 8
+ANNOUNCED = "publishing-"
+"""How the names of manifests begin whose publication is not ended."""
+TARGET = "target.json"
+"""The file of a `write` stage that says where it publishes."""
+CONDEMNED = "condemned.json"
+"""The file of a stage that names the parts no plan builds on; see `garbage`."""
+
+
+class Store:
+    """Parts and manifests below a root, on local disk or any fsspec file system.
+
+    ``<root>/<pipeline>/<stage>/parts/<partition>/<fragment key>-<digest>.parquet`` and
+    ``<root>/<pipeline>/<stage>/manifests/<partition>/<sequence>-g<generation>-<plan>-<content>.json``.
+    """
+
+    def __init__(self, root: Location) -> None:
+        self.root = root
+
+    def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
+        """The folder of a stage's parts in a partition."""
+        return self.root.child(pipeline, stage, "parts", partition_folder(partition))
+
+    def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
+        """The folder of a stage's manifests in a partition."""
+        return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
+
+    def latest(
+        self, pipeline: str, stage: str, partitions: Iterable[str | None]
+    ) -> dict[str | None, ManifestName]:
+        """The manifests in force of a stage, by partition, found by listings alone."""
+        wanted = {partition_folder(key): key for key in partitions}
+        if len(wanted) > _LISTED_ONE_BY_ONE:
+            listed = self.latest_of_all(pipeline, stage)
+            return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
+        found: dict[str | None, ManifestName] = {}
+        for key in wanted.values():
+            name = _in_force(list(self.manifests(pipeline, stage, key).names()))
+            if name is not None:
+                found[key] = name
+        return found
+
+    def latest_of_all(self, pipeline: str, stage: str) -> dict[str, ManifestName]:
+        """The manifests in force of a stage, by the partition's folder, found by one listing."""
+        listed: dict[str, list[str]] = {}
+        for path in self.root.child(pipeline, stage, "manifests").walk():
+            folder, _, name = path.rpartition("/")
+            listed.setdefault(folder, []).append(name)
+        found = {folder: _in_force(names) for folder, names in listed.items()}
+        return {folder: name for folder, name in found.items() if name is not None}
+
+    def read(
+        self, pipeline: str, stage: str, partition: str | None, name: ManifestName
+    ) -> Manifest:
+        """Opens a manifest.
+
+        Raises:
+            StoreError: If it cannot be read as one.
+        """
+        return self.opened(self.manifests(pipeline, stage, partition), str(name))
+
+    def opened(self, location: Location, name: str) -> Manifest:
+        """Opens a manifest by its place.
+
+        Raises:
+            NewerFormatError: If a newer release has written it.
+            StoreError: If it cannot be read as one.
+        """
+        try:
+            return Manifest.loads(location.read(name), location.file_url(name))
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise StoreError(
+                f"manifest {location.file_url(name)!r} cannot be read: {type(error).__name__}: "
+                f"{error}. Delete it and materialize the stage again"
+            ) from error
+
+    def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
+        """The manifest in force of a partition, opened; None if it was never materialized."""
+        name = self.latest(pipeline, stage, [partition]).get(partition)
+        return None if name is None else self.read(pipeline, stage, partition, name)
+
+    def commit(self, manifest: Manifest) -> ManifestName:
+        """Puts a manifest in force, as the last step of a partition.
+
+        Returns:
+            Its name, one sequence number after the one in force before.
+        """
+        return self._commit(manifest, self._manifest_names(manifest))
+
+    def commit_once(
+        self, manifest: Manifest, former: ManifestName | None
+    ) -> tuple[Manifest, ManifestName]:
+        """Puts a manifest in force, unless another run has committed the same content meanwhile.
+
+        Args:
+            manifest: The manifest.
+            former: The manifest that was in force when the run was planned.
+
+        Returns:
+            The manifest in force and its name.
+        """
+        names = self._manifest_names(manifest)
+        if (other := _same(manifest, former, names)) is not None:
+            place = (manifest.pipeline, manifest.stage, manifest.partition)
+            return self.read(*place, other), other
+        return manifest, self._commit(manifest, names)
+
+    def committed_since(
+        self, manifest: Manifest, former: ManifestName | None
+    ) -> tuple[Manifest, ManifestName] | None:
+        """The manifest in force where it has the same content and `former` is another."""
+        if (other := _same(manifest, former, self._manifest_names(manifest))) is None:
+            return None
+        return self.read(manifest.pipeline, manifest.stage, manifest.partition, other), other
+
+    def _manifest_names(self, manifest: Manifest) -> list[str]:
+        return list(self.manifests(manifest.pipeline, manifest.stage, manifest.partition).names())
+
+    def _commit(self, manifest: Manifest, names: Sequence[str]) -> ManifestName:
+        taken = [n.sequence for n in map(ManifestName.parse, names) if n is not None]
+        name = ManifestName(
+            max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
+        )
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        location.write(str(name), manifest.dumps())
+        return name
+
+    def announce(self, manifest: Manifest) -> None:
+        """Records what is about to be published, so that it is found if this run is killed."""
+        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        location.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
+
+    def published_before(
+        self, pipeline: str, stage: str, partition: str | None
+    ) -> Iterator[Sequence[str]]:
+        """The published files of each former or announced manifest, the newest first."""
+        location = self.manifests(pipeline, stage, partition)
+        for name in sorted(location.names(), reverse=True):
+            if (manifest := self._opened_if_there(location, name)) is not None:
+                yield manifest.published_files
+
+    def _opened_if_there(self, location: Location, name: str) -> Manifest | None:
+        """Opens a manifest; None if it is gone, as another run has ended its publication."""
+        try:
+            return self.opened(location, name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
+        """Sees that announced publications can be read, before another one takes their place.
+
+        Raises:
+            StoreError: If one cannot.
+        """
+        location = self.manifests(pipeline, stage, partition)
+        for name in location.names():
+            if name.startswith(ANNOUNCED):
+                self._opened_if_there(location, name)
+
+    def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
+        """Removes what `announce` wrote."""
+        location = self.manifests(pipeline, stage, partition)
+        location.delete([name for name in location.names() if name.startswith(ANNOUNCED)])
+
+    def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
+        """The part files in the folders, by fragment key: name and folder of each.
+
+        Two runs that computed the same fragment at once leave two.
+        """
+        found: dict[str, dict[str, Location]] = {}
+        for folder in folders:
+            for name in folder.names():
+                if parsed := parse_part_name(name):
+                    found.setdefault(parsed[0], {})[name] = folder
+        return found
+
+    def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
+        """Parts of a stage that are about to be deleted: path below its parts, and since when."""
+        folder = self.root.child(pipeline, stage)
+        try:
+            record = json.loads(folder.read(CONDEMNED))
+            require_format(record, _SETTING_FORMAT, folder.file_url(CONDEMNED))
+            return {str(path): float(since) for path, since in record.items() if path != FORMAT}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise StoreError(
+                f"{folder.file_url(CONDEMNED)!r} is not readable: {error}. Delete it"
+            ) from error
+
+    def target(self, pipeline: str, stage: str) -> str | None:
+        """The URL pattern of a `write` stage's target, as the last run has kept it."""
+        folder = self.root.child(pipeline, stage)
+        try:
+            record = json.loads(folder.read(TARGET))
+            require_format(record, _SETTING_FORMAT, folder.file_url(TARGET))
+            return str(record["url"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{folder.file_url(TARGET)!r} is not readable: {error}. Delete it"
+            ) from error
+
+    def keep_target(self, pipeline: str, stage: str, url: str) -> None:
+        """Keeps the URL pattern of a `write` stage's target, so that garbage in it is found."""
+        if protocol_of(url) == "file":
+            url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+        if self.target(pipeline, stage) != url:
+            self.root.child(pipeline, stage).write(TARGET, json.dumps({"url": url}).encode())
+
+    def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
+        """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""
+        folder = self.root.child(pipeline)
+        try:
+            record = dict(json.loads(folder.read(f"{name}.json")))
+            require_format(record, _SETTING_FORMAT, folder.file_url(f"{name}.json"))
+            return record
+        except FileNotFoundError:
+            folder.write(f"{name}.json", json.dumps(dict(default)).encode())
+            return dict(default)
+        except ValueError as error:
+            raise StoreError(
+                f"{folder.file_url(name)}.json is not JSON: {error}. Mend it, or delete it to have "
+                "it decided again"
+            ) from error
+
+
+def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:
+    """The manifest in force, if it is of the same plan and content, complete, and not `former`."""
+    name = _in_force(names)
+    if name is None or name == former or name.unfinished:
+        return None
+    same = (manifest.generation, manifest.plan, manifest.content)
+    return name if (name.generation, name.plan, name.content) == same else None
+
+
+def _in_force(names: list[str]) -> ManifestName | None:
+    """Of the files in a folder of manifests, the name of the one in force."""
+    parsed = [name for name in map(ManifestName.parse, names) if name is not None]
+    if not parsed:
+        return None
+    in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
+    return replace(in_force, unfinished=any(name.startswith(ANNOUNCED) for name in names))
+
+
+def read_part_info(folder: Location, name: str) -> PartInfo:
+    """What a part says of itself in its footer.
+
+    Raises:
+        DamagedPartError: If it is damaged, gone, or not a part.
+        NewerFormatError: If a newer release has written it.
+        StoreError: If the file system refuses.
+    """
+    import pyarrow.parquet as pq
+
+    key, digest = parse_part_name(name) or ("", "")
+
+    def read(file: Any) -> PartInfo:
+        metadata = pq.read_metadata(file)
+        footer = (metadata.metadata or {})[b"vane"]
+        known = {"key": key, "digest": digest, "rows": metadata.num_rows}
+        size = file.seek(0, os.SEEK_END)
+        return read_part_footer(footer, folder.file_url(name), bytes=size, **known)
+
+    return read_whole(folder, name, read)

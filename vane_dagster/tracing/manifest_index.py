@@ -1,0 +1,281 @@
+"""The manifests of a pipeline in one partition, and where the rows are that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._secrets import masked
+from vane_dagster.errors import StoreError, TraceError, names
+from vane_dagster.pipeline.source import ParquetSource
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.source_files import listed_file, reconcile
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.reader import options_for, places
+from vane_dagster.storage.store import Store
+from vane_dagster.tracing.rows import Found, RowFile, find_any
+
+_SHOWN_PARTITIONS = 3
+
+
+class Book:
+    """What the store says of a pipeline in a partition; each manifest is opened once.
+
+    Args:
+        store: The store.
+        pipeline: The pipeline's name.
+        partition: The partition's key.
+
+    Raises:
+        TraceError: If the store holds no such pipeline.
+    """
+
+    def __init__(self, store: Store, pipeline: str, partition: str | None) -> None:
+        self.store, self.pipeline, self.partition = store, pipeline, partition
+        self._opened: dict[tuple[str, str], Manifest | None] = {}
+        self._names: dict[str, str] = {}
+        if not self.stages:
+            raise TraceError(
+                f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
+                f"{names(_pipelines(store))}"
+            )
+
+    @cached_property
+    def stages(self) -> Sequence[str]:
+        """The stages that were materialized in some partition."""
+        return self.store.root.child(self.pipeline).folders()
+
+    def label(self, stage: str) -> str:
+        """A stage as people name it."""
+        return f"{self.pipeline}/{stage}"
+
+    def require(self, stage: str) -> tuple[str, Manifest]:
+        """The manifest in force of a stage, with its name.
+
+        Raises:
+            TraceError: If the stage is unknown, or was never materialized in the partition.
+        """
+        if stage not in self.stages:
+            known = [self.label(known) for known in self.stages]
+            raise TraceError(
+                f"{self.label(stage)!r} was never materialized into {self.store.root.url!r}; "
+                f"pipeline {self.pipeline!r} has {names(known, 20)}"
+            )
+        found = self.in_force(stage)
+        if found is None:
+            raise TraceError(self._never(stage))
+        if not found[1].keys:
+            raise TraceError(
+                f"{self.label(stage)!r}: its manifest {found[0]} is of a former version and does "
+                "not say which columns identify a row. Materialize it again with force"
+            )
+        return found
+
+    def in_force(self, stage: str) -> tuple[str, Manifest] | None:
+        """The manifest in force of a stage, with its name; None if there is none."""
+        if stage not in self._names:
+            name = self.store.latest(self.pipeline, stage, [self.partition]).get(self.partition)
+            self._names[stage] = "" if name is None else str(name)
+        name_text = self._names[stage]
+        manifest = self.open(stage, name_text) if name_text else None
+        return None if manifest is None else (name_text, manifest)
+
+    def open(self, stage: str, name: str) -> Manifest | None:
+        """A manifest by its name; None if it was collected."""
+        if (stage, name) not in self._opened:
+            folder = self.store.manifests(self.pipeline, stage, self.partition)
+            try:
+                self._opened[stage, name] = self.store.opened(folder, name)
+            except StoreError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                self._opened[stage, name] = None
+        return self._opened[stage, name]
+
+    def above(self, manifest: Manifest, stage: str) -> Manifest | None:
+        """The manifest of an upstream stage from which another was made."""
+        name = manifest.upstream.get(stage)
+        return None if name is None else self.open(stage, name)
+
+    def shape(self, stage: str) -> Manifest | None:
+        """A manifest that tells what a stage reads: of this partition, else of any."""
+        if found := self.in_force(stage):
+            return found[1]
+        for folder, name in self.store.latest_of_all(self.pipeline, stage).items():
+            return self._of_folder(stage, folder, name)
+        return None
+
+    def rows_of(self, manifest: Manifest, index: int) -> list[RowFile]:
+        """The files in which the rows of a part are.
+
+        What a `write` stage passed on is read where it came from, as its files may be merged.
+        """
+        if manifest.kind == "write":
+            upstream = self.above(manifest, manifest.reads[0])
+            if upstream is not None:
+                return self.rows_of(upstream, index)
+        folder, files = places(self.store, manifest)
+        own = manifest.parts[index].name
+        return [RowFile(folder, name) for name in ([own] if own in files else files)]
+
+    def published(
+        self, manifest: Manifest, index: int, found: Found
+    ) -> tuple[RowFile, int] | list[str] | None:
+        """Where a `write` stage has put a row.
+
+        Args:
+            manifest: The stage's manifest.
+            index: The part.
+            found: The row where it came from.
+
+        Returns:
+            The file and the row's number in it, else all files that it may be in; None for other
+            stages.
+        """
+        if manifest.kind != "write" or manifest.published is None:
+            return None
+        folder, files = places(self.store, manifest)
+        own = manifest.parts[index].name
+        if own in files:  # the same rows in the same order
+            return RowFile(folder, own), found.row
+        candidates = [RowFile(folder, name) for name in files]
+        try:
+            hit = find_any(candidates, manifest.keys, found.keys[0])
+        except (FileNotFoundError, StoreError):
+            hit = None
+        return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
+
+    def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+        """The row of a stage with an id, and the index of its part; None if there is none.
+
+        Raises:
+            FileNotFoundError: If a part that may hold it is gone.
+            StoreError: If one cannot be read.
+        """
+        indexes = [i for i, p in enumerate(manifest.parts) if p.rows and p.id_min <= id <= p.id_max]
+        files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
+        if len({file.url for _, file in files}) < len(files):
+            raise StoreError(
+                f"{self.label(manifest.stage)!r}: its files are merged, and what they were made of "
+                "was collected, so that it is not known which file has which rows. Materialize it "
+                "again"
+            )
+        hit = find_any([file for _, file in files], manifest.keys, id)
+        return None if hit is None else (files[hit[0]][0], hit[1])
+
+    def source_place(self, url: str) -> Location:
+        """A file of the source, reached with the store's options where they fit."""
+        return Location(url, options_for(self.store, url))
+
+    def source_rows(self, fragments: Mapping[int, FragmentRecord]) -> RowFile:
+        """The rows of the source that consecutive fragments of a file are."""
+        first, *_, last = fragments.values() if len(fragments) > 1 else [*fragments.values()] * 2
+        return RowFile(self.source_place(first.url), "", first.start, last.stop)
+
+    def source_id(self, manifest: Manifest) -> str:
+        """The source's id column, which stages may have renamed."""
+        column = manifest.keys[-1]
+        while pairs := manifest.lineage.get(column):
+            node, column = pairs[0]
+            upstream = None if node == SOURCE else self.above(manifest, node)
+            if upstream is None:
+                break
+            manifest = upstream
+        return column
+
+    def changed(self, recorded: FileRecord) -> str | None:
+        """What has become of a source file since a manifest recorded it; None if nothing."""
+        place = self.source_place(recorded.url)
+        source = ParquetSource(place.url, storage_options=place.storage_options)
+        try:
+            now = listed_file(recorded.url, source)
+        except FileNotFoundError:
+            return "the file is gone since"
+        except Exception as error:  # drivers have exceptions of their own, of many kinds
+            return masked(f"the file cannot be looked at: {type(error).__name__}: {error}")
+        (kept,) = reconcile([now], [recorded], source)
+        if (kept.size, kept.version) == (recorded.size, recorded.version):
+            return None
+        return f"the file was changed since; it has {now.size:,} bytes and version {now.version}"
+
+    def _never(self, stage: str) -> str:
+        label = self.label(stage)
+        listed = self.store.latest_of_all(self.pipeline, stage)
+        some = list(listed.items())[-_SHOWN_PARTITIONS:]
+        known = [self._of_folder(stage, folder, name).partition for folder, name in some]
+        if not listed:
+            return f"{label!r} was begun and never committed; materialize it first"
+        if self.partition is None:
+            return f"{label!r} is partitioned; give a partition, as {names(known)}"
+        if known == [None]:
+            return f"{label!r} is not partitioned; leave partition {self.partition!r} out"
+        return (
+            f"{label!r}: partition {self.partition!r} was never materialized into "
+            f"{self.store.root.url!r}; of {len(listed)} that were: {names(known)}"
+        )
+
+    def _of_folder(self, stage: str, folder: str, name: ManifestName) -> Manifest:
+        place = self.store.root.child(self.pipeline, stage, "manifests", folder)
+        return self.store.opened(place, str(name))
+
+
+def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:
+    """An id as the column holds it.
+
+    Raises:
+        TraceError: If it cannot be one.
+    """
+    if not pa.types.is_integer(kind):
+        return str(text)
+    try:
+        if isinstance(text, (bool, float)):
+            raise ValueError
+        return pa.scalar(int(text), kind).as_py()
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        raise TraceError(
+            f"{label!r}: id is {text!r}; its column {column!r} is {kind}, so expected a whole "
+            "number in its range"
+        ) from None
+
+
+def aligned(
+    rows: Sequence[Sequence[Any]], depth: int, other: int
+) -> tuple[int, dict[Any, Sequence[Any] | None]]:
+    """Which rows of a neighbouring stage belong to some rows of a stage.
+
+    Keys are compared from the end, where the source's id stands. A neighbour with more keys has
+    many rows for one; one with fewer, one row for many.
+
+    Args:
+        rows: Keys of the rows.
+        depth: How many keys they have.
+        other: How many keys the neighbour's rows have.
+
+    Returns:
+        The position of the neighbour's key to look for, and its values, each with the keys of the
+        neighbour's row where they are known already.
+    """
+    if other > depth:
+        return other - depth, {row[0]: None for row in rows}
+    return 0, {row[depth - other]: row[depth - other :] for row in rows}
+
+
+def file_of(manifest: Manifest, url: str) -> FileRecord | None:
+    """A source file as a manifest recorded it."""
+    return next((file for file in manifest.files if file.url == url), None)
+
+
+def fragment_index(manifest: Manifest, fragment: FragmentRecord, guess: int) -> int | None:
+    """Where a fragment stands in a manifest; None where it has other ones."""
+    own = manifest.fragments
+    if guess < len(own) and own[guess].identity == fragment.identity:
+        return guess
+    return next((i for i, f in enumerate(own) if f.identity == fragment.identity), None)
+
+
+def _pipelines(store: Store) -> list[str]:
+    return [name for name in store.root.folders() if not name.startswith("~")]

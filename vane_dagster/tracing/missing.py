@@ -1,0 +1,158 @@
+"""Why a row is not there: where it was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.errors import StoreError, TraceError, names
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.storage.manifest import FragmentRecord, Manifest
+from vane_dagster.tracing.manifest_index import Book, file_of
+from vane_dagster.tracing.rows import Found, RowFile, find_any
+
+_PIECES = 16
+_MOST_MESSAGE = 200
+
+
+def not_found(book: Book, manifest: Manifest, id: Any) -> TraceError:
+    """The error for a row that a stage does not have: what was looked at, and who left it out."""
+    label = book.label(manifest.stage)
+    where = "" if book.partition is None else f", partition {book.partition!r}"
+    ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
+    told = "it has no rows"
+    if ranges:
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        within = sum(low <= id <= high for low, high in ranges)
+        told = (
+            f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}, and {within} of "
+            f"{len(ranges)} parts have a range with this one"
+        )
+    found = left_out(book, manifest, id)
+    reason = f". {found}" if found else ""
+    return TraceError(f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {told}{reason}")
+
+
+def left_out(book: Book, manifest: Manifest, id: Any) -> str | None:
+    """Where a row last stood above a stage that does not have it; None if nowhere."""
+    has: tuple[str, int] | None = None
+    lacking = []
+    for upstream in manifest.reads:
+        if upstream == SOURCE:
+            if len(manifest.keys) == 1 and (hit := _in_source(book, manifest, id)):
+                has = has or (
+                    f"{book.label(SOURCE)!r}, row {hit[1].row} of {hit[1].file.url}",
+                    hit[0],
+                )
+            continue
+        above = book.above(manifest, upstream)
+        if above is None or len(above.keys) != len(manifest.keys):
+            continue
+        try:
+            located = book.locate(above, id)
+        except (FileNotFoundError, StoreError):
+            continue
+        if located is None:
+            lacking.append(above)
+        else:
+            has = has or (f"{book.label(upstream)!r}", located[0])
+    for above in lacking:
+        if reason := left_out(book, above, id):
+            return reason
+    if has is None:
+        return None
+    return f"It stands in {has[0]}, and was {leaving(book, manifest, has[1], [id])}"
+
+
+def leaving(book: Book, manifest: Manifest, index: int, ids: Collection[Any]) -> str:
+    """What became of rows that a part left out.
+
+    Args:
+        book: Where the manifest comes from.
+        manifest: The manifest of the stage that left them out.
+        index: The part.
+        ids: The ids that the rows have above the stage.
+    """
+    part, label = manifest.parts[index], book.label(manifest.stage)
+    verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
+    if not part.faults:
+        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
+    folder = book.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    try:
+        faults = pq.read_table(pa.BufferReader(folder.read(part.faults))).to_pylist()
+    except (OSError, StoreError, pa.ArrowException):
+        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
+    for fault in faults:
+        if fault["id"] in ids:
+            why = " ".join(str(fault["message"]).split())[:_MOST_MESSAGE]
+            return f"quarantined by {label!r}: {fault['error']}: {why}"
+    return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
+
+
+def _in_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+    """The row in the files that a manifest was made from, and its fragment."""
+    try:
+        return search_source(book, manifest, id)
+    except (FileNotFoundError, StoreError):
+        return None
+
+
+def search_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+    """Looks a row up in the source files of a manifest, whatever its stage has left out.
+
+    Raises:
+        FileNotFoundError: If a file is gone.
+        StoreError: If one cannot be read.
+    """
+    pieces = _pieces(
+        manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
+    )
+    hit = find_any([book.source_rows(piece) for piece in pieces], [book.source_id(manifest)], id)
+    if hit is None:
+        return None
+    fragments = pieces[hit[0]]
+    return next(i for i, f in fragments.items() if f.start <= hit[1].row < f.stop), hit[1]
+
+
+def _pieces(manifest: Manifest, indexes: Sequence[int]) -> list[dict[int, FragmentRecord]]:
+    """Fragments that follow each other, put together so that a file is opened few times."""
+    most = -(-len(indexes) // _PIECES)
+    pieces: list[dict[int, FragmentRecord]] = []
+    last: FragmentRecord | None = None
+    for index in indexes:
+        fragment = manifest.fragments[index]
+        joins = last is not None and (last.url, last.stop) == (fragment.url, fragment.start)
+        if not joins or len(pieces[-1]) >= most:
+            pieces.append({})
+        pieces[-1][index] = last = fragment
+    return pieces
+
+
+def search_changed(book: Book, manifest: Manifest, id: Any) -> Found | None:
+    """Looks a row up in the source files that are not any more what a manifest recorded."""
+    urls = dict.fromkeys(fragment.url for fragment in manifest.fragments)
+    recorded = [file for url in urls if (file := file_of(manifest, url))]
+    changed: Sequence[RowFile] = [
+        RowFile(book.source_place(file.url)) for file in recorded if book.changed(file)
+    ]
+    try:
+        hit = find_any(changed, [book.source_id(manifest)], id)
+    except (FileNotFoundError, StoreError):
+        return None
+    return hit[1] if hit else None
+
+
+def looked_at(manifest: Manifest) -> str:
+    """The source files of a manifest, for messages."""
+    return names(dict.fromkeys(fragment.url for fragment in manifest.fragments), 3)
+
+
+def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:
+    """Whether a fragment may have a row; not where a part has all of its rows and not this one."""
+    part, fragment = manifest.parts[index], manifest.fragments[index]
+    if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
+        return True
+    return bool(part.id_min <= id <= part.id_max)

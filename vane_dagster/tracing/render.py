@@ -1,0 +1,83 @@
+"""What a manifest alone tells of its rows' origin, for the metadata of a materialization."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from vane_dagster._home import default_root
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+from vane_dagster.tracing.steps import markdown_table, utc
+
+
+def sample_trace(store: Store, manifest: Manifest) -> str | None:
+    """Where a partition's rows came from, as a Markdown table, and a command that traces one.
+
+    Nothing is read: what the manifests above say is not repeated.
+
+    Args:
+        store: The store that holds the manifest.
+        manifest: The manifest.
+
+    Returns:
+        The table; None for what is no stage of a pipeline.
+    """
+    if not manifest.reads or not manifest.keys:
+        return None
+    lines = [_own(manifest)]
+    for node in manifest.reads:
+        label = f"{manifest.pipeline}/{node}"
+        if node == SOURCE:
+            lines.append([label, _files(manifest), "", "", "", ""])
+        else:
+            lines.append([label, f"manifest {manifest.upstream.get(node, '')}", "", "", "", ""])
+    head = ["Stage", "Made of", "Run", "Code version", "Model", "Written"]
+    command = trace_command(store, manifest)
+    told = f"\n\nTrace its first row: `{command}`" if command else ""
+    return f"{markdown_table(head, lines)}{told}"
+
+
+def trace_command(store: Store, manifest: Manifest) -> str | None:
+    """The command that traces the first of a manifest's sample rows; None without one."""
+    label = f"{manifest.pipeline}/{manifest.stage}"
+    id = manifest.sample[0].get(manifest.keys[0]) if manifest.sample else None
+    if id is None or id.endswith("…") or "`" in id or "\n" in id:
+        return None
+    words = ["vane-dagster", "trace", label]
+    if manifest.partition is not None:
+        words += ["--partition", manifest.partition]
+    words += ["--id", id] if not id.startswith("-") else [f"--id={id}"]
+    default = default_root()
+    if store.root.url not in (default, os.path.abspath(default)):
+        words += ["--store", store.root.url]
+    return shlex.join(words)
+
+
+def _own(manifest: Manifest) -> list[str]:
+    made = [part.made for part in manifest.parts if part.made]
+    runs = list(dict.fromkeys(m.run_id for m in made)) or [manifest.run_id]
+    written = [m.at for m in made] or [manifest.committed_at]
+    times = list(dict.fromkeys([utc(min(written)), utc(max(written))]))
+    model = manifest.model.get("name", "")
+    if pool := manifest.model.get("pool"):
+        model += f", pool {pool[:12]}"
+    return [
+        f"{manifest.pipeline}/{manifest.stage}",
+        f"{len(manifest.parts):,} parts, {manifest.rows:,} rows",
+        ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else ""),
+        manifest.definition,
+        model,
+        " to ".join(times),
+    ]
+
+
+def _files(manifest: Manifest) -> str:
+    urls = list(dict.fromkeys(fragment.url for fragment in manifest.fragments))
+    if not urls:
+        return "no rows"
+    first = manifest.fragments[0]
+    more = len(manifest.fragments) - 1
+    told = f"rows {first.start:,} to {first.stop - 1:,} of {first.url}"
+    return f"{told}, and {more:,} more fragments of {len(urls):,} files" if more else told

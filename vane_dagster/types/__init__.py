@@ -1,0 +1,1 @@
+"""Types of columns, schemas and SQL expressions, which every package agrees on."""

@@ -1,0 +1,233 @@
+"""Schemas as users write them: SQL type strings parsed by DuckDB, or a `pyarrow.Schema`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.duckdb_connection import connect
+
+SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
+
+
+def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
+    """Turns a mapping of column name to SQL type, or a `pyarrow.Schema`, into a `pyarrow.Schema`.
+
+    Args:
+        schema: For example ``{"id": "BIGINT", "embedding": "FLOAT[384]"}``.
+        where: The stage that declares it, for messages.
+
+    Raises:
+        SchemaError: If it is empty, or a type is unknown.
+    """
+    if isinstance(schema, pa.Schema):
+        fields = list(schema)
+    elif isinstance(schema, Mapping):
+        fields = [pa.field(name, _column_type(name, kind, where)) for name, kind in schema.items()]
+    else:
+        raise SchemaError(
+            f"{where}: schema is a {type(schema).__name__}; expected a mapping of column name to "
+            'SQL type, as {"id": "BIGINT", "embedding": "FLOAT[384]"}, or a pyarrow.Schema'
+        )
+    if not fields:
+        raise SchemaError(f"{where}: schema has no columns; name each column that comes out")
+    check_distinct([field.name for field in fields], where)
+    parsed = pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
+    check_storable(parsed, where)
+    return parsed
+
+
+def check_distinct(names: Sequence[str], where: str) -> None:
+    """Raises SchemaError where two names are one to SQL, which does not tell "a" from "A"."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (known := first.setdefault(name.lower(), name)) != name or names.count(name) > 1:
+            raise SchemaError(
+                f"{where}: columns {known!r} and {name!r} are the same name to SQL, which ignores "
+                "case; rename one"
+            )
+
+
+def check_storable(schema: pa.Schema, where: str) -> None:
+    """Raises SchemaError for a type that Parquet cannot hold."""
+    for field in schema:
+        try:
+            pq.write_table(pa.Table.from_batches([], pa.schema([field])), pa.BufferOutputStream())
+        except pa.ArrowNotImplementedError:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold; "
+                "make it another type, for example with ::VARCHAR"
+            ) from None
+
+
+def _column_type(column: object, kind: object, where: str) -> pa.DataType:
+    if not isinstance(column, str) or not column:
+        raise SchemaError(f"{where}: column name {column!r} is not a non-empty string")
+    if isinstance(kind, pa.DataType):
+        return kind
+    if not isinstance(kind, str):
+        raise SchemaError(
+            f"{where}: type of column {column!r} is {kind!r}; expected a SQL type string such as "
+            "'BIGINT', 'VARCHAR' or 'FLOAT[384]'"
+        )
+    try:
+        return sql_type(kind)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: column {column!r} is {error}") from None
+    except duckdb.Error as error:
+        raise SchemaError(
+            f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use "
+            "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
+            "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ..."
+        ) from None
+
+
+@functools.lru_cache(maxsize=512)
+def sql_type(kind: str) -> pa.DataType:
+    """The Arrow type of a SQL type string, as DuckDB maps it.
+
+    Raises:
+        duckdb.Error: If the string is not one type.
+        SchemaError: If Arrow has no type for its values.
+    """
+    with connect() as connection:
+        relation = connection.sql(f"SELECT CAST(NULL AS {kind}) AS x")
+        if relation.columns != ["x"]:
+            raise duckdb.ParserException(f"{kind!r} is not a single type")
+        if is_lost_in_arrow(relation.types[0]):
+            raise SchemaError(f"{kind}: {NO_ARROW_TYPE}, as 'VARCHAR'")
+        return plain_type(relation.to_arrow_table().schema.field(0).type)
+
+
+_LOST_IN_ARROW = frozenset({"time with time zone", "uhugeint", "bit", "bignum", "variant"})
+NO_ARROW_TYPE = "a column cannot hold all of its values as they are; make it another type"
+
+
+def is_lost_in_arrow(kind: Any) -> bool:
+    """Whether DuckDB gives values of a type of its own to Arrow in part, or as mere bytes."""
+    if kind.id not in ("list", "array", "struct", "map", "union"):
+        return kind.id in _LOST_IN_ARROW
+    return any(is_lost_in_arrow(child) for name, child in kind.children if name != "size")
+
+
+_SQL_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.large_string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.large_binary(): "BLOB",
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.time64("ns"): "TIME_NS",
+    pa.timestamp("s"): "TIMESTAMP_S",
+    pa.timestamp("ms"): "TIMESTAMP_MS",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("ns"): "TIMESTAMP_NS",
+}
+
+
+def sql_name(kind: pa.DataType) -> str | None:
+    """The SQL type string of an Arrow type, as DuckDB reads it; None where SQL has no such type.
+
+    It is the inverse of `sql_type`, but that DuckDB itself, asked through Arrow, imports pandas.
+    """
+    if kind in _SQL_NAMES:
+        return _SQL_NAMES[kind]
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP WITH TIME ZONE" if kind.tz and kind.unit == "us" else None
+    if pa.types.is_decimal128(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_struct(kind):
+        inner = [(field.name.replace('"', '""'), sql_name(field.type)) for field in kind]
+        named = [f'"{name}" {child}' for name, child in inner if child]
+        return f"STRUCT({', '.join(named)})" if inner and len(named) == len(inner) else None
+    if pa.types.is_map(kind):
+        pair = (sql_name(kind.key_type), sql_name(kind.item_type))
+        return f"MAP({pair[0]}, {pair[1]})" if all(pair) else None
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        child = sql_name(kind.value_type)
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else ""
+        return f"{child}[{size}]" if child else None
+    return None
+
+
+def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type as which SQL computes with a column, able to hold each of its values.
+
+    Where it differs from `kind`, a column that only passes through is kept out of SQL.
+
+    Returns:
+        None if SQL has no such type: durations, decimals of more than 38 digits, views of lists.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
+    if kind in _SQL_NAMES or pa.types.is_null(kind):
+        return kind
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else None
+    for is_kind, seen in _SEEN:
+        if is_kind(kind):
+            return seen
+    if pa.types.is_struct(kind):
+        fields = [(field.name, seen_by_sql(field.type)) for field in kind]
+        return pa.struct(fields) if all(seen is not None for _, seen in fields) else None
+    if pa.types.is_map(kind):
+        key, item = seen_by_sql(kind.key_type), seen_by_sql(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        child = seen_by_sql(kind.value_type)
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+        return None if child is None else pa.list_(child, size)
+    return None
+
+
+_SEEN = (
+    (pa.types.is_float16, pa.float32()),
+    (pa.types.is_time, pa.time64("us")),
+    (pa.types.is_date64, pa.date32()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type with conventional child names and one encoding, so that equal types compare equal.
+
+    The large and view forms become the plain one: pandas writes large strings, DuckDB reads plain.
+    """
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    return kind
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,399 @@
+"""What a SQL expression of a `project` says, found by DuckDB's own parser."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.types.duckdb_connection import connect, shared
+from vane_dagster.types.schema import (
+    NO_ARROW_TYPE,
+    check_distinct,
+    check_storable,
+    is_lost_in_arrow,
+    plain_type,
+    seen_by_sql,
+    sql_name,
+)
+
+_NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
+
+# DuckDB declares these as CONSISTENT, although they depend on the clock or on its own version.
+_UNDECLARED = frozenset({"current_localtime", "current_localtimestamp", "version"})
+_NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another value"
+
+
+def quote(name: str) -> str:
+    """A column name as a SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\n\r\f\v]+)
+    | (?P<comment>--[^\n\r]*)
+    | (?P<block>/\*)
+    | (?P<escaped>[eE]'(?:[^'\\]|\\.|'')*')
+    | (?P<unicode>[uU]&(?=['"]))
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")*")
+    | (?P<dollar>\$(?P<tag>[^\W\d]\w*|)\$.*?\$(?P=tag)\$)
+    | (?P<word>[\w$.]+)
+    | (?P<operator>(?:(?!--|/\*)[-+*/<>=~!@\#%^&|`?:])+)
+    | (?P<mark>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BLOCK_EDGE = re.compile(r"/\*|\*/")
+_JOINED_BY_SPACE = frozenset({"operator", "mark", ""})
+
+
+def tokens(expression: str) -> tuple[str, ...]:
+    """The tokens of an expression, which layout and comments do not change.
+
+    An empty one stands between two that touch and would mean something else apart, as ``E'a'``.
+    This follows the lexer of PostgreSQL, which is DuckDB's, and not its version.
+    """
+    found: list[str] = []
+    at, last, apart = 0, "", True
+    while at < len(expression):
+        match = _TOKEN.match(expression, at)
+        assert match is not None, "a mark is any character"
+        kind = str(match.lastgroup)
+        at = match.end()
+        if kind in ("space", "comment", "block"):
+            if kind == "block":
+                at = _end_of_block(expression, match.start())
+            apart = True
+            continue
+        if not apart and not {kind, last} & _JOINED_BY_SPACE:
+            found.append("")
+        found.append(match.group())
+        last, apart = kind, False
+    return tuple(found)
+
+
+def _end_of_block(expression: str, start: int) -> int:
+    """Where a comment ends, which may hold others; at the end of the text if it does not."""
+    depth = 0
+    for match in _BLOCK_EDGE.finditer(expression, start):
+        depth += 1 if match.group() == "/*" else -1
+        if depth == 0:
+            return match.end()
+    return len(expression)
+
+
+def select_list(columns: Sequence[tuple[str, str]]) -> str:
+    """Expressions under their names."""
+    return ", ".join(f"({expression}) AS {quote(name)}" for name, expression in columns)
+
+
+def select(columns: Sequence[tuple[str, str]], where: str | None, table: str) -> str:
+    """The statement of a projection: expressions under their names, and a filter."""
+    return f"SELECT {select_list(columns)} FROM {table}" + (f" WHERE ({where})" if where else "")
+
+
+def unused(name: str, taken: Iterable[str]) -> str:
+    """The name with as many underscores behind it as it takes to be none of some others."""
+    known = {other.lower() for other in taken}
+    while name in known:
+        name += "_"
+    return name
+
+
+@functools.lru_cache(maxsize=4096)
+def referenced_columns(expression: str, where: str) -> frozenset[str]:
+    """Names that an expression may take from its input; lambda parameters can be among them.
+
+    Args:
+        expression: One scalar SQL expression.
+        where: The stage and column that hold it, for messages.
+
+    Raises:
+        DefinitionError: If it does not parse, or would not be local to a row.
+    """
+    columns = set()
+    for node in _expressions(_parsed(expression, where)):
+        if what := _beyond_its_row(node):
+            raise DefinitionError(
+                f"{where}: {expression!r} holds {what}; a project sees one row at a time, because "
+                "fragments are computed apart. Compute it upstream of the pipeline"
+            )
+        if what := _unstable(node):
+            raise _not_row_dependent(expression, what, where)
+        if node.get("class") == "POSITIONAL_REFERENCE":
+            raise DefinitionError(
+                f"{where}: {expression!r} names a column by its position, #{node.get('index')}; "
+                "which one that is depends on how the rows are read. Name the column"
+            )
+        if reason := _failed_literal(node):
+            raise DefinitionError(
+                f"{where}: {expression!r} holds a literal that does not fit its type, so that it "
+                f"fails for every row: {reason}. Write a value of that type; for a time of the "
+                "clock, as 'now' or 'today', put that time into the expression as a constant"
+            )
+        if node.get("class") == "COLUMN_REF":
+            first, *rest = node["column_names"]
+            columns |= {first, *rest[:1]} if first.lower() == "source" else {first}
+    return frozenset(columns)
+
+
+def computed_from(
+    columns: Sequence[tuple[str, str]], where: str | None, schema: pa.Schema
+) -> list[str]:
+    """The columns of the input that the expressions of a projection name."""
+    texts = [text for _, text in columns] + ([where] if where else [])
+    wanted = {name.lower() for text in texts for name in referenced_columns(text, "project")}
+    return [name for name in schema.names if name.lower() in wanted]
+
+
+def _failed_literal(node: Mapping[str, Any]) -> str | None:
+    """Why the cast of a literal fails; None if it does not, or if a node is no such cast."""
+    parts = [part.get("class") for part in _expressions(node)]
+    if node.get("class") != "CAST" or not {*parts} <= {"CAST", "CONSTANT", "TYPE", None}:
+        return None
+    statement = json.loads(_asked("SELECT json_serialize_sql('SELECT 1')")[0][0])
+    statement["statements"][0]["node"]["select_list"] = [node]
+    text = _asked("SELECT json_deserialize_sql(?::VARCHAR)", [json.dumps(statement)])[0][0]
+    try:
+        _asked(text)
+    except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
+        return str(error).strip().splitlines()[0]
+    except duckdb.Error:  # of the type, which is found when the expression is bound
+        return None
+    return None
+
+
+def _not_row_dependent(expression: str, what: str, where: str) -> DefinitionError:
+    return DefinitionError(
+        f"{where}: {expression!r} holds {what}, which is {_NOT_ROW_DEPENDENT}. Put the value into "
+        "the expression as a constant, or compute it upstream of the pipeline"
+    )
+
+
+def passed_through(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> dict[str, str]:
+    """The columns of a projection that are columns of its input: new name to the input's name."""
+    known = {name.lower(): name for name in schema.names}
+    paths = {name: plain_column(expression, name) for name, expression in columns}
+    return {
+        name: known[path.lower()] for name, path in paths.items() if path and path.lower() in known
+    }
+
+
+def is_column(expression: str, name: str, where: str) -> bool:
+    """Whether an expression is nothing but a column."""
+    column = plain_column(expression, where)
+    return column is not None and column.lower() == name.lower()
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_column(expression: str, where: str) -> str | None:
+    """The column that an expression is, as it is written; None if it computes something."""
+    tree = _parsed(expression, where)
+    path = list(tree.get("column_names", ()))
+    if len(path) == 2 and path[0].lower() == "source":
+        return str(path[1])
+    return str(path[0]) if len(path) == 1 else None
+
+
+def _parsed(expression: str, where: str) -> dict[str, Any]:
+    statement = f"SELECT ({expression}) AS x FROM source"
+    tree = json.loads(_asked("SELECT json_serialize_sql(?::VARCHAR)", [statement])[0][0])
+    if tree["error"]:
+        raise DefinitionError(f"{where}: {expression!r} is not valid SQL: {tree['error_message']}")
+    select_lists = [s["node"].get("select_list", []) for s in tree["statements"]]
+    if len(select_lists) != 1 or len(select_lists[0]) != 1:
+        raise DefinitionError(f"{where}: {expression!r} is not a single SQL expression")
+    return dict(select_lists[0][0])
+
+
+def _asked(query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    """The rows of a query that reads no table of the user's."""
+    with shared().cursor() as cursor:
+        return list(cursor.execute(query, list(parameters)).fetchall())
+
+
+def _beyond_its_row(node: Mapping[str, Any]) -> str | None:
+    kind, function = node.get("class"), str(node.get("function_name", "")).lower()
+    if kind == "FUNCTION" and _functions().get(function) == frozenset({"aggregate"}):
+        return f"the aggregate {function}()"
+    if kind == "FUNCTION" and function in ("unnest", "unlist"):
+        return f"{function}(), which makes many rows of one"
+    if kind == "PARAMETER":
+        return "a parameter"
+    return _NOT_ROW_LOCAL.get(str(kind))
+
+
+def _unstable(node: Mapping[str, Any]) -> str | None:
+    """The function of a node whose value is not determined by its arguments."""
+    if node.get("class") != "FUNCTION":
+        return None
+    function = str(node.get("function_name", "")).lower()
+    kinds = _functions().get(function, frozenset())
+    one_argument = len(node.get("arguments", node.get("children", ()))) == 1
+    if "unstable" in kinds or (function == "age" and one_argument):
+        return f"{function}()"
+    if kinds and kinds <= {"table", "table_macro", "pragma"}:
+        return f"the table function {function}()"
+    return f"{function}()" if "macro" in kinds and _is_unstable_macro(function) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _functions() -> dict[str, frozenset[str]]:
+    """Kinds of DuckDB's functions by name; "unstable" among them if it is not deterministic."""
+    found: dict[str, set[str]] = {name: {"unstable"} for name in _UNDECLARED}
+    query = "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
+    for name, kind, stability in _asked(query):
+        unstable = stability not in (None, "CONSISTENT") and name != "error"  # which gives no value
+        found.setdefault(name, set()).update({kind, "unstable"} if unstable else {kind})
+    return {name: frozenset(kinds) for name, kinds in found.items()}
+
+
+@functools.lru_cache(maxsize=256)
+def _is_unstable_macro(name: str) -> bool:
+    """Whether a macro of DuckDB's own calls what is not a function of its arguments."""
+    query = (
+        "SELECT macro_definition, parameters FROM duckdb_functions() "
+        "WHERE lower(function_name) = ? AND function_type = 'macro'"
+    )
+    for definition, parameters in _asked(query, [name]):
+        for node in _expressions(_parsed(definition, name)):
+            calls_itself = str(node.get("function_name", "")).lower() == name
+            if not calls_itself and (_beyond_its_row(node) or _unstable(node)):
+                return True
+            path = list(node.get("column_names", ())) if node.get("class") == "COLUMN_REF" else []
+            if len(path) == 1 and path[0] not in parameters and is_value_function(path[0]):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def is_value_function(name: str) -> bool:
+    """Whether SQL takes a name that is no column as a function: current_date, user, ..."""
+    try:
+        _asked(f"SELECT {quote(name)}")
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _expressions(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        for value in node.values():
+            yield from _expressions(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _expressions(value)
+
+
+@functools.lru_cache(maxsize=256)
+def bind(
+    columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, culprit: str
+) -> pa.Schema:
+    """The output schema of a projection over `schema`, found without any rows.
+
+    Raises:
+        SchemaError: If a column is missing or an expression does not fit the types.
+    """
+    filters = [("where", f"({where})::BOOLEAN")] if where else []
+    passed = passed_through(columns, schema)
+    computed = [(name, expression) for name, expression in columns if name not in passed]
+    wanted = set()
+    for name, expression in (*computed, *filters):
+        wanted |= _computed_from(expression, schema, f"{culprit}, column {name!r}")
+    needed = [field for field in schema if field.name in wanted]
+    kinds = {name: schema.field(column).type for name, column in passed.items()}
+    with connect() as connection:
+        _create_source(connection, needed or [f for f in schema if seen_by_sql(f.type)])
+        for _, expression in filters:
+            _bound_type(connection, expression, f"{culprit}: where = {where!r}", schema)
+        for name, expression in computed:
+            label = f"{culprit}: column {name!r} = {expression!r}"
+            kinds[name] = _bound_type(connection, expression, label, schema)
+    bound = pa.schema([pa.field(name, plain_type(kinds[name])) for name, _ in columns])
+    check_storable(bound, culprit)
+    return bound
+
+
+def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
+    """The columns that an expression computes with.
+
+    Raises:
+        SchemaError: If SQL cannot hold the values of one.
+        DefinitionError: If a name is no column, and SQL takes it as the current date or the like.
+    """
+    names = {name.lower() for name in referenced_columns(expression, label)}
+    found = {field.name for field in schema if field.name.lower() in names}
+    for name in found:
+        if seen_by_sql(schema.field(name).type) is None:
+            raise SchemaError(
+                f"{label}: {expression!r} computes with {name!r}, which is "
+                f"{schema.field(name).type}; SQL has no type for its values. Pass it through as "
+                "it is, and compute with it in a map_batches, or write it as another type"
+            )
+    for name in names - {column.lower() for column in found}:
+        if name == "rowid" or is_value_function(name):
+            raise _not_row_dependent(expression, name, label)
+    return found
+
+
+def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
+    """An empty table of the columns, called source, in the types as which SQL sees them."""
+    seen = [(field.name, seen_by_sql(field.type)) for field in fields]
+    kinds = [(quote(name), sql_name(kind)) for name, kind in seen if kind is not None]
+    if all(kind for _, kind in kinds):
+        listed = ", ".join(f"{name} {kind}" for name, kind in kinds)
+        connection.execute(f"CREATE TABLE source ({listed})")
+    else:
+        connection.register("source", pa.Table.from_batches([], pa.schema(seen)))
+
+
+def _bound_type(
+    connection: duckdb.DuckDBPyConnection, expression: str, label: str, schema: pa.Schema
+) -> pa.DataType:
+    try:
+        relation = connection.sql(select([("x", expression)], None, "source"))
+        found, kind = relation.to_arrow_table(), relation.types[0]
+    except duckdb.Error as error:
+        described = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise SchemaError(
+            f"{label} does not fit its input: {str(error).strip().splitlines()[0]} The input has "
+            f"{described}"
+        ) from None
+    if is_lost_in_arrow(kind):
+        raise SchemaError(f"{label} is {kind}; {NO_ARROW_TYPE}, for example with ::VARCHAR")
+    return found.schema.field(0).type
+
+
+def as_columns(
+    columns: Mapping[str, str] | Sequence[str], where: str
+) -> tuple[tuple[str, str], ...]:
+    """Columns of a project as (name, expression) pairs.
+
+    Raises:
+        DefinitionError: If there are none, or one is not a string or does not parse.
+    """
+    if isinstance(columns, str) or not columns:
+        raise DefinitionError(
+            f"{where}: columns is {columns!r}; expected a list of column names, or a mapping of "
+            'output column to SQL expression, as {"id": "id", "text": "trim(text)"}'
+        )
+    pairs = (
+        list(columns.items())
+        if isinstance(columns, Mapping)
+        else [(c, quote(c) if isinstance(c, str) else c) for c in columns]
+    )
+    for name, expression in pairs:
+        if not isinstance(name, str) or not isinstance(expression, str) or not expression.strip():
+            raise DefinitionError(f"{where}: column {name!r} = {expression!r} is not SQL text")
+        referenced_columns(expression, f"{where}, column {name!r}")
+    check_distinct([name for name, _ in pairs], where)
+    return tuple(pairs)

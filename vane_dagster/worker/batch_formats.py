@@ -1,0 +1,427 @@
+"""Batches as users see them, and what they return made to fit the declared schema."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.errors import UdfError, names
+from vane_dagster.pipeline.specs import BatchFormat
+from vane_dagster.types.kinds import is_list, is_number, is_text
+from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
+from vane_dagster.worker.operations import CallUdf
+from vane_dagster.worker.protocol import Work
+
+
+def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column in memory of its own: nobody else reads what is written into it, or the reverse.
+
+    It is a plain copy of memory, some 15 GB/s, and cuts slices to their size.
+    """
+    return pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type)
+
+
+def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
+    """A batch for one call of the user's code, in memory of its own.
+
+    Code may write into a batch, for example by `torch.from_numpy`, which knows no read-only memory.
+    A second attempt, a half of the batch and the stages beside this one must not see that.
+    """
+    own = [copied(column) for column in batch.columns]
+    return to_format(pa.Table.from_arrays(own, schema=batch.schema), form)
+
+
+def to_format(batch: pa.Table, form: BatchFormat) -> Any:
+    """A batch as the user asked for it.
+
+    Returns:
+        A `pyarrow.Table`, a dict of column to array, or a `pandas.DataFrame`. A column of
+        fixed-size lists of numbers is an array of shape (rows, size) in the dict.
+    """
+    if form == "pyarrow":
+        return batch
+    if form == "pandas":
+        return batch.to_pandas()
+    return {name: _to_numpy(batch.column(name)) for name in batch.column_names}
+
+
+def _to_numpy(column: pa.ChunkedArray) -> Any:
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) and not column.null_count:
+        array = column.combine_chunks()
+        values = array.flatten()
+        if pa.types.is_primitive(kind.value_type) and not values.null_count:
+            return values.to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
+    return column.to_numpy()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one call returned, or one of the results that it yielded.
+
+    Attributes:
+        rows: The rows as a table of the declared schema, without the ids that were left out.
+        index: The places in the batch that the index of a pandas data frame without the id names,
+            -1 for what is no place; None where the rows have no index.
+    """
+
+    rows: pa.Table
+    index: npt.NDArray[np.int64] | None = None
+
+
+def from_result(
+    result: Any, schema: pa.Schema, carried: Collection[str], id: str, culprit: str
+) -> Result:
+    """What a user's call returned, as a table of `schema`, without the ids that it left out.
+
+    The table is a copy: a function may keep its arrays and fill them anew for the next batch.
+
+    Args:
+        result: A `pyarrow.Table` or RecordBatch, a dict of column to array, or a data frame.
+        schema: The declared columns with the ids.
+        carried: The ids, which may be left out.
+        id: The id among them by which rows are matched to the rows that were given.
+        culprit: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If it is none of these, a column is missing, or a type does not fit.
+    """
+    columns, rows, index = _columns(result, schema, id, culprit)
+    missing = [name for name in schema.names if name not in columns and name not in carried]
+    if missing:
+        raise UdfError(
+            f"{culprit}: {names(missing)} is declared in the schema and was not returned; "
+            f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
+        )
+    fields = [field for field in schema if field.name in columns]
+    arrays = [_fitted(columns[field.name], field, culprit) for field in fields]
+    lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
+    if len(set(lengths.values())) > 1:
+        raise UdfError(f"{culprit}: the columns returned differ in length: {lengths}")
+    if not arrays:
+        return Result(pa.table({"rows": pa.nulls(rows)}).select([]), index)
+    return Result(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), index)
+
+
+def _columns(
+    result: Any, schema: pa.Schema, id: str, culprit: str
+) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
+    if isinstance(result, (pa.Table, pa.RecordBatch)):
+        return dict(zip(result.schema.names, result.columns)), result.num_rows, None
+    pandas = sys.modules.get("pandas")
+    if isinstance(result, Mapping):
+        index = None if pandas is None else _series_index(result, schema, id, pandas, culprit)
+        columns, rows = dict(result), 0
+    elif pandas is not None and isinstance(result, pandas.DataFrame):
+        index = result.index
+        table = pa.Table.from_pandas(result, preserve_index=False)
+        columns, rows = dict(zip(table.column_names, table.columns)), table.num_rows
+    else:
+        raise UdfError(
+            f"{culprit}: returned {type(result).__name__}; expected a pyarrow.Table, a dict of "
+            "column to array, or a pandas.DataFrame"
+        )
+    if index is None or id in columns:
+        return columns, rows, None
+    if id in index.names:
+        return {**columns, id: index.get_level_values(id)}, rows, None
+    return columns, rows, _places(index)
+
+
+def _places(index: Any) -> npt.NDArray[np.int64]:
+    """The places that a pandas index names, -1 for what is no place.
+
+    An index with a name holds values of a column, as after `set_index` and `groupby`.
+    """
+    if index.inferred_type != "integer" or index.hasnans or index.name is not None:
+        return np.full(len(index), -1, np.int64)
+    places: npt.NDArray[np.int64] = index.to_numpy(np.int64)
+    return places
+
+
+def _counts_up(places: npt.NDArray[np.int64]) -> bool:
+    """Whether places are 0, 1, 2 and so on, as those of a default index."""
+    return bool(np.array_equal(places, np.arange(len(places))))
+
+
+def _series_index(
+    result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, culprit: str
+) -> Any:
+    """The index that a dict's pandas series have in common; None if it holds none.
+
+    Arrays have none. They are in the order of the series only where the id is one of the series.
+    """
+    declared = {name: result[name] for name in schema.names if name in result}
+    series = {name: v for name, v in declared.items() if isinstance(v, pandas.Series)}
+    moved = [
+        name
+        for name, v in series.items()
+        if not _counts_up(_places(v.index)) or id in v.index.names
+    ]
+    if not moved:
+        return next((v.index for v in series.values()), None)
+    index = series[moved[0]].index
+    for name, column in declared.items():
+        own = column.index if name in series else None
+        same = id in moved if own is None else own.equals(index) and own.names == index.names
+        if not same:
+            raise UdfError(
+                f"{culprit}: column {moved[0]!r} is a pandas Series whose index has a name or is "
+                f"not 0 to {len(index) - 1} in order, and column {name!r} has another or none, so "
+                "their rows cannot be matched. Return a data frame, or arrays in one order, by "
+                "Series.to_numpy()"
+            )
+    return index
+
+
+def put_together(
+    results: Sequence[Result], places: Sequence[int], schema: pa.Schema, culprit: str
+) -> pa.Table:
+    """The rows of a call's results, one below the other.
+
+    Data frames without the id, as many rows as were given, are put into the order of their index.
+    A default index stands for this order only where all places are expected.
+
+    Args:
+        results: What was returned or yielded.
+        places: The places in the batch of the rows that are expected.
+        schema: For no results.
+        culprit: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If an index does not name these places, each once.
+    """
+    if not results:
+        return schema.empty_table()
+    rows = pa.concat_tables([result.rows for result in results])
+    if all(result.index is None for result in results) or rows.num_rows != len(places):
+        return rows
+    complete = _counts_up(np.asarray(places, np.int64))
+    if complete and all(r.index is None or _counts_up(r.index) for r in results):
+        return rows
+    index = np.concatenate(
+        [np.arange(r.rows.num_rows) if r.index is None else r.index for r in results]
+    )
+    order = np.argsort(index, kind="stable")
+    if not np.array_equal(index[order], places):
+        expected = f"0 to {len(places) - 1}" if complete else names(places)
+        ways = "reset_index(drop=True), or Series.to_numpy()" if complete else "Series.to_numpy()"
+        raise UdfError(
+            f"{culprit}: a data frame came back without the id, and its index is not that of the "
+            f"rows expected, {expected} in any order and without a name, so its rows cannot be "
+            "matched to those given. Return the id, or keep the batch's index; if the rows are in "
+            f"the batch's order, use {ways}"
+        )
+    return rows if np.array_equal(index, places) else rows.take(order)
+
+
+def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
+    kind = field.type
+    try:
+        array = _to_arrow(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UdfError(
+            f"{culprit}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
+        ) from error
+    if array.type != kind:
+        if not _same_family(array.type, kind):
+            raise UdfError(
+                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
+                "it in the function, or declare that type in the schema"
+            )
+        try:
+            array = (_as_lists(array) if _is_list_view(array.type) else array).cast(kind)
+        except pa.ArrowException as error:
+            raise UdfError(
+                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with "
+                f"values that do not fit: {error}"
+            ) from error
+    column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    built_here = not isinstance(values, (pa.Array, pa.ChunkedArray)) and not hasattr(
+        values, "dtype"
+    )
+    return column if built_here else copied(column)
+
+
+def _to_arrow(values: Any, kind: pa.DataType) -> Any:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if isinstance(values, (str, bytes, Mapping)):
+        raise TypeError("a single value, not one for each row")
+    if hasattr(values, "ndim") and hasattr(values, "columns"):
+        raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
+    if hasattr(values, "detach"):  # a torch tensor
+        values = values.detach().cpu().numpy()
+    if isinstance(values, memoryview):
+        values = np.asarray(values)
+    if getattr(values, "ndim", 1) == 2:
+        return _matrix(values, kind)
+    if getattr(values, "ndim", 1) > 2:
+        values = list(values.tolist())
+    if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
+        values = [dict(zip(values.dtype.names, row)) for row in values.tolist()]
+    if hasattr(values, "dtype") and values.dtype != object:
+        return pa.array(values)
+    values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
+    first = values[0] if values else None
+    is_array = getattr(first, "ndim", 0) and not isinstance(first, memoryview)
+    if is_array and not pa.types.is_nested(kind):
+        raise TypeError("values are arrays")
+    if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
+        return pa.array(values)  # inferred, so that a wrong type is found and not converted
+    return pa.array(values, kind)
+
+
+def _matrix(values: Any, kind: pa.DataType) -> pa.Array:
+    flat = pa.array(values.reshape(-1))
+    width = values.shape[1]
+    if pa.types.is_fixed_size_list(kind) and kind.list_size != width:
+        raise ValueError(f"vectors have {width} elements, not {kind.list_size}")
+    if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
+        raise TypeError(f"an array of shape {values.shape} has a vector a row")
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _kind_of(values: Any) -> str:
+    shape = getattr(values, "shape", None)
+    if shape is not None:
+        return f"{type(values).__name__} of {getattr(values, 'dtype', '?')}, shape {tuple(shape)}"
+    if isinstance(values, Sequence) and not isinstance(values, str) and values:
+        return f"{type(values).__name__} of {type(values[0]).__name__}"
+    return type(values).__name__
+
+
+def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning: number to number, text to text, list to list, and so on."""
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(found):
+        return _same_family(found.value_type, wanted)
+    if (is_list(found) or _is_list_view(found)) and is_list(wanted):
+        return _same_family(found.value_type, wanted.value_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        return {f.name for f in found} == {f.name for f in wanted}
+    families = (is_number, is_text, pa.types.is_boolean, pa.types.is_temporal, _is_binary)
+    return any(family(found) and family(wanted) for family in families)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _as_lists(views: Any) -> pa.ChunkedArray:
+    """List views as lists, in the order of the rows; Arrow's own cast keeps offsets as they are."""
+    chunks = []
+    for chunk in views.chunks if isinstance(views, pa.ChunkedArray) else [views]:
+        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        chunks.append(pa.LargeListArray.from_arrays(offsets, chunk.flatten(), mask=chunk.is_null()))
+    return pa.chunked_array(chunks, pa.large_list(views.type.value_type))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
+    """A call's output with its ids checked against the batch's, or carried over if left out.
+
+    Args:
+        output: What `from_result` made of it.
+        batch: What was given, with the ids of the rows that its rows were made from.
+        work: Its schema, id and culprit.
+        op: Its cardinality, and the names of the batch's ids.
+
+    Raises:
+        UdfError: If a row is missing, invented or there twice.
+    """
+    ids = batch.column(op.ids[0])
+    origin = op.parent or op.ids[0]
+    if origin not in output.column_names:
+        if output.num_rows != batch.num_rows or op.parent:
+            raise UdfError(_cannot_be_told_apart(output, batch, work, op))
+        output = output.append_column(origin, ids)
+    elif not (returned := output.column(origin)).equals(ids):
+        _check_returned(returned, ids, work, op)
+    if op.parent and work.id not in output.column_names:
+        output = output.append_column(work.id, _numbered(output.column(origin)))
+    return _carried(output, batch, origin, op).select(work.schema.names).cast(work.schema)
+
+
+def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
+    if op.parent:
+        return (
+            f"{work.culprit}: {output.num_rows} rows came back without {op.parent!r}, the id of "
+            "the row that each was made from. Return it, or name its column as parent_id"
+        )
+    return (
+        f"{work.culprit}: {output.num_rows} rows came back for {batch.num_rows} and without the "
+        f"id {work.id!r}, so they can't be told apart. Return one row for each input row, in "
+        "order, or return the id"
+    )
+
+
+def _check_returned(
+    returned: pa.ChunkedArray, ids: pa.ChunkedArray, work: Work, op: CallUdf
+) -> None:
+    culprit = work.culprit
+    complete = len(returned) == len(ids) or op.cardinality == "filter"
+    if not op.parent and complete and are_distinct_and_among(returned, ids):
+        return
+    if op.parent and returned.null_count:
+        raise UdfError(
+            f"{culprit}: returned {returned.null_count} rows whose {op.parent!r} is null; expected "
+            "the id of the row that each was made from"
+        )
+    if not op.parent and (wrong := repeated_or_null(returned)):
+        raise UdfError(f"{culprit}: returned {wrong}. Return each id once")
+    invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
+    if len(invented):
+        raise UdfError(
+            f"{culprit}: returned {len(invented)} ids that it was not given: "
+            f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
+        )
+    if op.cardinality in ("filter", "zero_to_many"):
+        return
+    lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
+    if len(lost):
+        instead = "zero_to_many" if op.parent else "filter"
+        raise UdfError(
+            f"{culprit}: {len(lost)} of {len(ids)} rows did not come back: ids "
+            f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
+            f'map_batches(..., cardinality="{instead}") if rows may be dropped'
+        )
+
+
+def _numbered(parents: pa.ChunkedArray) -> pa.Array:
+    """An id for each row: its parent's, and its number among the rows of the same parent."""
+    codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    numbers = np.empty(len(codes), dtype=np.int64)
+    numbers[order] = np.arange(len(codes)) - np.repeat(starts, counts)
+    texts = pa.array(numbers).cast(pa.string())
+    return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
+
+
+def _carried(output: pa.Table, batch: pa.Table, origin: str, op: CallUdf) -> pa.Table:
+    """The output with the ids that the batch's rows were made from."""
+    if len(op.ids) == 1:
+        return output
+    ids, given = output.column(origin), batch.column(op.ids[0])
+    positions = None if ids.equals(given) else pc.index_in(ids, value_set=given.combine_chunks())
+    for name in op.ids[1:]:
+        column = batch.column(name)
+        carried = column if positions is None else column.take(positions)
+        if name in output.column_names:
+            output = output.drop_columns([name])
+        output = output.append_column(name, carried)
+    return output

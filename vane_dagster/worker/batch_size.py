@@ -1,0 +1,79 @@
+"""The batch size of a worker: as the stage says, what fits into memory, or found by trying."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from vane_dagster.pipeline.specs import AUTO
+
+_FIRST_ROWS = 16
+_MOST_ROWS = 65_536
+_TRIALS = 3
+_WORTH = 1.1
+_EASED_SECONDS = 600.0
+
+
+class BatchSize:
+    """What a worker knows of batch sizes; it keeps it as long as it lives, and so does its pool.
+
+    To find the size it doubles it for as long as throughput rises by a tenth. Only batches of
+    exactly that size count, the median of three of them.
+
+    What did not fit into memory is tried again at twice the size that did after ten minutes, since
+    memory may have been short for a while only.
+    """
+
+    def __init__(self) -> None:
+        self.fits: int | None = None
+        self._limited_at = 0.0
+        self._size = _FIRST_ROWS
+        self._best: tuple[float, int] = (0.0, _FIRST_ROWS)
+        self._rates: list[float] = []
+        self._found = False
+
+    def of(self, asked: int | str | None, rows: int) -> int:
+        """Rows of the next batch, of `rows` that are left."""
+        size = self._size if asked == AUTO else asked or rows
+        assert isinstance(size, int)
+        return max(1, min(size, self.fits or size, rows))
+
+    def cut(self, table: pa.Table, asked: int | str | None) -> Iterator[pa.Table]:
+        """Batches of a table, each of the size that is the best by then."""
+        if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
+            self.fits, self._limited_at = 2 * self.fits, time.monotonic()
+        start = 0
+        while start < table.num_rows:
+            size = self.of(asked, table.num_rows - start)
+            yield table.slice(start, size)
+            start += size
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Takes in how long a batch took."""
+        if self._found or rows != self._size or seconds <= 0:
+            return
+        self._rates.append(rows / seconds)
+        if len(self._rates) < _TRIALS:
+            return
+        rate, self._rates = statistics.median(self._rates), []
+        larger = 2 * self._size
+        if rate < self._best[0] * _WORTH:
+            self._size, self._found = self._best[1], True
+        elif larger > min(self.fits or _MOST_ROWS, _MOST_ROWS):
+            self._best, self._found = (rate, self._size), True
+        else:
+            self._best, self._size = (rate, self._size), larger
+
+    def limit(self, fits: int | None) -> None:
+        """Takes in that a batch did not fit into memory, and which size did."""
+        if fits is not None:
+            self.fits, self._limited_at = min(fits, self.fits or fits), time.monotonic()
+            if self._size > self.fits:
+                self._size, self._found = min(self._best[1], self.fits), True
+
+    def used(self, asked: int | str | None) -> int | None:
+        """The size to show: the one that was found, or what memory allows; None if neither is."""
+        return self._size if asked == AUTO and self._found else self.fits

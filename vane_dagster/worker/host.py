@@ -1,0 +1,317 @@
+"""The host: the one generic object that runs in every worker, Ray actor or subprocess.
+
+It unpacks the user's modules by digest, constructs the model once, and does one piece of work after
+another.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster import _failpoints
+from vane_dagster._private_folder import private_folder, user_folder
+from vane_dagster._secrets import keep_variables, masked
+from vane_dagster.compute.processes import MARK
+from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
+from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.storage.part_file import write_part
+from vane_dagster.storage.quarantine import attach, detach, write_faults
+from vane_dagster.worker import operators, row_order
+from vane_dagster.worker.database import connection
+from vane_dagster.worker.health import SickError
+from vane_dagster.worker.id_checks import repeated_or_null
+from vane_dagster.worker.isolation import check_descriptors
+from vane_dagster.worker.lifecycle import Startup
+from vane_dagster.worker.memory import spent
+from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
+from vane_dagster.worker.operations import (
+    Arrange,
+    CallUdf,
+    Gather,
+    Join,
+    Mend,
+    Pick,
+    Project,
+    Reject,
+    Restore,
+)
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import Fault, LoadReport, ModelSpec, Report, Tally, Work
+from vane_dagster.worker.retry import BatchError
+from vane_dagster.worker.row_errors import rejected, user_traceback
+from vane_dagster.worker.user_errors import contained, is_shutdown
+
+
+class Host:
+    """Holds a model and does work. One instance a worker process."""
+
+    def __init__(self) -> None:
+        self.models = ModelVersions()
+        self._load: LoadReport | None = None
+        self._revoked: set[str] = set()
+        self._lock = threading.Lock()
+        self._printed = OutputTap.installed()
+        self._row_seconds: float | None = None
+        self._upkeep = Upkeep()
+        self.startup = Startup()
+        self.served = 0
+        self.busy = 0
+
+    def load(
+        self,
+        model: ModelSpec | None,
+        archive: bytes,
+        threads: int,
+        env: Mapping[str, str],
+        upkeep: Upkeep,
+    ) -> LoadReport:
+        """Constructs the model, unless it is there already; a failure is reported, not raised."""
+        with self._lock:
+            _failpoints.follow(env)
+            os.environ.update(env)
+            keep_variables(env)
+            self._upkeep = upkeep
+            if self._load is not None and self._load.fault is None:
+                return self._loaded_before(self._load, model, archive)
+            started = time.perf_counter()
+            fault = None
+            try:
+                set_threads(threads)
+                with self.startup.watched(upkeep.startup_timeout_s):
+                    if model is not None:
+                        self.models.construct(model, archive, code_root())
+                    else:
+                        connection()
+                _check_size(model, upkeep)
+            except BaseException as error:  # a user's constructor may raise anything
+                if is_shutdown(error):
+                    raise
+                fault = load_fault(model, contained(error))
+            self._load = LoadReport(
+                warm=False,
+                seconds=time.perf_counter() - started,
+                pid=os.getpid(),
+                device=device(),
+                node=socket.gethostname(),
+                output=self._printed.drain(),
+                fault=fault,
+            )
+            return self._load
+
+    def _loaded_before(
+        self, load: LoadReport, model: ModelSpec | None, archive: bytes
+    ) -> LoadReport:
+        """The report for a model that an earlier run has loaded."""
+        sick = outdated = ""
+        imported = False
+        if model is not None:
+            try:
+                with self.startup.watched(self._upkeep.startup_timeout_s):
+                    imported = self.models.adopt(model, archive, code_root())
+                sick = self._sick(model)
+            except OtherCodeError as error:
+                outdated = str(error)
+        return replace(
+            load,
+            warm=True,
+            output=self._printed.drain() if imported else "",
+            row_seconds=self._row_seconds,
+            sick=sick,
+            outdated=outdated,
+        )
+
+    def _sick(self, model: ModelSpec) -> str:
+        """Why a model that was there already can't be used; empty if it can."""
+        try:
+            with self.models.turn(model.version) as caller:
+                caller.health.check()
+        except SickError as error:
+            return masked(f"its model says that it is dead: {error}")
+        return ""
+
+    def revoke(self, lease: str) -> None:
+        """Stops what is done or queued under a lease, at the next batch."""
+        self._revoked.add(lease)
+
+    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
+        """Does a piece of work; a failure is reported, not raised."""
+        if work.lease in self._revoked:
+            return None, Report(cancelled=True)
+        started = time.perf_counter()
+        self.busy += 1
+        try:
+            table, facts = self._do(work, tables)
+            if facts.pop("cancelled", False):  # only some of its batches are done
+                return None, Report(cancelled=True)
+            if work.new_ids and (wrong := repeated_or_null(table.column(work.id))):
+                raise IntegrityError(
+                    f"{work.culprit}: made {wrong} in {work.id!r}, which has to be unique and not "
+                    "null. Return ids of their own, or leave the column out of the schema"
+                )
+            faults = facts.pop("aside", None)
+            if work.target:
+                facts["part"] = self._write(table, work, facts["tally"], faults, started)
+            else:
+                table = attach(table, faults)
+        except SickError as error:
+            fault = work_fault(work, error.cause) if error.rows else None
+            return None, Report(sick=masked(str(error)), fault=fault, output=self._printed.drain())
+        except BaseException as error:  # of the user's code, or of what it was given
+            if is_shutdown(error):
+                raise
+            fault = work_fault(work, contained(error))
+            return None, Report(fault=fault, output=self._printed.drain())
+        finally:
+            self.busy -= 1
+            check_descriptors()
+        self.served += facts.get("batches", 1)
+        if isinstance(work.op, CallUdf) and (rows := facts["tally"].rows_in):
+            self._row_seconds = (time.perf_counter() - started) / rows
+        report = Report(
+            rows_out=table.num_rows,
+            bytes_out=table.nbytes if work.keep else 0,
+            seconds=time.perf_counter() - started,
+            output=self._printed.drain(),
+            spent=spent(self._upkeep, self.served),
+            **facts,
+        )
+        return (table if work.keep else None), report
+
+    def _do(self, work: Work, tables: Sequence[pa.Table]) -> tuple[pa.Table, dict[str, Any]]:
+        op = work.op
+        if isinstance(op, Project):
+            table, given = operators.project(op, work.inputs[0], tables, work)
+            return table.cast(work.schema), {"tally": Tally(given, given - table.num_rows)}
+        inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
+        if isinstance(op, CallUdf):
+            revoked = functools.partial(self._revoked.__contains__, work.lease)
+            with self.models.turn(op.version) as caller:
+                return caller.call(op, inputs[0], work, revoked)
+        if isinstance(op, Join):
+            table, given = operators.join(op, inputs, work)
+            return table, {"tally": Tally(given, given - table.num_rows)}
+        if isinstance(op, Pick):
+            picked = operators.pick(op, inputs[0])
+            return picked, {"tally": Tally(picked.num_rows)}
+        if isinstance(op, Mend):
+            assert work.tally is not None
+            rows = operators.mend(op, inputs, work)
+            return rows.cast(work.schema), {"tally": work.tally, "aside": detach(inputs)}
+        if isinstance(op, Reject):
+            return rejected(op, inputs[0], work)
+        if isinstance(op, Arrange):
+            table, shares = row_order.arrange(inputs[0], op.order, op.shares)
+            return table, {"tally": Tally(table.num_rows), "shares": shares}
+        faults = detach(inputs)
+        if isinstance(op, Restore):
+            table = row_order.restore(inputs[:-1], inputs[-1], op.id)
+        else:
+            assert isinstance(op, Gather)
+            table = operators.gather(inputs, work)
+        tally = work.tally or Tally(table.num_rows)
+        return table.cast(work.schema), {"tally": tally, "aside": faults}
+
+    def _write(
+        self, table: pa.Table, work: Work, tally: Tally, faults: pa.Table | None, started: float
+    ) -> PartInfo:
+        assert work.target is not None
+        aside = "" if faults is None else write_faults(work.target.folder, work.target.key, faults)
+        seconds = tally.seconds + time.perf_counter() - started
+        workers = tally.workers or (work.worker,)
+        made = Made(work.run_id, workers, time.time(), seconds, tally.packages)
+        return write_part(
+            table,
+            work.target,
+            tally.wasted,
+            rows_in=tally.rows_in,
+            filtered=tally.filtered,
+            quarantined=tally.quarantined,
+            nulled=tally.nulled,
+            faults=aside,
+            made=made,
+        )
+
+
+def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
+    """Raises ModelLoadError for a limit that a fresh worker is beyond already."""
+    if model is not None and upkeep.max_rss is not None and (told := spent(upkeep, 0)):
+        raise ModelLoadError(
+            f"{model.label}: its worker {told}, before its first batch, and would be replaced "
+            "after each. Raise max_rss"
+        )
+
+
+def code_root() -> Path:
+    """The private folder for users' modules.
+
+    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
+    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
+    folder for temporary files. Ray's own session folder is no place for it: all users can write
+    there.
+    """
+    if head := os.environ.get(MARK):
+        return private_folder(Path(head, "code"))
+    return user_folder("code")
+
+
+def set_threads(threads: int) -> None:
+    """Sets the threads that numeric libraries compute with, those not imported yet too."""
+    if threads < 1:
+        return
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    pa.set_cpu_count(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+def device() -> str:
+    """Where this process computes: the visible GPU's name where torch uses one, else "cpu"."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
+
+
+def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
+    """A failed construction as text."""
+    if isinstance(error, ModelLoadError):
+        return Fault(type(error).__name__, str(error))
+    label = model.label if model else "worker"
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = (
+            f". Install {error.name!r} where the workers run, or import it so that it is found as "
+            "one of your own modules"
+        )
+    return Fault(
+        "ModelLoadError",
+        f"{label} could not be constructed in a worker: {type(error).__name__}: {error}{hint}",
+        user_traceback(error),
+    )
+
+
+def work_fault(work: Work, error: BaseException) -> Fault:
+    """A failed piece of work as text."""
+    where = work.culprit
+    if isinstance(error, BatchError):
+        where, error = f"{where}: {error}", error.cause
+    if isinstance(error, DamagedPartError):
+        return Fault(type(error).__name__, str(error), part=error.part)
+    if isinstance(error, VaneError):
+        return Fault(type(error).__name__, str(error))
+    message = f"{where}: {type(error).__name__}: {error}"
+    return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
+                 user_traceback(error))  # fmt: skip

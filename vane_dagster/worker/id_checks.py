@@ -1,0 +1,75 @@
+"""Whether ids are unique, and whether some are among others: by sorting, which is the fastest way.
+
+Whole numbers are sorted as they are, many texts by their hashes: where all of these differ so do
+the texts, and where two are the same the texts are counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.errors import names
+from vane_dagster.worker.database import connection
+
+_HASHED_FROM = 16_384
+
+Sorted = np.ndarray[Any, Any]
+
+
+def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
+    """What is wrong with ids that should be unique and not null; None if nothing is."""
+    if ids.null_count:
+        return f"{ids.null_count} null ids"
+    if len(ids) < 2 or is_increasing(ids) or is_distinct(ids):
+        return None
+    counts = ids.value_counts()
+    repeated = [c["values"].as_py() for c in counts if c["counts"].as_py() > 1]
+    return f"{len(repeated)} ids more than once: {names(repeated)}"
+
+
+def is_increasing(ids: pa.ChunkedArray) -> bool:
+    """Whether each id is larger than the one before, which says that they are unique too."""
+    return bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())
+
+
+def is_distinct(ids: pa.ChunkedArray) -> bool:
+    """Whether ids, of which none is null, are unique."""
+    prints = _sorted_prints(ids)
+    if prints is not None and _differ(prints):
+        return True
+    return bool(pc.count_distinct(ids).as_py() == len(ids))
+
+
+def are_distinct_and_among(some: pa.ChunkedArray, ids: pa.ChunkedArray) -> bool:
+    """Whether some ids are unique, and all of them among others that are."""
+    if some.null_count or some.type != ids.type:
+        return False
+    if not pa.types.is_integer(ids.type):
+        places = pc.index_in(some, value_set=ids.combine_chunks())
+        return not places.null_count and _differ(np.sort(places.to_numpy()))
+    found, known = np.sort(some.to_numpy()), np.sort(ids.to_numpy())
+    if not _differ(found):
+        return False
+    if len(found) == len(known):
+        return bool(np.array_equal(found, known))
+    at = np.searchsorted(known, found)
+    return bool((at < len(known)).all() and (known[at] == found).all())
+
+
+def _differ(prints: Sorted) -> bool:
+    return bool((prints[1:] != prints[:-1]).all())
+
+
+def _sorted_prints(ids: pa.ChunkedArray) -> Sorted | None:
+    """Numbers that differ only where the ids do, sorted; None where counting ids is as quick."""
+    if pa.types.is_integer(ids.type):
+        return np.sort(ids.to_numpy())
+    if len(ids) < _HASHED_FROM:
+        return None
+    rows = connection().from_arrow(pa.table({"id": ids}))
+    hashed = rows.project("hash(id) AS hashed").to_arrow_table().column("hashed")
+    return np.sort(hashed.to_numpy())

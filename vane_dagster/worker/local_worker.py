@@ -1,0 +1,125 @@
+"""A worker as a subprocess: a host that reads calls from a socket and answers there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from vane_dagster.compute.api import load_failed
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.protocol import Fault, Report
+from vane_dagster.worker.user_errors import contained
+
+CLOSED_STATUS = 88
+"""The exit code of a worker whose connection was closed by the user's code."""
+
+
+class _Channel:
+    """The connection to the driver; ends this process when either end of it is gone."""
+
+    def __init__(self, connection: Connection, folder: str) -> None:
+        self._connection, self._folder = connection, folder
+        self._inode = os.fstat(connection.fileno()).st_ino
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def send(self, answer: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._check_is_ours()
+            try:
+                self._connection.send(answer)
+            except OSError:
+                self._end()
+
+    def receive(self) -> Any:
+        self._check_is_ours()
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._end()
+
+    def _check_is_ours(self) -> None:
+        """Ends this process if the descriptor was closed; it may be that of another file by now.
+
+        Ends a forked child too: the connection is its parent's.
+        """
+        if os.getpid() != self._pid:
+            os._exit(1)
+        try:
+            if os.fstat(self._connection.fileno()).st_ino == self._inode:
+                return
+        except OSError:
+            pass
+        os._exit(CLOSED_STATUS)
+
+    def _end(self) -> NoReturn:
+        """Ends this process and what the user's code has started, and leaves nothing in memory."""
+        self._check_is_ours()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the driver is gone
+        os.killpg(0, signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def serve(connection: Connection, folder: str, slots: int) -> None:
+    """Answers (ticket, method, arguments) with (ticket, report, path of the table's file)."""
+    host = Host()
+    channel = _Channel(connection, folder)
+
+    def answer(ticket: int, method: str, args: tuple[Any, ...]) -> None:
+        path = None
+        report: Any
+        try:
+            if method == "load":
+                report = host.load(*args)
+            else:
+                work, *paths = args
+                table, report = host.run(work, *(read_table(p) for p in paths))
+                path = None if table is None else write_table(table, folder)
+        except BaseException as error:  # the driver waits for an answer, whatever was raised
+            error = contained(error)
+            fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
+            report = load_failed(fault) if method == "load" else Report(fault=fault)
+        channel.send((ticket, report, path))
+
+    with ThreadPoolExecutor(max_workers=slots) as threads:
+        while True:
+            call = channel.receive()
+            if call[1] == "starting":  # asked while the model is constructed
+                channel.send((call[0], host.startup.told(), None))
+                continue
+            threads.submit(answer, *call)
+
+
+def write_table(table: pa.Table, folder: str) -> str:
+    """Writes a table as an Arrow file that others map into memory; gives its path."""
+    path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table)
+    return path
+
+
+def read_table(path: str) -> pa.Table:
+    """Maps a table into memory."""
+    with pa.memory_map(path) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def main() -> None:
+    """Serves the driver at the other end of the socket that the command line names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    serve(Connection(descriptor), sys.argv[2], int(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

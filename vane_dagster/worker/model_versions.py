@@ -1,0 +1,215 @@
+"""The versions of a model's code in one worker, over the state that was constructed once.
+
+A version is what the run's driver had on disk: a folder of modules, and the class or function in
+them. An edit that its constructor does not reach makes a new version of the pool's model. Its
+modules are imported beside the old ones, and a view of the new class shares the state of the
+constructed instance. Only one version's modules are in `sys.modules` at a time, those of the calls
+at work, so that imports inside of calls find the right ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vane_dagster import _failpoints
+from vane_dagster._secrets import keep_arguments, masked
+from vane_dagster.fingerprint import bundle
+from vane_dagster.worker.health import SickError
+from vane_dagster.worker.isolation import one_process
+from vane_dagster.worker.protocol import ModelSpec
+from vane_dagster.worker.state_mark import state_mark
+from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.user_errors import contained, is_shutdown
+
+MOST_VERSIONS = 8
+"""Versions kept in a worker; of more, the one is dropped that was called the longest ago."""
+
+
+class OtherCodeError(Exception):
+    """A worker cannot serve a run, because other code has made what it holds."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    folder: Path | None
+    caller: Caller
+
+
+class ModelVersions:
+    """What a worker has constructed, and the versions of the code that may be called on it."""
+
+    def __init__(self) -> None:
+        self._made: ModelSpec | None = None
+        self._instance: Any = None
+        self._mark: object = None
+        self._packages: frozenset[str] = frozenset()
+        self._versions: OrderedDict[str, _Version] = OrderedDict()
+        self._turns = Turns()
+
+    def construct(self, model: ModelSpec, archive: bytes, root: Path) -> None:
+        """Constructs the model from the run's own code; the first thing that a worker does."""
+        folder = bundle.unpack(archive, model.code, root)
+        bundle.activate(folder)
+        target, args, kwargs = bundle.load(model.payload)
+        keep_arguments(args, kwargs)
+        _failpoints.at_load(model.label)
+        with one_process():
+            made = target(*args, **kwargs) if model.stateful else target
+        self.hold(model, made, folder)
+
+    def hold(self, model: ModelSpec, made: Any, folder: Path | None = None) -> None:
+        """Takes a constructed model, or a function, whose modules are active."""
+        self._made, self._instance = model, made
+        if model.shares_state and model.stateful:
+            names = [] if folder is None else [path.stem for path in folder.iterdir()]
+            self._packages = frozenset(names)
+            self._mark = state_mark(made, self._packages)
+        self._versions[model.content] = _Version(folder, Caller(model, made))
+        self._turns.active = model.content
+
+    def adopt(self, model: ModelSpec, archive: bytes, root: Path) -> bool:
+        """Makes ready for calls of a run's code what is constructed already.
+
+        Returns:
+            Whether modules were imported for it.
+
+        Raises:
+            OtherCodeError: If other code has constructed it, and it cannot be shared.
+        """
+        made = self._made
+        assert made is not None, "nothing is constructed yet"
+        if made.content == model.content:
+            return False
+        if model.exact:
+            raise OtherCodeError("holds a model that other code has constructed")
+        if not model.shares_state or model.content in self._versions:
+            return False  # the same identity, though other text, where state is not shared
+        with self._turns.turn(model.content, lambda: self._import(model, archive, root)):
+            self._keep(model.content)
+        return True
+
+    def _import(self, model: ModelSpec, archive: bytes, root: Path) -> None:
+        """Imports a version's modules, and makes a caller that shares the state."""
+        assert self._made is not None
+        self._check_state()
+        folder = bundle.unpack(archive, model.code, root)
+        try:
+            bundle.activate(folder)
+            target, args, kwargs = bundle.load(model.payload)
+            keep_arguments(args, kwargs)
+            shared = view(target, self._instance) if model.stateful else target
+        except BaseException as error:  # a user's module may raise anything when it is imported
+            if is_shutdown(error):
+                raise
+            told = contained(error)
+            self._drop(folder)
+            text = masked(f"{type(told).__name__}: {told}")
+            raise OtherCodeError(f"cannot take over this run's code ({text})") from None
+        first = self._versions[self._made.content].caller
+        self._versions[model.content] = _Version(folder, first.of_version(model, shared))
+
+    def _check_state(self) -> None:
+        """Raises OtherCodeError if calls may have changed the state since it was constructed."""
+        assert self._made is not None
+        if self._made.stateful and self._mark != state_mark(self._instance, self._packages):
+            raise OtherCodeError("holds a model whose state calls of other code may have changed")
+
+    def _drop(self, folder: Path) -> None:
+        """Drops a folder's modules, unless another version has the same."""
+        assert self._made is not None
+        self._activate(self._versions[self._made.content])
+        self._discard(folder)
+
+    def _discard(self, folder: Path | None) -> None:
+        if folder and all(version.folder != folder for version in self._versions.values()):
+            bundle.discard(folder)
+
+    def _keep(self, content: str) -> None:
+        """Notes that a version is in use; drops the one that was not for the longest time."""
+        assert self._made is not None
+        self._versions.move_to_end(content)
+        self._versions.move_to_end(self._made.content)  # which is what the others are views of
+        if len(self._versions) > MOST_VERSIONS:
+            _, gone = self._versions.popitem(last=False)
+            self._discard(gone.folder)
+
+    @contextlib.contextmanager
+    def turn(self, content: str) -> Iterator[Caller]:
+        """Gives the caller of a version, with its modules active; "" is the constructed one.
+
+        Raises:
+            SickError: If the worker does not have the version.
+        """
+        assert self._made is not None, "a worker without a model was given a call"
+        content = content or self._made.content
+        with self._turns.turn(content, lambda: self._switch(content)):
+            self._keep(content)
+            yield self._versions[content].caller
+
+    def _switch(self, content: str) -> None:
+        if content not in self._versions:
+            raise SickError(OtherCodeError("it no longer has this run's code"), rows=False)
+        if len(self._versions) > 1:
+            try:
+                self._check_state()
+            except OtherCodeError as error:
+                raise SickError(error, rows=False) from None
+        self._activate(self._versions[content])
+
+    def _activate(self, version: _Version) -> None:
+        if version.folder is not None:
+            bundle.activate(version.folder)
+
+
+def view(cls: type, instance: Any) -> Any:
+    """An object of a class with the state of an instance of another version of the class."""
+    shared: Any = object.__new__(cls)
+    object.__setattr__(shared, "__dict__", instance.__dict__)  # a frozen class has its own
+    return shared
+
+
+class Turns:
+    """Lets calls of one version run at a time, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.active = ""
+        self._running = 0
+        self._waiting: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def turn(self, content: str, switch: Callable[[], None]) -> Iterator[None]:
+        """Waits until no call of another version is at work, or before this one.
+
+        Args:
+            content: The version.
+            switch: Makes its modules the active ones, if they are not.
+        """
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                self._changed.wait_for(lambda: self._is_next(ticket, content))
+                if self.active != content:
+                    self.active = ""  # unless all goes well
+                    switch()
+                    self.active = content
+                self._running += 1
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _is_next(self, ticket: object, content: str) -> bool:
+        return self._waiting[0] is ticket and (not self._running or self.active == content)

@@ -1,0 +1,210 @@
+"""What workers do with rows without user code: take them in, project, join, gather."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.pipeline.keys import Side
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.quarantine import PARENTS
+from vane_dagster.types.schema import seen_by_sql
+from vane_dagster.types.sql import computed_from, passed_through, quote, select, unused
+from vane_dagster.worker.database import connection
+from vane_dagster.worker.expressions import expression_error
+from vane_dagster.worker.operations import (
+    Faults,
+    FileRows,
+    HeldRows,
+    Join,
+    Mend,
+    Pick,
+    Project,
+    Quarantined,
+    Rows,
+    SampledRows,
+)
+from vane_dagster.worker.parquet_scan import scan, scan_projected
+from vane_dagster.worker.protocol import Work
+
+
+def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
+    """The rows of an input as a table."""
+    if isinstance(rows, HeldRows):
+        table = tables[rows.index]
+        return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
+    if isinstance(rows, FileRows):
+        return scan(rows, work)
+    if isinstance(rows, SampledRows):
+        return resolve(rows.rows, tables, work).take(pa.array(rows.places, pa.int64()))
+    return read_part(rows.folder, rows.name, rows.columns)
+
+
+def project(
+    op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
+) -> tuple[pa.Table, int]:
+    """Columns and a filter in SQL, pushed into the Parquet scan where the input is a file.
+
+    Returns:
+        The rows, and how many there were before the filter.
+    """
+    if isinstance(rows, FileRows):
+        return scan_projected(op, rows, work), rows.stop - rows.start
+    table = resolve(rows, tables, work)
+    passed = passed_through(op.columns, table.schema)
+    computed = [(name, text) for name, text in op.columns if name not in passed]
+    kept, results = table, {}
+    if computed or op.where:
+        found = _computed(computed, op.where, table, work)
+        places = found.column(found.num_columns - 1)
+        kept = table if len(places) == table.num_rows else table.take(places)
+        results = dict(zip(found.column_names, found.columns))
+    columns = {n: kept.column(passed[n]) if n in passed else results[n] for n, _ in op.columns}
+    return pa.table(columns), table.num_rows
+
+
+def _computed(
+    columns: Sequence[tuple[str, str]], where: str | None, table: pa.Table, work: Work
+) -> pa.Table:
+    """Expressions over the rows that a filter leaves, and the places of these rows."""
+    wanted = computed_from(columns, where, table.schema)
+    seen = pa.schema([(f.name, seen_by_sql(f.type) or f.type) for f in map(table.field, wanted)])
+    place = unused("row", [*table.column_names, *(name for name, _ in columns)])
+    given = dict(zip(wanted, table.select(wanted).cast(seen).columns))
+    given[place] = pa.array(np.arange(table.num_rows))  # rows that need no column are rows, too
+    connection().register("source", pa.table(given))
+
+    def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
+        return connection().sql(select(columns, where, "source")).to_arrow_table()
+
+    try:
+        return run([*columns, (place, quote(place))], where)
+    except duckdb.Error as error:
+        raise expression_error(columns, where, run, error, work) from error
+    finally:
+        connection().unregister("source")
+
+
+def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, int]:
+    """Inputs side by side by id, in the order of the base.
+
+    An inner join keeps the base's rows that every input has, a left join all of them.
+
+    Returns:
+        The rows, and how many the base has.
+    """
+    by_node = dict(zip(op.nodes, inputs))
+    base = by_node[op.shape.base]
+    given = base.num_rows
+    if op.how == "inner":
+        present = [p for s in op.shape.sides if (p := _present(base, by_node[s.node], op, s))]
+        if present:
+            base = base.filter(functools.reduce(pc.and_, present))
+    columns = dict(zip(base.column_names, base.columns)) | _taken(op, op.shape.base, base)
+    for side in op.shape.sides:
+        table = by_node[side.node]
+        if side.label is not None:
+            columns[side.label] = _lists(base, table, op, side, work.schema.field(side.label).type)
+            continue
+        positions = _positions(base.column(side.match), table.column(side.id))
+        rows = table if positions is None else table.take(positions)
+        columns |= _taken(op, side.node, rows, side.known)
+    return pa.table({name: columns[name] for name in work.schema.names}), given
+
+
+def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:
+    """A node's columns under their new names, without the ids that the base has."""
+    everything = dict(zip(table.column_names, table.columns))
+    chosen = op.columns.get(node, [(name, name) for name in everything])
+    return {
+        name: everything[column]
+        for name, column in chosen
+        if not (name == column and column in known)
+    }
+
+
+def _present(base: pa.Table, other: pa.Table, op: Join, side: Side) -> pa.Array | None:
+    """Which of the base's rows a node has something for; None for all of them."""
+    if side.label is None:
+        positions = _positions(base.column(side.match), other.column(side.id))
+        missing = positions is not None and positions.null_count
+        return pc.is_valid(positions) if missing else None
+    return pc.is_in(base.column(op.shape.id), value_set=other.column(side.match)).combine_chunks()
+
+
+def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
+    """Where each id stands in `other`, null where it does not; None if both are the same."""
+    if other.equals(ids):
+        return None
+    return pc.index_in(ids, value_set=other.combine_chunks()).combine_chunks()
+
+
+def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListType) -> pa.Array:
+    """For each of the base's rows the rows of `other` that were made from it, in their order.
+
+    Null for a row that has none, if it or a row that was made from it was quarantined on the way.
+    """
+    positions = pc.index_in(
+        other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
+    ).combine_chunks()
+    other = other.filter(pc.is_valid(positions))
+    owners = positions.drop_null().to_numpy(zero_copy_only=False)
+    counts = np.bincount(owners, minlength=base.num_rows)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    ordered = other.take(pa.array(np.argsort(owners, kind="stable")))
+    inputs = dict(op.columns.get(side.node, ()))
+    fields = list(kind.value_type)
+    values = [ordered.column(inputs.get(f.name, f.name)).combine_chunks() for f in fields]
+    structs = pa.StructArray.from_arrays(values, fields=fields)
+    unknown = np.zeros(base.num_rows, bool)
+    for rows in op.quarantined.get(side.node, ()):
+        unknown |= _are_quarantined(rows, base)
+    mask = pa.array(unknown & (counts == 0))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask).cast(kind)
+
+
+def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]:
+    records = read_part(rows.faults.folder, rows.faults.name)
+    if rows.parent is None:
+        ids = records.column("id")
+    elif PARENTS in records.column_names:
+        ids = pc.struct_field(records.column(PARENTS), rows.parent)
+    else:  # a former version wrote none
+        return np.zeros(base.num_rows, bool)
+    given = base.column(rows.column)
+    found = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
+    return np.asarray(found.combine_chunks().to_numpy(zero_copy_only=False), bool)
+
+
+def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
+    """Inputs one below the other; an empty table of the schema if there are none."""
+    return pa.concat_tables(inputs) if inputs else work.schema.empty_table()
+
+
+def pick(op: Pick, rows: pa.Table) -> pa.Table:
+    """The rows that failed before."""
+    failed = _failed(op.faults).cast(rows.schema.field(op.id).type)
+    return rows.filter(pc.is_in(rows.column(op.id), value_set=failed))
+
+
+def mend(op: Mend, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
+    """A former part and rows that are computed now, in the order of what the stage reads."""
+    former, read, *new = inputs
+    given = read.column(op.given).combine_chunks()
+    kept = former.filter(
+        pc.invert(pc.is_in(former.column(op.id), value_set=_failed(op.faults).cast(given.type)))
+    )
+    rows = pa.concat_tables([table.select(work.schema.names) for table in (kept, *new)])
+    places = pc.index_in(rows.column(op.id), value_set=given)
+    return rows.take(np.argsort(places.to_numpy(), kind="stable"))
+
+
+def _failed(faults: Faults) -> pa.Array:
+    return read_part(faults.folder, faults.name, ["id"]).column("id").combine_chunks()

@@ -1,0 +1,54 @@
+"""What a user's code prints in a worker, kept for the run's log beside where it went anyway."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from typing import Any, TextIO
+
+from vane_dagster.worker.user_errors import clean
+
+_MOST_CHARACTERS = 64_000
+
+
+class OutputTap(io.TextIOBase):
+    """A stream that passes on what is written to it, and keeps its end until it is drained."""
+
+    _instance: OutputTap | None = None
+
+    def __init__(self, through: TextIO) -> None:
+        self._through = through
+        self._kept = ""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def installed(cls) -> OutputTap:
+        """The process's tap on its standard output."""
+        if cls._instance is None:
+            cls._instance = cls(sys.stdout)
+            sys.stdout = cls._instance
+        return cls._instance
+
+    def write(self, text: str) -> int:
+        """Passes text on, and keeps it."""
+        with self._lock:
+            self._kept = (self._kept + text)[-_MOST_CHARACTERS:]
+        with contextlib.suppress(OSError, ValueError):  # user code may have closed it
+            self._through.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes what it passes on to."""
+        with contextlib.suppress(OSError, ValueError):
+            self._through.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._through, name)
+
+    def drain(self) -> str:
+        """What was written since it was last drained."""
+        with self._lock:
+            kept, self._kept = self._kept, ""
+        return clean(kept)

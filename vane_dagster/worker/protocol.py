@@ -1,0 +1,269 @@
+"""Work as data: what the driver sends to a worker, and what comes back beside the rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from vane_dagster import errors
+from vane_dagster._secrets import masked
+from vane_dagster.errors import VaneError
+from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.worker.operations import Op, Rows
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the rows that a stage was given.
+
+    Attributes:
+        rows_in: Rows given.
+        filtered: Of which nothing came out, as the stage declares.
+        quarantined: Of which nothing came out, because of errors.
+        nulled: Of which nulls came out, because of errors.
+        workers: Names of the workers that computed them.
+        seconds: Time that they took, all together.
+        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+        packages: The installed packages that the user's code imports, as "name==version".
+    """
+
+    rows_in: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    nulled: int = 0
+    workers: tuple[str, ...] = ()
+    seconds: float = 0.0
+    wasted: Counter[str] = field(default_factory=Counter)
+    packages: tuple[str, ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows_in + other.rows_in,
+            self.filtered + other.filtered,
+            self.quarantined + other.quarantined,
+            self.nulled + other.nulled,
+            tuple(dict.fromkeys((*self.workers, *other.workers))),
+            self.seconds + other.seconds,
+            self.wasted + other.wasted,
+            tuple(sorted({*self.packages, *other.packages})),
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a worker.
+
+    Attributes:
+        culprit: Stage and fragment, for messages.
+        op: What is done.
+        inputs: The rows that it is done to.
+        schema: What comes out.
+        id: Name of the id column.
+        target: Where the result is written as a part; None to only hand it on.
+        keep: Whether the rows are handed on by reference.
+        lease: The lease under which the work is done.
+        new_ids: Whether the ids are of this stage's making, so that they are checked as a whole.
+        tally: What is known of how the rows came about, where the work only puts them together.
+        run_id: The run.
+        worker: Name of the worker that does it.
+        stage: Pipeline and stage, for records.
+        fragment: File and rows, for records.
+    """
+
+    culprit: str
+    op: Op
+    inputs: tuple[Rows, ...]
+    schema: pa.Schema
+    id: str
+    target: PartTarget | None
+    keep: bool
+    lease: str = ""
+    new_ids: bool = False
+    tally: Tally | None = None
+    run_id: str = ""
+    worker: str = ""
+    stage: str = ""
+    fragment: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that a worker met, as text, so that no class of the user's need be unpickled.
+
+    Secrets that the worker knows are masked in it.
+
+    Attributes:
+        kind: Name of the `VaneError` subclass to raise.
+        message: What to say.
+        traceback: The user's own traceback, or the worker's.
+        part: Name of the file, where a part in the store is damaged.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", masked(self.message))
+        object.__setattr__(self, "traceback", masked(self.traceback))
+
+    def error(self) -> VaneError:
+        """The exception to raise in the driver."""
+        text = f"{self.message}\n\n{self.traceback}".rstrip()
+        cls: type[VaneError] = getattr(errors, self.kind)
+        return cls(text)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the driver learns of a piece of work: a few numbers, never rows.
+
+    Attributes:
+        tally: What became of the rows given.
+        rows_out: Rows that came out.
+        shares: Where the rows of each worker's share end, if they were arranged.
+        bytes_out: Bytes of the rows that are handed on in memory.
+        seconds: Time that the worker took.
+        call_seconds: Of which in the user's code.
+        batches: Calls of the user's code.
+        retries: Of which repeated after an error that may pass.
+        fits: The batch size that the worker has found, or that fitted into memory.
+        faults: What went wrong with the first rows that were set aside.
+        part: The part that was written.
+        output: What the user's code printed.
+        fault: Why it failed.
+        cancelled: Whether the lease had ended, so that nothing was done.
+        sick: Why the worker has to be replaced at once; `fault` then is of the rows at work, if any
+            were.
+        spent: Why the worker is to be replaced when it has nothing more to do.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    rows_out: int = 0
+    shares: tuple[int, ...] = ()
+    bytes_out: int = 0
+    seconds: float = 0.0
+    call_seconds: float = 0.0
+    batches: int = 0
+    retries: int = 0
+    fits: int | None = None
+    faults: tuple[str, ...] = ()
+    part: PartInfo | None = None
+    output: str = ""
+    fault: Fault | None = None
+    cancelled: bool = False
+    sick: str = ""
+    spent: str = ""
+
+    @property
+    def is_vain(self) -> bool:
+        """Whether user code was called for rows, and none of them came through."""
+        if self.fault is not None:
+            return self.fault.kind == "UdfError"
+        return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
+
+    def done_by(self, worker: str) -> Tally:
+        """The tally, with who did the work and how long it took."""
+        return replace(self.tally, workers=(worker,), seconds=self.seconds)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a pool's worker constructs.
+
+    Attributes:
+        label: The user's class or function, for people.
+        stateful: Whether it is a class.
+        style: How a call answers; see `pipeline.udf`.
+        code: Digest of the archive.
+        payload: The pickled class or function with its constructor's arguments.
+        packages: The installed packages that the code imports, whose versions parts record.
+        shares_state: Whether a worker that has constructed it may call other versions of its code
+            on the same state; see `fingerprint.constructor`.
+        exact: Whether nothing may be used that other code has constructed.
+    """
+
+    label: str
+    stateful: bool
+    style: str
+    code: str
+    payload: bytes = field(repr=False)
+    packages: tuple[str, ...] = ()
+    shares_state: bool = False
+    exact: bool = False
+
+    @property
+    def version(self) -> str:
+        """Names the code that calls run, where a worker may have several; else empty."""
+        return self.content if self.shares_state else ""
+
+    @property
+    def content(self) -> str:
+        """Digest of all that travels."""
+        parts = (self.code.encode(), self.payload, self.style.encode())
+        return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A pool of workers: what a lease asks for.
+
+    Attributes:
+        identity: Digest of the model definition; stages with the same share the workers.
+        label: Name for people.
+        workers: Workers wanted, (min, max).
+        bundle: What each reserves, under Ray's resource names.
+        slots: Calls that one worker does at the same time.
+        threads: Threads that a worker computes with; 0 for its share of the node.
+        model: What it constructs; None for workers that only read, project, join and write.
+        archive: The user's modules, as a zip.
+        env_vars: Names of environment variables to forward.
+        upkeep: When a worker is given up, or made anew.
+    """
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float] = field(default_factory=dict)
+    slots: int = 1
+    threads: int = 0
+    model: ModelSpec | None = None
+    archive: bytes = field(default=b"", repr=False)
+    env_vars: tuple[str, ...] = ()
+    upkeep: Upkeep = field(default_factory=Upkeep)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a worker says when it is ready.
+
+    Attributes:
+        warm: Whether the model was there already.
+        seconds: How long its construction took, now or then.
+        pid: Process id.
+        device: Where it computes: "cpu", or the GPU's name.
+        node: The host's name.
+        output: What the user's code printed meanwhile.
+        fault: Why it could not be constructed.
+        row_seconds: What a row took it in the last calls; None before the first.
+        sick: Why a model that was there already has to be replaced.
+        outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
+    """
+
+    warm: bool
+    seconds: float
+    pid: int
+    device: str
+    node: str
+    output: str = ""
+    fault: Fault | None = None
+    row_seconds: float | None = None
+    sick: str = ""
+    outdated: str = ""

@@ -1,0 +1,105 @@
+"""Rows at fault, as records of what went wrong, or as rows of nulls."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._secrets import masked
+from vane_dagster.pipeline.specs import ERROR_COLUMN
+from vane_dagster.storage.quarantine import PARENTS, fault_schema
+from vane_dagster.worker.operations import CallUdf, Reject
+from vane_dagster.worker.protocol import Tally, Work
+from vane_dagster.worker.retry import RowFault
+from vane_dagster.worker.user_errors import clean
+
+_MOST_CHARACTERS = 4_000
+_TOLD_CHARACTERS = 200
+
+
+def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
+    """Rows at fault as records; see `fault_schema`."""
+    now = datetime.now(timezone.utc)
+    parents = [faults[0].batch.schema.field(name) for name in op.ids[1:]]
+    records = [
+        {
+            "id": fault.batch.column(op.ids[0])[0].as_py(),
+            PARENTS: {field.name: fault.batch.column(field.name)[0].as_py() for field in parents},
+            "stage": work.stage,
+            "fragment": work.fragment,
+            "error": fault.name,
+            "message": masked(str(fault.error))[:_MOST_CHARACTERS],
+            "traceback": user_traceback(fault.error)[-_MOST_CHARACTERS:],
+            "attempts": fault.attempts,
+            "run_id": work.run_id,
+            "model": model,
+            "worker": work.worker,
+            "at": now,
+        }
+        for fault in faults
+    ]
+    id_type = faults[0].batch.schema.field(op.ids[0]).type
+    return pa.Table.from_pylist(records, schema=fault_schema(id_type, parents))
+
+
+def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
+    """A row at fault with its ids, what is passed on of it, nulls, and what went wrong."""
+    columns = {}
+    for field in work.schema:
+        if field.name in op.ids or field.name in op.carried:
+            columns[field.name] = fault.batch.column(field.name)
+        elif field.name == ERROR_COLUMN:
+            text = masked(f"{fault.name}: {fault.error}")[:_MOST_CHARACTERS]
+            columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
+        else:
+            columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
+    return pa.table(columns, schema=work.schema)
+
+
+def rejected(op: Reject, row: pa.Table, work: Work) -> tuple[pa.Table, dict[str, Any]]:
+    """A row that is given up unseen: what comes out in its place, and the facts for the report."""
+    call = op.call
+    fault = RowFault(row, Exception(op.message), op.attempts, op.error)
+    nulls = call.policy.on_error == "null"
+    table = null_row(fault, work, call) if nulls else work.schema.empty_table()
+    return table, {
+        "tally": Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
+        "aside": fault_table([fault], work, call, op.model),
+        "faults": (told(fault, call.ids[0]),),
+    }
+
+
+def told(fault: RowFault, id: str) -> str:
+    """A row at fault in a line of text."""
+    text = " ".join(masked(f"{fault.name}: {fault.error}").split())
+    return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    try:
+        frames = _theirs(traceback.extract_tb(error.__traceback__))
+    except BaseException:  # a loader or a file name of the user's code
+        frames = _theirs([_frame(*place) for place in traceback.walk_tb(error.__traceback__)])
+    try:
+        last = traceback.format_exception_only(error)
+    except BaseException:  # it looks at the exception's attributes and context
+        last = [f"{type(error).__name__}: {error}\n"]
+    return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
+
+
+def _theirs(frames: list[traceback.FrameSummary]) -> list[str]:
+    own = os.path.dirname(os.path.dirname(__file__))
+    theirs = [i for i, frame in enumerate(frames) if not frame.filename.startswith(own)]
+    return traceback.format_list(frames[theirs[0] :] if theirs else frames)
+
+
+def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:
+    """A frame without its line of source."""
+    return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, line="")

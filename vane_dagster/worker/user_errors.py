@@ -1,0 +1,126 @@
+"""Exceptions of user code, made safe to inspect, print and send.
+
+Everything that user code raises in a batch or a constructor is the user's, whatever its class:
+`KeyboardInterrupt`, `SystemExit` and `asyncio.CancelledError` too. A worker is never interrupted by
+an exception of ours; a run is cancelled between batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from vane_dagster.errors import RowErrors
+from vane_dagster.storage.transient_errors import is_transient, status_of, waiting_time
+
+_MOST_CHARACTERS = 20_000
+_MOST_INNER = 5
+
+
+class Raised(Exception):
+    """A stand-in for an exception that is not safe to handle. Its subclasses have its names."""
+
+
+def contained(error: Any) -> BaseException:
+    """Turn what user code raised into an exception that is safe to inspect, print and send.
+
+    That is the exception itself if it behaves. Of one whose text cannot be made, is huge or is no
+    valid UTF-8, of one that lies about its class, of groups and of what is no `Exception`, a
+    stand-in is made with the names of the same classes, the traceback, and a text of limited
+    length. The text of a group has the messages of its inner exceptions.
+    """
+    try:
+        if isinstance(error, RowErrors):
+            each = {place: contained(inner) for place, inner in error.errors.items()}
+            return RowErrors(each, error.rows).with_traceback(_traceback(error))
+        if _behaves(error):
+            return error  # type: ignore[no-any-return]  # `_behaves` sees to it
+    except BaseException:  # raised by the exception's own code; it gets a stand-in
+        pass
+    return _stand_in(error)
+
+
+def is_shutdown(error: BaseException) -> bool:
+    """Return whether Ray raised this to end the worker, as on SIGTERM or by `exit_actor`."""
+    return type(error) is SystemExit and hasattr(error, "ray_terminate_msg")
+
+
+def _behaves(error: Any) -> bool:
+    kind = type(error)
+    if not issubclass(kind, Exception) or _inner(error) or error.__class__ is not kind:
+        return False
+    if [kind.__name__, kind.__qualname__.rpartition(".")[2]] != 2 * _names(error)[:1]:
+        return False
+    is_transient(error), waiting_time(error, 1)  # both look at the exception's own attributes
+    texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
+    return sum(map(len, texts)) <= _MOST_CHARACTERS and all(t == clean(t) for t in texts)
+
+
+def _stand_in(error: Any) -> BaseException:
+    """An exception of new classes that are called as the original's are."""
+    kind: type[BaseException] = Raised
+    for name in reversed(_names(error)):
+        kind = type(name, (kind,), {"__module__": Raised.__module__})
+    made = kind(_text(error)).with_traceback(_traceback(error))
+    with contextlib.suppress(BaseException):
+        made.status_code = status_of(error)  # type: ignore[attr-defined]
+    return made
+
+
+def _names(error: Any) -> list[str]:
+    """The names of an exception's class and its bases, up to those of Python's hierarchy."""
+    ends = (Exception, BaseException, object)
+    kinds = [kind for kind in type(error).__mro__ if kind not in ends] or [type(error)]
+    return [clean(type.__dict__["__name__"].__get__(kind)) for kind in kinds]
+
+
+def _text(error: Any) -> str:
+    text = _own_text(error)
+    inner = list(itertools.islice(_leaves(error), _MOST_INNER + 1))
+    for found in inner[:_MOST_INNER]:
+        text += f"; {_names(found)[0]}: {_own_text(found)}"
+    if len(inner) > _MOST_INNER:
+        text += "; and more"
+    return clean(text)[:_MOST_CHARACTERS]
+
+
+def _own_text(error: Any) -> str:
+    try:
+        return str(error)[:_MOST_CHARACTERS]
+    except BaseException as failed:
+        return f"<str() of the exception raised {_names(failed)[0]}>"
+
+
+def _leaves(error: Any) -> Iterator[BaseException]:
+    """The exceptions in a group and the groups in it; none of what is no group."""
+    found = _inner(error)
+    while found:
+        first, *found = found
+        if inner := _inner(first):
+            found = [*inner, *found]
+        else:
+            yield first
+
+
+def _inner(error: Any) -> list[BaseException]:
+    """The exceptions of a group, also of the package for Python 3.10."""
+    if "BaseExceptionGroup" not in _names(error):
+        return []
+    try:
+        return list(error.exceptions)
+    except BaseException:
+        return []
+
+
+def _traceback(error: Any) -> Any:
+    """The traceback, whatever the class says of it; what is no exception has none."""
+    if not issubclass(type(error), BaseException):
+        return None
+    return BaseException.__dict__["__traceback__"].__get__(error)
+
+
+def clean(text: str) -> str:
+    """The text without characters that Arrow, JSON or a database refuse."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
