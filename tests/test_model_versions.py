@@ -122,7 +122,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
     monkeypatch.setattr(OutputTap, "_instance", None)
     root = private_folder(tmp_path / "code")
-    monkeypatch.setattr(host_module, "code_root", lambda: root)
+    monkeypatch.setattr(host_module, "worker_folder", lambda kind: root)
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     project = Project(tmp_path / "project")
     project.write(**FILES)

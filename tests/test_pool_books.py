@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from vane_dagster.compute.admission import Room, check_can_fit, fits, pack_waves
 from vane_dagster.compute.api import Capacity, Sharer
-from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, Claim, Grant, LeaseRecord
+from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, Grant, LeaseRecord
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.protocol import Claim, PoolSpec
 
 ONE = {"n1": {"CPU": 4.0, "GPU": 1.0}}
 TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}

@@ -29,18 +29,19 @@ from conftest import Run, failure, write_source
 
 import vane_dagster as vd
 from vane_dagster._private_folder import (
+    MARK,
     is_private_folder,
     is_safe_to_import_from,
     private_folder,
     temporary_folder,
+    worker_folder,
 )
 from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import Head, LocalHead
-from vane_dagster.compute.processes import MARK, birth
+from vane_dagster.compute.processes import birth
 from vane_dagster.errors import ComputeError, DefinitionError
 from vane_dagster.fingerprint.bundle import CodeBundle, pack, unpack
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.worker import host
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -287,7 +288,7 @@ def test_a_container_with_writable_volumes_can_be_used(
     private = (
         lambda: private_folder(local.folder, "VANE_DAGSTER_HOME"),
         lambda: private_folder(local.temp_dir),
-        host.code_root,
+        lambda: worker_folder("code"),
     )
     for make in private:
         (volume / "t").mkdir(mode=0o700, exist_ok=True)
@@ -339,17 +340,17 @@ def test_the_code_root_is_not_taken_from_another_user(
     root = shared_tmp / "vane-code-0"
     plant(root)
     with pytest.raises(ComputeError, match=f"{root} is not private.* set TMPDIR to a folder"):
-        host.code_root()
+        worker_folder("code")
 
 
 def test_the_code_root_is_below_the_heads_folder(
     shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert host.code_root() == shared_tmp / f"vane-code-{os.geteuid()}"
-    assert mode(host.code_root()) == 0o700
+    assert worker_folder("code") == shared_tmp / f"vane-code-{os.geteuid()}"
+    assert mode(worker_folder("code")) == 0o700
     monkeypatch.setenv(MARK, str(tmp_path / "head"))
-    assert host.code_root() == tmp_path / "head" / "code"
-    assert mode(host.code_root()) == mode(tmp_path / "head") == 0o700
+    assert worker_folder("code") == tmp_path / "head" / "code"
+    assert mode(worker_folder("code")) == mode(tmp_path / "head") == 0o700
 
 
 USER_MODULE = "def f(rows):\n    return rows\n"

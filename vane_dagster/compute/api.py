@@ -14,7 +14,7 @@ from vane_dagster.compute.versions import Versions
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Report, Work
+from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Work
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""
@@ -102,11 +102,6 @@ class Done:
 
 class Cancelled(Exception):
     """The run was asked to stop."""
-
-
-def load_failed(fault: Fault) -> LoadReport:
-    """The answer to a load of which no answer came."""
-    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
 
 
 def forwarded(pool: PoolSpec) -> dict[str, str]:

@@ -19,12 +19,12 @@ from vane_dagster.compute.growth import Growth
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
     Books,
-    Claim,
     LeaseRecord,
     Pool,
     Start,
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.protocol import Claim
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0

@@ -13,25 +13,12 @@ from dataclasses import dataclass, field
 
 from vane_dagster.compute.admission import Bundle, Room, bundle_size
 from vane_dagster.compute.api import Sharer
+from vane_dagster.worker.protocol import Claim
 
 LEASE_SECONDS = 30.0
-IDLE_SECONDS = 600.0
 POLL_SECONDS = 15.0
 _REMEMBER_SECONDS = 3600.0
 _RISE_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a lease asks of one pool."""
-
-    identity: str
-    label: str
-    workers: tuple[int, int]
-    bundle: Mapping[str, float]
-    slots: int
-    threads: int = 0
-    idle_seconds: float = IDLE_SECONDS
 
 
 @dataclass

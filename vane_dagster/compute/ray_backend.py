@@ -17,18 +17,25 @@ from vane_dagster.compute.api import (
     Sharer,
     Worker,
     forwarded,
-    load_failed,
 )
 from vane_dagster.compute.client import NAMESPACE, KeeperClient, brief
 from vane_dagster.compute.demand import listed
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseRecord
 from vane_dagster.compute.ray_claims import RayClaims
 from vane_dagster.compute.versions import Versions, of_cluster
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
-from vane_dagster.worker.protocol import Fault, PoolSpec, Report, Work
+from vane_dagster.worker.protocol import (
+    IDLE_SECONDS,
+    Claim,
+    Fault,
+    PoolSpec,
+    Report,
+    Work,
+    load_failed,
+)
 
 _BEATS = 6
 _MOST_POLL = 1.0
