@@ -40,8 +40,9 @@ from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.processes import birth
 from vane_dagster.errors import ComputeError, DefinitionError
-from vane_dagster.fingerprint.bundle import CodeBundle, pack, unpack
+from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.worker.user_code import unpack
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
