@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vane_dagster.compute.admission import Room, check_can_fit, fits, pack_waves
-from vane_dagster.compute.api import Capacity, Sharer
-from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, Grant, LeaseRecord
+from vane_dagster.compute.admission import check_can_fit, pack_waves
+from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.placement import Room, fits
+from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, Grant, LeaseRecord, Sharer
 from vane_dagster.errors import ComputeError
 from vane_dagster.worker.protocol import Claim, PoolSpec
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol, Union
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.versions import Versions
+from vane_dagster.compute.code_digest import Versions
+from vane_dagster.compute.placement import NodeType
+from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.worker.lifecycle import Starting
@@ -18,19 +20,6 @@ from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Work
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""
-
-
-@dataclass(frozen=True)
-class NodeType:
-    """A kind of node that a cluster may add.
-
-    Attributes:
-        resources: What a node of it has.
-        more: How many may be added.
-    """
-
-    resources: Mapping[str, float]
-    more: int
 
 
 @dataclass(frozen=True)
@@ -64,19 +53,6 @@ class Worker:
 
     name: str
     pool: str
-
-
-@dataclass(frozen=True)
-class Sharer:
-    """Another run that has a worker under lease.
-
-    Attributes:
-        run_id: The run.
-        priority: Its priority.
-    """
-
-    run_id: str
-    priority: int
 
 
 @dataclass(frozen=True)
