@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
-from pools_process import Process
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.pools_process import Process
 
 ROWS = 4
 BAD = 2

@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
-from conftest import write_source
-from pools_process import MODELS
 
+from support.data import write_source
+from support.paths import TESTS
+from support.pools_process import MODELS
 from vane_dagster.compute import head_watch
 from vane_dagster.compute.client import KeeperClient
 from vane_dagster.compute.head_watch import HeadWatch
@@ -30,7 +30,7 @@ DRIVER = """
 import json, sys
 import dagster as dg
 sys.path.insert(0, sys.argv[2])
-import pools_run
+from support import pools_run
 options = json.loads(sys.argv[1])
 sys.path.insert(0, options["models"])
 docs = pools_run.pipeline(options)
@@ -74,7 +74,7 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
     }
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     run = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, json.dumps(options), str(Path(__file__).parent)],
+        [sys.executable, "-c", DRIVER, json.dumps(options), str(TESTS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

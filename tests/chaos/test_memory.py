@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import memory_run
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
+
+from support import memory_run
+from support.data import read_stage, write_source
 
 STORE_BYTES = 256 << 20
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import read_stage, write_source
-from pools_process import Process
-from test_compute_ray import ENTRY, head
+
+from support.data import read_stage, write_source
+from support.heads import ENTRY, head
+from support.pools_process import Process
 
 ROWS = 400
 

@@ -28,10 +28,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.engine import committer
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage import transient_errors

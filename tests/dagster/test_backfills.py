@@ -22,10 +22,10 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import write_source
-from dagster_dev import DagsterDev, asset_keys
 
 import vane_dagster as vd
+from support.dagster_dev import DagsterDev, asset_keys
+from support.data import write_source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host

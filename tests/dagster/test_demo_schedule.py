@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from support.paths import REPOSITORY, SUPPORT
 from vane_dagster.compute.local_head import LocalHead
 
-PROJECT = Path(__file__).resolve().parents[1]
-NIGHT = Path(__file__).with_name("demo_night.py")
+NIGHT = SUPPORT / "demo_night.py"
 VANE = ("-c", "from vane_dagster.cli.main import main; main()")
 QUESTION = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
@@ -46,17 +46,17 @@ def python() -> Iterator[Python]:
 
     def run(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
         (data / "dagster").mkdir(parents=True, exist_ok=True)
-        shutil.copy(PROJECT / "definitions" / "dagster.yaml", data / "dagster")
+        shutil.copy(REPOSITORY / "definitions" / "dagster.yaml", data / "dagster")
         environment = {
             **os.environ,
             "VANE_DAGSTER_HOME": str(home),
             "VANE_DEMO_DATA": str(data),
             "DAGSTER_HOME": str(data / "dagster"),
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": str(REPOSITORY),
         }
         return subprocess.run(
             [sys.executable, *arguments],
-            cwd=PROJECT,
+            cwd=REPOSITORY,
             env=environment,
             capture_output=True,
             text=True,

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_source
-from dagster_dev import DagsterDev
 
-PROJECT = Path(__file__).resolve().parents[1]
+from support.dagster_dev import DagsterDev
+from support.data import write_source
+from support.paths import REPOSITORY
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 CLICKED = """
 import dagster as dg
@@ -73,7 +74,7 @@ def _free_port() -> int:
 def webserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A webserver over workspace.yaml, with an instance of its own."""
     home = tmp_path_factory.mktemp("dagster")
-    shutil.copy(PROJECT / "definitions" / "dagster.yaml", home)
+    shutil.copy(REPOSITORY / "definitions" / "dagster.yaml", home)
     port = _free_port()
     log = home / "webserver.log"
     environment = {
@@ -85,7 +86,7 @@ def webserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "dagster_webserver", *arguments],
-            cwd=PROJECT,
+            cwd=REPOSITORY,
             env=environment,
             stdout=output,
             stderr=output,

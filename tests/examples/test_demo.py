@@ -17,9 +17,9 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster
+from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
-PROJECT = Path(__file__).resolve().parents[1]
 PARTITIONS = ("datetime", "csv")
 QUESTION = "parse a date from a string"
 
@@ -48,13 +48,13 @@ def command(home: Path) -> Command:
     """Runs ``vane-dagster`` in a process of its own; ``before`` is Python run first in it."""
 
     def run(
-        *arguments: str, data: Path, cwd: Path = PROJECT, path: str = "", before: str = ""
+        *arguments: str, data: Path, cwd: Path = REPOSITORY, path: str = "", before: str = ""
     ) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             "VANE_DAGSTER_HOME": str(home),
             "VANE_DEMO_DATA": str(data),
-            "PYTHONPATH": path or str(PROJECT),
+            "PYTHONPATH": path or str(REPOSITORY),
         }
         code = f"{before}\nfrom vane_dagster.cli.main import main\nmain()"
         return subprocess.run(

@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from llm_server import KEY, Server, serving
 
 from benchmarks.tiny_llm import make, teach
+from support.llm_server import KEY, Server, serving
+from support.paths import REPOSITORY
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = REPOSITORY / "examples"
 
 # What an example prints besides its counts, as a pattern over the whole output.
 PRINTED = {

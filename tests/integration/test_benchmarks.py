@@ -18,14 +18,14 @@ from benchmarks.check import fingerprint
 from benchmarks.harness import CONTENDERS, BenchmarkError, measure, prepare, verify
 from benchmarks.job import Step
 from benchmarks.workloads import generate, workload
+from support.paths import REPOSITORY
 
-ROOT = Path(__file__).resolve().parent.parent
 BARE = CONTENDERS[0]
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", "--quick", "--results", str(tmp_path)]
-    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
 
 
 def skipping(*contenders: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path, key: str
 def test_prompts_are_measured_against_a_bare_loop_of_vllm() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
     command = [sys.executable, "-m", "benchmarks.llm", "--quick", "--only", "loop"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["loop"]
     assert all(rate > 0 for rates in found["rows_per_second"].values() for rate in rates)
@@ -185,7 +185,7 @@ def test_a_process_that_hangs_is_ended() -> None:
 def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> None:
     arguments = ["--only", "b", "--repeat", "50", *skipping("raydata", "daft", "vane")]
     command = [sys.executable, "-m", "benchmarks", "--quick", "--temp", str(tmp_path)]
-    process = subprocess.Popen([*command, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *arguments], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("vb*/w/m/*")) and time.monotonic() < deadline:
         time.sleep(0.05)

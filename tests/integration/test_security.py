@@ -25,9 +25,10 @@ from typing import Any
 
 import duckdb
 import pytest
-from conftest import Run, failure, write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import Run, failure
 from vane_dagster._private_folder import (
     is_private_folder,
     is_safe_to_import_from,
@@ -905,6 +906,6 @@ def test_processes_of_another_user_are_not_taken_for_the_heads(tmp_path: Path) -
 def test_the_threat_model_names_tests_that_exist() -> None:
     root = Path(next(iter(vd.__path__))).parent
     named = re.findall(r"`(test_\w+)`", (root / "docs" / "security.md").read_text())
-    texts = "".join(file.read_text() for file in (root / "tests").glob("test_*.py"))
+    texts = "".join(file.read_text() for file in (root / "tests").rglob("test_*.py"))
     assert len(named) > 15
     assert [name for name in named if f"def {name}(" not in texts] == []

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.dataset as ds
-from conftest import metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
 
 
 class Scale:

@@ -14,9 +14,10 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster import _failpoints, testing
 from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location

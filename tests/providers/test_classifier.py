@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import failure, read_stage, write_source
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
+from support.data import read_stage, write_source
+from support.results import failure
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 LABELS = ["praise", "blame", "neither"]

@@ -8,12 +8,13 @@ from importlib.metadata import PackageNotFoundError, distribution
 import dagster as dg
 import numpy as np
 import pytest
-from conftest import failure, metadata, read_stage, write_source
-from tiny_answers import greedy
-from vllm_stages import TEXTS, answers, ask, docs
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+from support.tiny_answers import greedy
+from support.vllm_stages import TEXTS, answers, ask, docs
 from vane_dagster.compute.local_backend import visible_gpus
 
 pytestmark = pytest.mark.skipif(not visible_gpus(), reason="no NVIDIA GPU on this machine")

@@ -16,9 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import failure
-from tiny_answers import greedy
-from vllm_stages import (
+
+import vane_dagster as vd
+from support.results import failure
+from support.tiny_answers import greedy
+from support.vllm_stages import (
     ENGINE,
     TEXTS,
     adapter,
@@ -33,8 +35,6 @@ from vllm_stages import (
     until,
     watched,
 )
-
-import vane_dagster as vd
 from vane_dagster.compute.client import keepers
 from vane_dagster.providers import guard
 from vane_dagster.providers.vllm import VllmProvider, _Together

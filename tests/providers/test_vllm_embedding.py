@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import failure
-from tiny_answers import vectors
-from vllm_stages import ENGINE, ENV, TEXTS, ask, docs, needs_vllm, read, watched
 
 import vane_dagster as vd
+from support.results import failure
+from support.tiny_answers import vectors
+from support.vllm_stages import ENGINE, ENV, TEXTS, ask, docs, needs_vllm, read, watched
 
 SIZE = 64
 

@@ -13,10 +13,20 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import failure
-from tiny_answers import greedy
-from vllm_stages import TEXTS, answers, ask, docs, engine, gone, needs_vllm, shared_memory, until
 
+from support.results import failure
+from support.tiny_answers import greedy
+from support.vllm_stages import (
+    TEXTS,
+    answers,
+    ask,
+    docs,
+    engine,
+    gone,
+    needs_vllm,
+    shared_memory,
+    until,
+)
 from vane_dagster.providers.sentence_transformers import SentenceTransformersProvider
 from vane_dagster.providers.transformers import TransformersProvider
 from vane_dagster.providers.vllm import VllmProvider

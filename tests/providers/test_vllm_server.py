@@ -18,11 +18,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
-from tiny_answers import greedy, vectors
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+from support.tiny_answers import greedy, vectors
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed"

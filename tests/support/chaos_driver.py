@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-import chaos_pipeline
 import dagster as dg
 import ray  # noqa: F401  # imported once, by the fork server
-from pools_run import ShortLease
 
 import vane_dagster as vd
+from support import chaos_pipeline
+from support.pools_run import ShortLease
 
 for _name in ("orchestration.run", "compute.ray_backend", "compute.local_backend", "testing"):
     importlib.import_module(f"vane_dagster.{_name}")

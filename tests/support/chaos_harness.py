@@ -15,10 +15,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import chaos_driver
 import psutil
-from chaos_plan import TINY_KB, Kill
 
+from support import chaos_driver
+from support.chaos_plan import TINY_KB, Kill
+from support.paths import REPOSITORY, TESTS
 from vane_dagster import testing
 from vane_dagster._failpoints import VARIABLE
 
@@ -157,13 +158,12 @@ def _files(root: Path) -> int:
 @contextlib.contextmanager
 def fork_server() -> Iterator[Any]:
     """A fork server that has imported all that a run needs, which makes a driver start at once."""
-    here = Path(__file__).parent
     before = os.environ.get("PYTHONPATH")
     # Before Python 3.13, a fork server does not get its parent's sys.path.
-    paths = [str(here), str(here.parent), str(here.parents[1]), *([before] if before else [])]
+    paths = [str(TESTS), str(REPOSITORY), *([before] if before else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["chaos_driver"])
+    context.set_forkserver_preload(["support.chaos_driver"])
     server = multiprocessing.forkserver._forkserver
     server.ensure_running()
     try:

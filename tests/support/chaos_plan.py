@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos_pipeline import KEYS
-
+from support.chaos_pipeline import KEYS
 from vane_dagster import testing
 
 _START_SECONDS, _WORK_SECONDS = 1.5, 2.5

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from edits import Edit
+from support.edits import Edit
 
 EDITS: list[Edit] = []
 

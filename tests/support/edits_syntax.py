@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edits import Edit
+from support.edits import Edit
 
 
 def _edit(name: str, defs: str, old: str, new: str, changes: bool = True, **files: str) -> Edit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edits import Edit
+from support.edits import Edit
 
 _PARTIAL = """
 import functools

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 ENGINE = {

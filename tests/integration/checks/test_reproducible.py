@@ -17,11 +17,12 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, write_source
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure
 from vane_dagster.checks.recomputed import OUTCOME, Outcome, compare, read_outcome
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MOST_FRAGMENTS, choose

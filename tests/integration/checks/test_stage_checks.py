@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure
 from vane_dagster import checks
 
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])

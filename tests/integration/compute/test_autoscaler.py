@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import read_stage, write_source
-from pools_process import Process
-from test_compute_ray import free_port, head
 
 import vane_dagster
+from support.data import read_stage, write_source
+from support.heads import free_port, head
+from support.pools_process import Process
 
 HEAD_ID = "f" * 51 + "00000"
 ONE = {"resources": {"accelerator": 1}}

@@ -9,11 +9,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from conftest import metadata, read_stage, write_source
-from edits import Project
-from test_pools import clear
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.edits import Project
+from support.results import metadata
+from support.warm_pools import clear
 from vane_dagster.compute.api import Backend
 from vane_dagster.compute.local_backend import LocalBackend
 

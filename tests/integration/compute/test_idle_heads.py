@@ -16,9 +16,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from click.testing import CliRunner
-from conftest import write_source
 
 import vane_dagster as vd
+from support.data import write_source
 from vane_dagster.cli.main import main
 from vane_dagster.compute import idle_watcher, local_heads
 from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle

@@ -19,11 +19,13 @@ import psutil
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from conftest import failure, metadata, read_stage, write_source
-from pools_process import CLUSTER, Process
-from pools_run import ShortLease
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.pools_process import CLUSTER, Process
+from support.pools_run import ShortLease
+from support.results import failure, metadata
+from support.warm_pools import clear
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import Cancelled
@@ -125,15 +127,6 @@ def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
     yield vd.RayCompute(cluster=cluster)
     cluster.connect()
     clear()
-
-
-def clear() -> None:
-    import ray
-
-    for keeper in keepers().values():
-        for pool in ray.get(keeper.pools.remote()):
-            if pool["identity"] != "io":
-                ray.get(keeper.evict.remote(pool["identity"], True))
 
 
 def partitions(tmp_path: Path, keys: str, count: int = 60) -> None:

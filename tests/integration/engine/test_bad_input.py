@@ -9,9 +9,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.planning.listing import _list_together, list_source
 
 

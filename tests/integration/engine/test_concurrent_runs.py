@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
-from pools_process import Process
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.pools_process import Process
 from vane_dagster.compute.api import Sharer
 from vane_dagster.compute.client import KeeperClient, keepers
 from vane_dagster.compute.local_backend import LocalBackend

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.keys import JoinShape, Side
 from vane_dagster.worker.batch_formats import with_ids

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.planning.definition import stage_definition
 
 TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]

@@ -13,10 +13,11 @@ import boto3
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.compute import versions
 from vane_dagster.engine.preflight import Finding, refuse
 from vane_dagster.errors import PreflightError

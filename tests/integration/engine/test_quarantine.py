@@ -11,11 +11,12 @@ from pathlib import Path
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.quarantine import attach, detach
 from vane_dagster.storage.transient_errors import is_transient, waiting_time

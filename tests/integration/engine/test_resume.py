@@ -12,9 +12,10 @@ from typing import Any
 import dagster as dg
 import duckdb
 import pytest
-from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
 

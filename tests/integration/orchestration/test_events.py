@@ -19,11 +19,12 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from conftest import write_source
 from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
+from support.data import write_source
+from support.paths import TESTS
 from vane_dagster import checks
 from vane_dagster.orchestration import reporting, run
 from vane_dagster.orchestration.run import _on_a_thread
@@ -424,6 +425,7 @@ def test_an_interrupted_run_has_an_event_for_each_manifest(tmp_path):
     run = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -14,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from conftest import column_of, write_source
 
 import vane_dagster as vd
+from support.data import column_of, write_source
 from vane_dagster.storage.gc import Terms, collect
 
 pytestmark = pytest.mark.filterwarnings(

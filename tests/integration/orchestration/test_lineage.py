@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dagster as dg
 import pyarrow as pa
-from conftest import write_source
 
 import vane_dagster as vd
+from support.data import write_source
 
 
 def chunks(batch: pa.Table) -> pa.Table:

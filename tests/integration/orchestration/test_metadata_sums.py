@@ -12,9 +12,10 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.paths import REPOSITORY
 from vane_dagster import testing
 from vane_dagster.engine.accounting import Counts
 from vane_dagster.events import Progress, StageStats, WorkerReady
@@ -249,7 +250,7 @@ def test_every_entry_is_documented(run, source):
         testing.CallFault("two", "disconnect", ids=[1001], times=1),
     ):
         entries = {name for found in run(made).found.values() for name in found}
-    documented = (Path(__file__).parents[1] / "docs" / "metadata.md").read_text()
+    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
     assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
     assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")

@@ -8,11 +8,12 @@ import time
 import dagster as dg
 import pyarrow.compute as pc
 import pytest
-from conftest import failure, read_stage, write_source
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure
 from vane_dagster.engine.check_runner import Judge
 from vane_dagster.events import Committed
 from vane_dagster.orchestration.run import run_pipeline

@@ -18,11 +18,11 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure
 from moto.server import ThreadedMotoServer
 from pydantic import BaseModel, SecretStr
 
 import vane_dagster as vd
+from support.results import failure
 from vane_dagster._secrets import errors_masked, keep_options, masked, url_parts
 from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.storage.filesystem import Location

@@ -10,11 +10,11 @@ from typing import Any
 import dagster as dg
 import pyarrow.compute as pc
 import pytest
-from conftest import write_source
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
+from support.data import write_source
 
 # Dagster says so of itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `include_sources`")

@@ -10,9 +10,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, write_source
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.asset_writer import AssetRun, write_asset
 from vane_dagster.storage.gc import Terms, collect

@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 import pytest
-from conftest import failure, metadata, read_stage, write_source
-from llm_server import KEY, Server, serving
 
 import vane_dagster as vd
 from benchmarks.tiny_llm import make
+from support.data import read_stage, write_source
+from support.llm_server import KEY, Server, serving
+from support.results import failure, metadata
 from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import parse_format

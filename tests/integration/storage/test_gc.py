@@ -14,10 +14,11 @@ import fsspec
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
-from conftest import metadata, read_stage, write_source
 from deltalake import DeltaTable
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Collected, Terms, collect

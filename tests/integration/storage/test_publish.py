@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, write_source
 from deltalake import DeltaTable, write_deltalake
 from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.publish.compaction import bundles

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from conftest import write_source
 from fsspec.implementations.local import LocalFileSystem
 
 import vane_dagster as vd
+from support.data import write_source
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from conftest import read_stage, write_source
-
 import vane_dagster as vd
+from support.data import read_stage, write_source
 
 
 @functools.lru_cache

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 
 ROWS = 200
 

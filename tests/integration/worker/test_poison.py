@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import failure, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure
 from vane_dagster.storage.transient_errors import is_transient
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.row_errors import user_traceback

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_pool_books import ask, claim, spec
 
+from support.pool_claims import ask, claim, spec
 from vane_dagster.compute.admission import check_can_fit, misfit, pack_waves
 from vane_dagster.compute.api import Capacity, NodeType
 from vane_dagster.compute.autoscaler import _kinds

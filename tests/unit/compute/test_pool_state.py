@@ -8,25 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.pool_claims import ONE, ask, claim, spec
 from vane_dagster.compute.admission import Room, check_can_fit, fits, pack_waves
 from vane_dagster.compute.api import Capacity, Sharer
-from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, Claim, Grant, LeaseRecord
+from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, LeaseRecord
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.protocol import PoolSpec
 
-ONE = {"n1": {"CPU": 4.0, "GPU": 1.0}}
 TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}
-
-
-def claim(identity: str, workers: tuple[int, int] = (1, 1), idle: float = 600, **bundle) -> Claim:
-    return Claim(identity, identity, workers, bundle, 1, idle_seconds=idle)
-
-
-def ask(
-    books: Books, id: str, *claims: Claim, nodes=ONE, now: float = 0.0, priority: int = 0
-) -> Grant | None:
-    record = LeaseRecord(id, f"run-{id}", claims, now, priority=priority)
-    return books.ask(record, nodes, now)
 
 
 def sizes(books: Books) -> dict[str, int]:
@@ -386,10 +374,6 @@ def test_workers_that_reserve_nothing_spread_by_cpus():
     room = Room({"head": {"CPU": 0.0}, "a": {"CPU": 2.0}, "b": {"CPU": 4.0}})
     placed = [room.place({}) for _ in range(6)]
     assert {node: placed.count(node) for node in set(placed)} == {"a": 2, "b": 4}
-
-
-def spec(identity: str, workers: tuple[int, int] = (1, 1), **bundle: float) -> PoolSpec:
-    return PoolSpec(identity, identity.title(), workers, bundle)
 
 
 def test_waves_hold_what_fits_together_and_keep_the_order():

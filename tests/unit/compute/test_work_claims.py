@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_source
 
 import vane_dagster as vd
+from support.data import write_source
 from vane_dagster.compute.api import Sharer, Worker
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.engine import executor

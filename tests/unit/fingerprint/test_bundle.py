@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from support.paths import REPOSITORY
 from vane_dagster.errors import CodeIdentityError, ComputeError
 from vane_dagster.fingerprint.bundle import CodeBundle, activate, load, pack, unpack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.modules import module_folders
 
-REPOSITORY = str(Path(__file__).parents[1])
 DEFS = """
 import helpers
 from pkg.sub import shared
@@ -91,7 +91,7 @@ def work(root: Path, *calls: tuple[CodeBundle, Any, str]) -> Any:
         for b, x, t in calls
     ]
     order = json.dumps({"root": str(root), "calls": encoded})
-    code = WORKER.format(repository=REPOSITORY)
+    code = WORKER.format(repository=str(REPOSITORY))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -164,7 +164,7 @@ def test_definitions_file_loaded_under_a_name_of_its_own(tmp_path: Path, folder:
 def test_script_and_local_functions_travel_by_value(tmp_path: Path, folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(
-        f"import base64, json, sys\nsys.path.insert(0, {REPOSITORY!r})\n"
+        f"import base64, json, sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
         "K = 7\ndef helper(b):\n    import helpers\n    return helpers.double(b) + K\n"
         "class Model:\n    def __call__(self, b):\n        return helper(b)\n"
         "def make(n):\n    return lambda b: helper(b) + n\n"
@@ -190,7 +190,7 @@ def test_script_and_local_functions_travel_by_value(tmp_path: Path, folder: Path
 def test_cached_function_of_a_script_travels_by_value(tmp_path: Path, folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(
-        f"import base64, functools, json, sys\nsys.path.insert(0, {REPOSITORY!r})\n"
+        f"import base64, functools, json, sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
         "@functools.lru_cache(maxsize=8)\ndef load(n):\n    return [n]\n"
         "@functools.lru_cache\ndef sum_to(n):\n    return n + sum_to(n - 1) if n else 0\n"
         "def udf(b):\n"
@@ -285,7 +285,7 @@ def test_racing_processes_see_one_whole_folder(tmp_path: Path) -> None:
     file = tmp_path / "archive"
     file.write_bytes(buffer.getvalue())
     code = (
-        f"import sys, hashlib, time; sys.path.insert(0, {REPOSITORY!r})\n"
+        f"import sys, hashlib, time; sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from pathlib import Path\nfrom vane_dagster.fingerprint.bundle import unpack\n"
         f"data = Path({str(file)!r}).read_bytes()\nsys.stdin.readline()\n"
         f"root = Path({str(tmp_path / 'code')!r})\n"

@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from edits import Project
 
+from support.edits import Project
+from support.paths import REPOSITORY
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, hashing
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.dependencies import Reach
 from vane_dagster.fingerprint.import_effects import Program
 from vane_dagster.fingerprint.modules import Finder
-
-REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture

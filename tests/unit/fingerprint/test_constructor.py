@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edits import Project
 
+from support.edits import Project
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
 

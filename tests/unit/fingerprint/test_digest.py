@@ -3,102 +3,28 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import datetime as dt
-import decimal
-import enum
 import functools
 import os
-import re
 import subprocess
 import sys
 import threading
 import types
-import uuid
-import zoneinfo
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pydantic
 import pytest
 
+from support.paths import REPOSITORY, TESTS
+from support.values import (
+    VALUES,
+    Holder,
+    Options,
+    function,
+)
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.digest import value_digest
-
-
-class Colour(enum.Enum):
-    RED = 1
-    BLUE = 2
-
-
-class Bits(enum.Flag):
-    A = 1
-    B = 2
-
-
-@dataclasses.dataclass
-class Options:
-    size: int = 1
-    names: tuple[str, ...] = ()
-
-
-class Pair(NamedTuple):
-    a: int
-    b: int
-
-
-class Settings(pydantic.BaseModel):
-    rate: float = 0.5
-    inner: dict[str, int] = {}
-
-
-class Text(str):
-    pass
-
-
-def function(x: int) -> int:
-    return x
-
-
-class Holder:
-    @classmethod
-    def make(cls) -> Holder:
-        return cls()
-
-
-UTC = dt.timezone.utc
-DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
-VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 10**5000, 1.0, -0.0, 0.0, float("nan"), float("inf"), 1j, "", "1",
-    "\ud800", b"1", bytearray(b"1"), ..., Path("a/b"), "a/b", Colour.RED, Colour.BLUE,
-    Bits.A | Bits.B, Bits.A, dt.date(2026, 1, 2), DAY, DAY.replace(tzinfo=UTC),
-    DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), DAY.replace(fold=1), dt.time(1),
-    dt.timedelta(1), decimal.Decimal("1.0"), decimal.Decimal("1.00"), uuid.UUID(int=1),
-    [1, 2], [2, 1], (1, 2), {1, 2}, frozenset({1, 2}), [[1], 2], [[1, 2]], [], (), {}, set(),
-    {"a": 1}, {"a": 2}, {"b": 1}, {1: "a"}, collections.OrderedDict(a=1),
-    collections.defaultdict(list, a=1), collections.Counter("a"), collections.deque([1, 2]),
-    types.MappingProxyType({"a": 1}), types.SimpleNamespace(a=1), range(3), range(0, 3, 2),
-    slice(3), slice(0, 3), re.compile("a"), re.compile("a", re.I), re.compile(b"a"),
-    Options(), Options(2), Options(names=("a",)), Pair(1, 2), Settings(), Settings(rate=0.6),
-    Settings(inner={"a": 1}), Text("1"), np.int64(1), np.float32(1), np.float64(1), np.str_("1"),
-    np.dtype("f4"), np.dtype(">f4"), np.dtype([("a", "i4")]), np.arange(3), np.arange(3.0),
-    np.arange(4).reshape(2, 2), np.arange(4), np.array(["a", None], dtype=object), np.add,
-    np.datetime64("2026-01-01"), pa.int64(), pa.list_(pa.float32(), 3), pa.field("a", pa.int64()),
-    pa.field("a", pa.int64(), nullable=False), pa.schema([("a", pa.int64())]),
-    pa.table({"a": [1, 2]}), pa.table({"a": [1, None]}), pa.table({"b": [1, 2]}),
-    pa.array([1, 2]), pa.array(["a"]), pa.array([[1], []]), pa.scalar(1), pa.scalar(1.0),
-    pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [1.0, 2]}), pd.DataFrame({"a": ["x", None]}),
-    pd.DataFrame({"a": [1, 2]}, index=[1, 2]), pd.Series([1, 2]), pd.Series([1, 2], name="a"),
-    pd.Index([1, 2], name="b"), pd.Timestamp("2026-01-01"), pd.Timestamp("2026-01-01", tz="UTC"),
-    pd.Timedelta("1D"), pd.NA, pd.NaT, pd.MultiIndex.from_tuples([(1, "a")]),
-    function, Options, Holder.make, functools.partial(function, 1),
-    functools.partial(function, x=1), int, len, "".join, "x".join, str.upper, dict.fromkeys,
-    re, np, np.mean, np.float32, functools.lru_cache(function),
-    functools.lru_cache(Holder.make.__func__),
-]  # fmt: skip
 
 
 def test_no_two_values_share_a_digest() -> None:
@@ -111,12 +37,12 @@ def test_no_two_values_share_a_digest() -> None:
 
 def test_digests_are_the_same_in_another_process_and_order() -> None:
     here = [value_digest(value) for value in VALUES]
-    folder = Path(__file__).parent
     code = (
-        f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n"
-        "import test_value_digest as t\n"
-        "for value in t.VALUES: print(t.value_digest(value))\n"
-        "print(t.value_digest({'a', 'b', 'c', 1, None}), t.value_digest({'b': 1, 'a': 2}))\n"
+        f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(REPOSITORY)!r}]\n"
+        "from support.values import VALUES\n"
+        "from vane_dagster.fingerprint.digest import value_digest\n"
+        "for value in VALUES: print(value_digest(value))\n"
+        "print(value_digest({'a', 'b', 'c', 1, None}), value_digest({'b': 1, 'a': 2}))\n"
     )
     outputs = set()
     for seed in ("1", "2"):
@@ -213,7 +139,7 @@ def test_unreadable_file_is_named() -> None:
 def test_torch_values_when_torch_is_there() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "import torch\nfrom vane_dagster.fingerprint.digest import value_digest as d\n"
         "found = [d(v) for v in (torch.float16, torch.float32, torch.device('cpu'),"
         " torch.arange(3), torch.arange(3.0), torch.tensor(1), torch.ones(2, 2).T)]\n"
@@ -235,7 +161,7 @@ def test_class_of_the_user_counts_with_its_code(tmp_path: Path) -> None:
             f"    def scaled(self):\n        return self.size * {factor}\n"
         )
         code = (
-            f"import sys; sys.path[:0] = [{str(folder)!r}, {str(Path(__file__).parents[1])!r}]\n"
+            f"import sys; sys.path[:0] = [{str(folder)!r}, {str(REPOSITORY)!r}]\n"
             "from vane_dagster.fingerprint.digest import value_digest as d\n"
             "import options_of_user as o\nprint(d({'options': o.Options()}))\n"
         )

@@ -1,6 +1,6 @@
 """Every edit that can change a result changes the identity; the needless changes are counted.
 
-The edits stand in the modules ``edits_*``, by what they have in common.
+The edits stand in the modules ``support.edits_*``, by what they have in common.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edits import Edit, Project
+
+from support.edits import Edit, Project
+from support.paths import SUPPORT
 
 EDITS: list[Edit] = [
     edit
-    for path in sorted(Path(__file__).parent.glob("edits_*.py"))
-    for edit in importlib.import_module(path.stem).EDITS
+    for path in sorted(SUPPORT.glob("edits_*.py"))
+    for edit in importlib.import_module(f"support.{path.stem}").EDITS
 ]
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from conftest import write_source
 
 import vane_dagster as vd
+from support.data import write_source
 from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,

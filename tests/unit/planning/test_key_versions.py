@@ -11,14 +11,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import frozen_keys
-import frozen_pipeline as frozen
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_plan import double, keys, missing, plan, settle, source, triple
 
+import frozen_keys
+import frozen_pipeline as frozen
 import vane_dagster as vd
+from support.paths import TESTS
+from support.plans import double, keys, missing, plan, settle, source, triple
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
@@ -43,7 +44,7 @@ from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store, read_part_info
 
-STORE = Path(__file__).parent / "data" / "store.tar.gz"
+STORE = TESTS / "data" / "store.tar.gz"
 RECOMPUTED = {"lengths", "unnamed"}
 """Of the former store: code without `version=`, and lists whose names were not keyed."""
 

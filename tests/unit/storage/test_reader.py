@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from conftest import column_of, write_source
 
 import vane_dagster as vd
+from support.data import column_of, write_source
 from vane_dagster._home import default_root
 from vane_dagster.storage.asset_writer import AssetRun, write_asset
 from vane_dagster.storage.dataframes import batches

@@ -21,19 +21,20 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from conftest import metadata, write_source
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import write_source
+from support.manifests import manifest, part
+from support.paths import TESTS
+from support.results import metadata
 from vane_dagster.engine.committer import Commit, Committer, WithheldError, check_unique
 from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
 from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
-    FileRecord,
-    FragmentRecord,
     Manifest,
     ManifestName,
     PartInfo,
@@ -58,35 +59,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 @pytest.fixture
 def store(root: Location) -> Store:
     return Store(root)
-
-
-def part(
-    folder: Location, ids: Sequence[Any] = (1,), key: str = "a" * 40, **given: Any
-) -> PartInfo:
-    return write_part(pa.table({"id": ids}), PartTarget(folder, key, "id", **given))
-
-
-def manifest(
-    parts: Sequence[PartInfo] = (), partition: str | None = "p", stage: str = "s", plan: str = "0"
-) -> Manifest:
-    return Manifest(
-        pipeline="docs",
-        stage=stage,
-        partition=partition,
-        generation=0,
-        plan=plan * 32,
-        definition="d",
-        schema=pa.schema([("id", pa.int64())]),
-        fragments=[
-            FragmentRecord(f"file:///f{i}", 0, info.rows, "f", 10) for i, info in enumerate(parts)
-        ],
-        parts=list(parts),
-        files=[FileRecord("file:///f0", 10, "1")],
-        upstream={"above": "name"},
-        run_id="run",
-        committed_at=1.5,
-        info={"versions": {"python": "3"}},
-    )
 
 
 # Folders
@@ -139,7 +111,9 @@ def test_a_reader_never_sees_half_a_file(root):
 
 KILLED = """
     import os, sys
-    from test_store import Location, Store, manifest, part
+    from support.manifests import manifest, part
+    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.store import Store
     store = Store(Location(sys.argv[1]))
     os.replace = lambda *paths: os._exit(9)
     {action}
@@ -151,7 +125,7 @@ KILLED = """
 )
 def test_a_kill_between_write_and_rename_leaves_nothing(tmp_path, action):
     code = textwrap.dedent(KILLED).format(action=action)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-c", code, str(tmp_path)]
     assert subprocess.run(command, env=environment, check=False).returncode == 9
 

@@ -6,9 +6,10 @@ import time
 
 import pyarrow as pa
 import pytest
-from conftest import metadata, read_stage, write_source
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
 from vane_dagster.pipeline.specs import AUTO
 from vane_dagster.worker.batch_size import BatchSize
 

@@ -20,8 +20,8 @@ import cloudpickle
 import numpy
 import pyarrow as pa
 import pytest
-from edits import Project
 
+from support.edits import Project
 from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import CodeBundle, activate, discard, pack, unpack
 from vane_dagster.fingerprint.code import code_identity

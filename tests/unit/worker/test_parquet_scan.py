@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import failure, metadata, read_stage, write_source
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
 from vane_dagster.planning.fragments import FragmentRule, plain_schema, read_footers
 from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.source_files import listed_file

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import read_stage, write_source
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
 from vane_dagster.engine.fragment_state import Node
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from conftest import metadata, read_stage, write_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
 from vane_dagster.pipeline.keys import JoinShape, Side
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.types.schema import parse_schema

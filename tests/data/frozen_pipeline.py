@@ -1,6 +1,6 @@
 """A small pipeline of every stage kind, of which a store and its keys are kept in the tests.
 
-Whatever is edited here changes the keys that `test_durable.py` pins, and asks for a new store.
+Whatever is edited here changes the keys that `test_key_versions.py` pins, and asks for a new store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys as they are in stores. `test_durable.py` says what to do where they change."""
+"""Keys as they are in stores. `test_key_versions.py` says what to do where they change."""
 
 STAGES = {
     "fragments": ["559d6ebd67e9fce62d84edd2968015d9"],
