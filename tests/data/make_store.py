@@ -1,7 +1,8 @@
 """Makes `store.tar.gz`: a store that a release has written, and what else that run left.
 
 ``python tests/data/make_store.py`` with the release's code, from a checkout of it that has this
-file, `frozen_pipeline.py` and `tests/support`. The stored paths of the folder are replaced by ``@FOLDER@``.
+file, `frozen_pipeline.py` and `tests/support`. The stored paths of the folder are replaced by
+``@FOLDER@``.
 """
 
 from __future__ import annotations
