@@ -13,9 +13,11 @@ import dagster as dg
 import hypothesis
 import pytest
 
-import vane_dagster as vd
-from support.paths import TESTS
-from support.results import Run
+pytest.register_assert_rewrite("support")
+
+import vane_dagster as vd  # noqa: E402
+from support.paths import TESTS  # noqa: E402
+from support.results import Run  # noqa: E402
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 

@@ -1,152 +1,25 @@
-"""The examples, each run as its reader would run it: twice, by its file name."""
+"""The examples, each run as its reader would run it: twice, by its file name.
+
+Those that load a model are in `test_model_examples.py`.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.tiny_llm import make, teach
-from support.llm_server import KEY, Server, serving
-from support.paths import REPOSITORY
-
-EXAMPLES = REPOSITORY / "examples"
-
-# What an example prints besides its counts, as a pattern over the whole output.
-PRINTED = {
-    "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
-    "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
-    "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
-    r"tuesday: rated/drift_stars WARN: .* 'monday' .*tuesday: rated/golden passed",
-    "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
-    r"found in radio-1 of radio: Turn the left knob",
-    "classify_labels": r"golden passed.*no_label_takes_all passed.*question +Do you deliver to",
-    "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
-    "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
-    r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
-    "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
-    r"set aside, id 2: The answer is no JSON.*cost 0\.0",
-    "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
-    "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
-    r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
-    "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"
-    r"reproducible failed: \d+ of 20 rows .* ids \d+.*id \d+: euros is stored as \d+\.\d+, now",
-    "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
-    "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
-    "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",
-    "test_my_pipeline": r"rated computed.*3 passed",
-    "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
-    "two_prompts_one_engine": r"(content|neutral|angry) +After two weeks the handle broke.* -> ",
-    "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
-}
-ON_VLLM = ("summarise_vllm", "two_prompts_one_engine")
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
-needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
-
-
-def example(name: str) -> Any:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows the right answers of two examples, and two wrong ones."""
-    comments, offers = example("classify_labels"), example("extract_fields")
-    lessons = [
-        [*comments.labelled.spec.recipe.template.messages({"text": text}), said(label)]
-        for text, label in zip(comments.TEXTS, ["praise", "complaint", "question"] * 2)
-    ]
-    recipe = offers.read.spec.recipe
-    wrong = ['{"item": "piano", "euros": "600, and you carry it"}', "A cat is not for sale."]
-    answers = [
-        ['{"item": "bicycle", "euros": 120, "condition": "used"}'],
-        ['{"item": "desk lamp", "euros": 45, "condition": "new"}'],
-        [wrong[0], '{"item": "piano", "euros": 600, "condition": "used"}'],
-        [wrong[1], wrong[1]],
-    ]
-    for text, (first, *second) in zip(offers.TEXTS, answers):
-        lesson = [*recipe.template.messages({"text": text}), said(first)]
-        lessons.append(lesson)
-        if second:
-            told = f"{recipe.format.problem(first)}. Answer again, with nothing else."
-            lessons.append([*lesson, {"role": "user", "content": told}, said(*second)])
-    texts = [message["content"] for lesson in lessons for message in lesson]
-    folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)
-    teach(folder, lessons)
-    return folder
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
-
-
-@pytest.fixture(scope="module")
-def environment(
-    tmp_path_factory: pytest.TempPathFactory, model: Path, endpoint: tuple[Server, str]
-) -> Iterator[dict[str, str]]:
-    """One cluster and one folder of data for all examples, apart from the reader's own."""
-    with tempfile.TemporaryDirectory(prefix="vx-", dir="/tmp") as home:
-        variables = {
-            **os.environ,
-            "VANE_DAGSTER_HOME": home,
-            "VANE_EXAMPLES": str(tmp_path_factory.mktemp("examples")),
-            "VANE_EXAMPLES_MODEL": str(model),
-            "OPENAI_BASE_URL": endpoint[1],
-            "OPENAI_API_KEY": KEY,
-            "VLLM_CPU_CI_ENV": "1",  # compiles little
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DAGSTER_DISABLE_TELEMETRY": "1",
-        }
-        try:
-            yield variables
-        finally:
-            stop = "from vane_dagster.compute.local_head import LocalHead; LocalHead().stop()"
-            subprocess.run([sys.executable, "-c", stop], env=variables, check=True)
-
-
-def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
-    """What an example printed, and the numbers of fragments that its stages computed."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout, [int(n) for n in re.findall(r"computed: (\d+)", done.stdout)]
-
-
-def pools(environment: Mapping[str, str]) -> set[str]:
-    """Identities of the warm models of the cluster."""
-    code = "from vane_dagster.cli.main import main; main()"
-    asked = [sys.executable, "-c", code, "pools", "--json"]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120)
-    return {pool["identity"] for pool in json.loads(done.stdout)} if done.returncode == 0 else set()
+from support.example_runs import (  # noqa: F401  # fixtures
+    EXAMPLES,
+    ON_MODELS,
+    PRINTED,
+    endpoint,
+    environment,
+    run,
+    runs_twice,
+)
+from support.llm_server import KEY, Server
 
 
 def test_every_example_is_run_here_and_listed() -> None:
@@ -156,36 +29,9 @@ def test_every_example_is_run_here_and_listed() -> None:
     assert sorted(listed) == sorted(PRINTED)
 
 
-@pytest.mark.parametrize("name", sorted(PRINTED))
+@pytest.mark.parametrize("name", sorted(PRINTED.keys() - set(ON_MODELS)))
 def test_example(name: str, environment: dict[str, str]) -> None:
-    if name in ON_VLLM and not HAS_VLLM:
-        pytest.skip("vllm is not installed")
-    before = pools(environment) if name in ON_VLLM else set()
-    printed, computed = run(name, environment)
-    assert re.search(PRINTED[name], printed, re.DOTALL), printed
-    assert computed, printed
-    assert set(computed) == {1}, printed
-    if name in ON_VLLM:
-        loaded = pools(environment) - before - {"io"}
-        assert len(loaded) == 1, "one engine for the stages of all partitions"
-    if name in WROTE:
-        WROTE[name](Path(environment["VANE_EXAMPLES"]))
-
-    again, nothing = run(name, environment)
-    assert re.search(PRINTED[name], again, re.DOTALL), again
-    assert nothing == [0] * len(computed), again
-
-
-@needs_vllm
-def test_fields_are_read_by_vllm_too(environment: dict[str, str]) -> None:
-    _, computed = run("extract_fields", {**environment, "VANE_EXAMPLES_PROVIDER": "vllm"})
-    assert set(computed) == {1}
-    rows = offers(Path(environment["VANE_EXAMPLES"]))
-    assert rows[:2] == OFFERS[:2]
-    for row in rows:
-        assert len(row["item"]) <= 40
-        assert 100 <= row["cents"] <= 10_000_000
-        assert row["condition"] in ("new", "used")
+    runs_twice(name, environment)
 
 
 def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
@@ -200,66 +46,3 @@ def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
-
-
-# What examples wrote
-
-OFFERS = [
-    {"id": 0, "item": "bicycle", "condition": "used", "cents": 12_000},
-    {"id": 1, "item": "desk lamp", "condition": "new", "cents": 4_500},
-    {"id": 2, "item": "piano", "condition": "used", "cents": 60_000},
-]
-
-
-def offers(root: Path) -> list[dict[str, Any]]:
-    table = pq.read_table(root / "offers" / "out")
-    kinds = {"id": pa.int64(), "item": pa.string(), "condition": pa.string(), "cents": pa.int64()}
-    assert dict(zip(table.column_names, table.schema.types)) == kinds
-    return table.to_pylist()
-
-
-def has_offers(root: Path) -> None:
-    assert offers(root) == OFFERS
-
-
-def has_labels(root: Path) -> None:
-    table = pq.read_table(root / "comments" / "out")
-    assert table.column_names == ["id", "text", "label"]
-    assert table["label"].to_pylist() == ["praise", "complaint", "question"] * 2
-
-
-def has_slogans(root: Path) -> None:
-    table = pq.read_table(root / "products" / "out")
-    assert table.column_names == ["id", "name", "slogan", "slogan_usage"]
-    asked = [f"Write a slogan for {name}." for name in table["name"].to_pylist()]
-    assert table["slogan"].to_pylist() == [f"echo: {prompt}" for prompt in asked]
-    used = table["slogan_usage"].to_pylist()
-    assert [u["prompt_tokens"] for u in used] == [len(prompt.split()) for prompt in asked]
-
-
-def has_summaries(root: Path) -> None:
-    for day in ("2026-03-02", "2026-03-03"):
-        table = pq.read_table(root / "reports" / "out" / day)
-        assert table.column_names == ["id", "text", "summary", "summary_usage"]
-        assert table.num_rows == 3
-        assert table["summary"].type == pa.string()
-        used = table["summary_usage"].to_pylist()
-        assert all(u["prompt_tokens"] > 128 and 0 < u["completion_tokens"] <= 48 for u in used)
-        assert max(u["cached_tokens"] for u in used) >= 128
-
-
-def has_replies(root: Path) -> None:
-    table = pq.read_table(root / "letters" / "out")
-    assert table.column_names == ["id", "text", "reply", "mood"]
-    assert table["id"].to_pylist() == [0, 1, 2]
-    assert set(table["mood"].to_pylist()) <= {"content", "neutral", "angry"}
-    assert table["reply"].null_count == 0
-
-
-WROTE: dict[str, Callable[[Path], None]] = {
-    "api_rate_limits": has_slogans,
-    "classify_labels": has_labels,
-    "extract_fields": has_offers,
-    "summarise_vllm": has_summaries,
-    "two_prompts_one_engine": has_replies,
-}

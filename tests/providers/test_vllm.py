@@ -21,7 +21,6 @@ import vane_dagster as vd
 from support.results import failure
 from support.tiny_answers import greedy
 from support.vllm_stages import (
-    ENGINE,
     TEXTS,
     adapter,
     answers,
@@ -37,8 +36,7 @@ from support.vllm_stages import (
 )
 from vane_dagster.compute.client import keepers
 from vane_dagster.providers import guard
-from vane_dagster.providers.vllm import VllmProvider, _Together
-from vane_dagster.providers.vllm_engine import reserved_gpus
+from vane_dagster.providers.vllm import _Together
 
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
 SCHEMA = {
@@ -82,41 +80,6 @@ def described() -> dict[str, Any]:
 
 def worker() -> int:
     return int(described()["pid"])
-
-
-# Without an engine
-
-
-def test_a_missing_vllm_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'vane-dagster\[vllm\]'"):
-        VllmProvider("m")
-
-
-def test_what_changes_no_answer_is_no_part_of_the_key(tmp_path):
-    options = {"lora": {"a": "/a"}, "tensor_parallel_size": 2}
-    ask(docs(tmp_path), tmp_path, "asked", provider_options=options)
-    pipeline = docs(tmp_path)
-    asked = ask(pipeline, tmp_path, "asked", provider_options=options)
-    assert asked.spec.options == {
-        "engine_kwargs": {
-            "dtype": "float32",
-            "max_model_len": 192,
-            "structured_outputs_config": ENGINE["structured_outputs_config"],
-        },
-        "lora": {"a": "/a"},
-    }
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"), [(None, 1), ("", 1), ("-1", 1), ("3", 1), ("0,2", 2), ("GPU-a,GPU-b", 2)]
-)
-def test_a_model_is_spread_over_the_gpus_that_its_worker_holds(visible, count, monkeypatch):
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert reserved_gpus() == count
 
 
 def test_texts_of_one_turn_are_made_tokens_together(tiny):

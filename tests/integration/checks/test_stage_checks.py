@@ -10,25 +10,11 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.embedded import SCHEMA, embed
 from support.results import failure
 from vane_dagster import checks
 
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
-
-
-def embed(batch: pa.Table, empty: str = "") -> pa.Table:
-    """Half of a partition's vectors are zero, where its texts say so."""
-    zero = ["zero" in text for text in batch["text"].to_pylist()]
-    vectors = [
-        [0.0, 0.0] if z else [1.0, float(len(t))] for z, t in zip(zero, batch["text"].to_pylist())
-    ]
-    texts = [
-        None if "null" in t else empty if "blank" in t else t for t in batch["text"].to_pylist()
-    ]
-    return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 2)), "label": texts})
-
-
-SCHEMA = {"vector": "FLOAT[2]", "label": "VARCHAR"}
 
 
 def source(tmp_path, key: str, texts: list[str]) -> None:
@@ -212,11 +198,6 @@ def test_what_is_selected_alone_is_blocked_too(tmp_path, runs):
     assert runs(tolerant, "a", selection=[tolerant["labels"].key]).success
 
 
-def test_a_check_that_blocks_is_an_error(tmp_path):
-    assert checks.NullRate().severity == "WARN"
-    assert checks.NullRate(blocking=True).severity == "ERROR"
-
-
 def test_a_blocking_check_of_the_last_stage_fails_the_step(tmp_path, runs):
     source(tmp_path, "a", ["zero"])
     result = runs(pipeline(tmp_path, [checks.Vectors(blocking=True)], below=False), "a")
@@ -297,16 +278,6 @@ def test_unpartitioned_stages_have_unpartitioned_evaluations(tmp_path, runs):
     found = evaluations(runs(pipeline(tmp_path, partitioned=False)), runs.instance)
     assert {partition for _, _, partition in found} == {None}
     assert all(evaluation.passed for evaluation in found.values())
-
-
-def test_wrong_checks_are_refused_where_they_are_written():
-    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match="is no check"):
-        docs.map_batches("v", embed, schema=SCHEMA, checks=["null_rate"])
-    with pytest.raises(vd.DefinitionError, match="'docs/v'"):
-        docs.map_batches("v", embed, schema=SCHEMA, checks=[checks.Vectors(columns=["label"])])
-    with pytest.raises(vd.DefinitionError, match="turns off no check"):
-        docs.project("v", ["text"], checks=[checks.Off("vectors")])
 
 
 def counted(instance, key: dg.AssetCheckKey) -> dict[str, set[str]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pwd
 import signal
 import subprocess
 import sys
@@ -12,10 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from click.testing import CliRunner, Result
 
-from vane_dagster.cli import cluster, pools
 from vane_dagster.cli.main import main
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import MARK
@@ -31,65 +27,6 @@ def test_the_package_runs_as_a_module(module: str, tmp_path: Path) -> None:
     wrong = subprocess.run([*command[:3], "nonsense"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 2
     assert "No such command 'nonsense'" in wrong.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ("pools --json --name absent", 1, "'absent' is not running"),
-        ("pools --json --address 127.0.0.1:1", 1, "'127.0.0.1:1'"),
-        ("pools --json --name a --address b:1", 2, "not both"),
-        ("pools --json --wrong", 2, "No such option"),
-        ("pools --json evict x", 2, "--json is for the list, not for evict"),
-        ("cluster list --json --wrong", 2, "No such option"),
-        ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
-        ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
-        ("trace docs/x --json --id 1 --storage-options {", 2, "not JSON"),
-        ("trace docs/x --json", 2, "Missing option '--id'"),
-    ],
-)
-def test_errors_are_json_where_it_was_asked_for(arguments: str, code: int, words: str) -> None:
-    done = CliRunner().invoke(main, arguments.split())
-    assert done.exit_code == code
-    assert words in json.loads(done.stdout)["error"]
-    assert words in done.stderr
-    plain = CliRunner().invoke(main, arguments.replace(" --json", "").split())
-    assert plain.stdout == ""
-
-
-def test_an_error_of_the_system_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied() -> None:
-        raise PermissionError(13, "Permission denied", "/state")
-
-    monkeypatch.setattr(cluster, "running_heads", denied)
-    done = CliRunner().invoke(main, ["cluster", "list", "--json"])
-    assert done.exit_code == 1
-    assert done.stderr == "Error: [Errno 13] Permission denied: '/state'\n"
-    assert "Permission denied" in json.loads(done.stdout)["error"]
-
-
-class SilentKeeper:
-    """A keeper whose process has died."""
-
-    class pools:
-        @staticmethod
-        def remote() -> None:
-            raise ray.exceptions.RayActorError
-
-
-def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
-    listed = CliRunner().invoke(main, ["pools", "--json"])
-    assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
-    assert listed.stderr.startswith("keeper-1 does not answer: ")
-    for command in (["pools"], ["pools", "evict", "--all"]):
-        done = CliRunner().invoke(main, command)
-        assert (done.exit_code, done.stdout) == (1, "")
-
-
-def test_an_empty_name_is_not_the_default_head() -> None:
-    done = CliRunner().invoke(main, ["pools", "--name", ""])
-    assert "The local cluster '' is not running" in done.stderr
 
 
 class RefusedHead:
@@ -155,19 +92,3 @@ def test_a_head_whose_folder_was_removed_is_stopped(refused: RefusedHead) -> Non
     assert (stopped.exit_code, refused.process.wait(5)) == (0, -signal.SIGTERM)
     assert "leftover processes of it were ended" in stopped.stdout
     assert "nothing to stop" in refused.command("stop", "--name", "refused").stdout
-
-
-@pytest.mark.parametrize("command", ["list", "status", "stop"])
-def test_a_user_without_a_home_directory_is_an_error(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    for name in ("HOME", "VANE_DAGSTER_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    done = CliRunner().invoke(main, ["cluster", command])
-    assert done.exit_code == 1
-    assert "has no home directory" in done.stderr
-    assert "Set VANE_DAGSTER_HOME to" in done.stderr

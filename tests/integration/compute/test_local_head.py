@@ -688,18 +688,6 @@ def test_identity_differs_by_name_home_and_environment(
     assert len({folder for folder, _ in places}) == len({temp for _, temp in places}) == 5
 
 
-def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("VANE_DAGSTER_HOME", raising=False)
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    assert LocalHead().folder.parent == tmp_path / ".local/state/vane_dagster"
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert LocalHead().folder.parent == tmp_path / "state/vane_dagster"
-    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "own"))
-    assert LocalHead().folder.parent == tmp_path / "own"
-    assert LocalHead(home=tmp_path / "told").folder.parent == tmp_path / "told"
-
-
 def test_a_state_folder_that_cannot_be_created_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     local = LocalHead(home=tmp_path / "file" / "state")

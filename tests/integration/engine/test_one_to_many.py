@@ -6,28 +6,9 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
+from support.data import read_stage
 from support.results import failure, metadata
-from vane_dagster.planning.definition import stage_definition
-
-TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
-
-
-def split(batch: pa.Table) -> pa.Table:
-    """A row for each word, with an id of its own."""
-    rows = [
-        (f"{id}/{n}", id, word)
-        for id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist())
-        for n, word in enumerate(text.split())
-    ]
-    ids, parents, words = zip(*rows) if rows else ((), (), ())
-    return pa.table(
-        {
-            "word_id": pa.array(ids, pa.string()),
-            "id": pa.array(parents, batch["id"].type),
-            "word": pa.array(words, pa.string()),
-        }
-    )
+from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
 
 
 def split_unnumbered(batch: pa.Table) -> pa.Table:
@@ -69,31 +50,8 @@ def reversed_upper(batch: pa.Table) -> pa.Table:
     )
 
 
-SCHEMA = {"word_id": "VARCHAR", "id": "BIGINT", "word": "VARCHAR"}
-
-
-def pipeline(tmp_path, **kwargs) -> vd.Pipeline:
-    write_source(
-        tmp_path / "source",
-        {"id": pa.array(range(len(TEXTS)), pa.int64()), "text": TEXTS},
-        row_group_size=2,
-    )
-    return vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=2, **kwargs
-    )
-
-
 def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
-
-
-def rows(table: pa.Table, *names: str) -> list[tuple]:
-    return list(zip(*(table[name].to_pylist() for name in names)))
-
-
-def words(docs: vd.Pipeline, **kwargs) -> vd.Stage:
-    given = {"cardinality": "zero_to_many", "id": "word_id", "schema": SCHEMA, **kwargs}
-    return docs.map_batches("words", given.pop("fn", split), **given)
 
 
 def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, compute, materialize):
@@ -182,9 +140,6 @@ def fails_for(column: str, *values: str, then):
     return fn
 
 
-ASIDE = {"on_error": "quarantine", "max_error_rate": 1.0}
-
-
 def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, compute, materialize):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
@@ -239,18 +194,6 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, l
     assert table.num_rows == len(expected())
 
 
-def test_keys_of_a_left_join_change_only_where_its_lists_do(tmp_path):
-    def definitions(how, **failures):
-        docs = pipeline(tmp_path)
-        clean = docs.project("clean", ["text"])
-        return stage_definition(
-            docs, docs.join("j", clean, words(clean, **failures), how=how, children="list").spec
-        )
-
-    assert definitions("left") != definitions("left", **ASIDE)
-    assert definitions("inner") == definitions("inner", **ASIDE)
-
-
 def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"], where="id <> 4")
@@ -301,27 +244,3 @@ def test_an_id_in_two_fragments_is_found_when_the_partition_is_complete(
     words(docs_of_one, fn=split_twice)
     told = failure(materialize(docs_of_one, local, raises=False))
     assert "ids 'x' of 'word_id' are in more than one fragment" in told
-
-
-def test_declarations_that_do_not_fit():
-    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match='give its column, as id="chunk_id"'):
-        docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
-    with pytest.raises(vd.DefinitionError, match="the others keep their id"):
-        docs.map_batches("a", split, schema=SCHEMA, id="word_id")
-    with pytest.raises(vd.DefinitionError, match="give the new id a name of its own"):
-        words(docs, id="id")
-    made = words(docs)
-    other = docs.map_batches(
-        "others", split, schema=SCHEMA, cardinality="one_to_many", id="word_id"
-    )
-    clean = docs.project("clean", ["text"])
-    with pytest.raises(vd.DefinitionError, match="say children='rows'"):
-        docs.join("joined", clean, made)
-    with pytest.raises(vd.DefinitionError, match="neither was made from the other"):
-        docs.join("joined", made, other, children="rows")
-    with pytest.raises(vd.DefinitionError, match="name 'words' first"):
-        docs.join("joined", clean, made, children="rows", how="left")
-    with pytest.raises(vd.DefinitionError, match="ids pass through unchanged"):
-        made.project("computed", {"id": "id + 1"})
-    docs.join("joined", clean, made, other, children="list")

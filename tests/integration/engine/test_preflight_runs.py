@@ -19,8 +19,6 @@ import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.compute import versions
-from vane_dagster.engine.preflight import Finding, refuse
-from vane_dagster.errors import PreflightError
 
 ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
 
@@ -153,14 +151,6 @@ def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     assert "Contents" not in s3["client"].list_objects_v2(Bucket="there"), "the probe is deleted"
 
 
-def test_one_finding_stands_alone():
-    with pytest.raises(PreflightError) as caught:
-        refuse([Finding("a", "b", "c"), Finding("a", "b", "c")])
-    assert str(caught.value) == "a: b. c"
-    assert caught.value.findings == ("a: b. c",)
-    refuse([])
-
-
 # Models that cannot start
 
 
@@ -193,27 +183,6 @@ def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materi
     assert text.count("Install 'a_second_package_that_nobody_has' where the workers run") == 1
     made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]
     assert sorted(made) == ["clean", "good"]
-
-
-# Versions
-
-
-@pytest.mark.parametrize("name", ["python", "ray", "pyarrow", "code"])
-def test_versions_that_differ_are_named(name):
-    here = versions.installed()
-    assert list(versions.disagreements({"n": here})) == []
-    other = replace(here, **{name: "0.1"})
-    ((node, problem, fix),) = versions.disagreements({"good": here, "bad": other})
-    assert node == "node bad"
-    driver, worker = problem.split("; ")
-    assert getattr(here, name) in driver
-    assert worker.endswith(" 0.1")
-    assert "driver's versions" in fix
-
-
-def test_a_node_that_cannot_run_a_worker_is_named():
-    ((node, problem, _),) = versions.disagreements({"n": "No module named 'vane_dagster'"})
-    assert (node, "No module named 'vane_dagster'" in problem) == ("node n", True)
 
 
 def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import duckdb
 import pytest
 
@@ -18,34 +14,6 @@ from support.data import write_source
 from support.results import failure, metadata
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
-
-SCRIPT = """
-import sys
-import dagster as dg
-import vane_dagster as vd
-from resume_pipeline import make
-
-root = sys.argv[1]
-dg.materialize(
-    [make(root).build_assets()],
-    resources={"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=root + "/store")},
-)
-"""
-
-PIPELINE = """
-import time
-import vane_dagster as vd
-
-class Slow:
-    def __call__(self, batch):
-        time.sleep(0.3)
-        return batch
-
-def make(root):
-    pipeline = vd.Pipeline("slow", source=vd.parquet(root + "/src"), id="id", fragment_rows=10)
-    pipeline.map_batches("slept", Slow, schema={"id": "BIGINT"}, batch_size=10)
-    return pipeline
-"""
 
 
 class Sleeper:
@@ -64,35 +32,6 @@ class Sleeper:
 def noted(batch):
     """Notes when it was called."""
     return {"called": [time.time()] * batch.num_rows}
-
-
-def test_a_killed_run_computes_at_most_what_was_in_flight(tmp_path, monkeypatch, materialize):
-    write_source(tmp_path / "src", {"id": range(200)})
-    (tmp_path / "resume_pipeline.py").write_text(PIPELINE)
-    (tmp_path / "run.py").write_text(SCRIPT)
-    parts = tmp_path / "store" / "slow" / "slept" / "parts" / "~unpartitioned"
-
-    run = subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(tmp_path)])
-    deadline = time.monotonic() + 60
-    while len(list(parts.glob("*.parquet"))) < 5:
-        assert time.monotonic() < deadline, "no parts were written"
-        assert run.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.05)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-
-    kept = len(list(parts.glob("*.parquet")))
-    assert kept < 20
-    assert not (tmp_path / "store" / "slow" / "slept" / "manifests").exists()
-
-    monkeypatch.syspath_prepend(tmp_path)
-    from resume_pipeline import make
-
-    facts = metadata(materialize(make(str(tmp_path)), vd.LocalCompute()), "slept")
-    assert facts["fragments_reused"] == kept
-    assert facts["fragments_computed"] == 20 - kept
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    assert store.dataset("slow/slept").to_table()["id"].to_pylist() == list(range(200))
 
 
 def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, compute, materialize):
@@ -164,44 +103,6 @@ def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, 
 
     assert store.dataset("docs/clean").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
     assert store.dataset("docs/published").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
-
-
-def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
-    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id", group_name="texts")
-    condition = dg.AutomationCondition.eager()
-    policy = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_hour())
-    pipeline.project(
-        "clean",
-        ["id"],
-        description="Clean.",
-        owners=["team:data"],
-        tags={"tier": "gold"},
-        kinds={"duckdb"},
-        metadata={"notebook": "x"},
-        deps=["a_table"],
-        automation_condition=condition,
-        freshness_policy=policy,
-    )
-
-    (spec,) = pipeline.build_assets().specs
-
-    assert spec.key == dg.AssetKey(["docs", "clean"])
-    assert spec.group_name == "texts"
-    assert spec.description == "Clean."
-    assert list(spec.owners) == ["team:data"]
-    assert spec.tags["tier"] == "gold"
-    assert {"duckdb", "project"} <= spec.kinds
-    assert spec.metadata["notebook"] == "x"
-    assert {dep.asset_key.to_user_string() for dep in spec.deps} == {"a_table", "docs/source"}
-    assert spec.automation_condition == condition
-    assert spec.freshness_policy == policy
-    assert spec.code_version
-
-
-def _hour():
-    import datetime
-
-    return datetime.timedelta(hours=1)
 
 
 def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(

@@ -2,123 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 import pytest
-import sqlalchemy
-from dagster._core.storage.event_log import SqlEventLogStorage
-from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
-from support.data import write_source
-from support.paths import TESTS
-from vane_dagster import checks
+from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
 from vane_dagster.orchestration import reporting, run
-from vane_dagster.orchestration.run import _on_a_thread
-from vane_dagster.orchestration.signals import signals_deferred
 
-KEYS = [f"p{number:02}" for number in range(12)]
 STAGES = ("vectors", "labels")
-
-
-def embed(batch: pa.Table) -> pa.Table:
-    texts = batch["text"].to_pylist()
-    vectors = [[0.0 if text == "zero" else 1.0] for text in texts]
-    return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 1)), "label": texts})
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """Instances on both databases. The second one is emptied before the test."""
-    if request.param == "postgres":
-        pytest.importorskip("dagster_postgres", reason="dagster-postgres is not installed")
-        url = os.environ.get("VANE_DAGSTER_TEST_POSTGRES")
-        if not url:
-            pytest.skip("VANE_DAGSTER_TEST_POSTGRES names no database")
-        engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.execute(sqlalchemy.text("DROP SCHEMA public CASCADE"))
-            connection.execute(sqlalchemy.text("CREATE SCHEMA public"))
-        engine.dispose()
-        config = {"storage": {"postgres": {"postgres_url": url}}}
-        (tmp_path / "dagster.yaml").write_text(json.dumps(config))
-    with dg.DagsterInstance.from_config(str(tmp_path)) as opened:
-        yield opened
-
-
-class World:
-    """A pipeline of two stages, its source and its store."""
-
-    def __init__(self, root: Path, compute: Any) -> None:
-        self.root, self.compute = root, compute
-        for key in KEYS:
-            self.source(key, ["one", "two"])
-
-    def source(self, key: str, texts: list[str]) -> None:
-        table = {"id": pa.array(range(len(texts)), pa.int64()), "text": texts}
-        write_source(self.root / "source" / key, table)
-
-    def pipeline(self, fn: Any = embed, partitioned: bool = True, **given: Any) -> vd.Pipeline:
-        docs = vd.Pipeline(
-            "docs",
-            source=vd.parquet(
-                str(self.root / "source" / ("{partition_key}" if partitioned else "p00"))
-            ),
-            id="id",
-            partitions_def=dg.StaticPartitionsDefinition(KEYS) if partitioned else None,
-            **given,
-        )
-        schema = {"vector": "FLOAT[1]", "label": "VARCHAR"}
-        vectors = docs.map_batches(
-            "vectors", fn, schema=schema, checks=[checks.Vectors(blocking=True)]
-        )
-        vectors.project("labels", ["label"])
-        return docs
-
-    def run(
-        self, instance: dg.DagsterInstance, *keys: str, assets: Any = None, **given: Any
-    ) -> dg.ExecuteInProcessResult:
-        tags = {}
-        if len(keys) > 1:
-            edges = {"start": keys[0], "end": keys[-1]}
-            tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
-        return dg.materialize(
-            assets or [self.pipeline().build_assets()],
-            instance=instance,
-            partition_key=keys[0] if len(keys) == 1 else None,
-            tags=tags,
-            resources={
-                "compute": self.compute,
-                "store": vd.FragmentStore(root=str(self.root / "store")),
-            },
-            raise_on_error=False,
-            **given,
-        )
-
-
-@pytest.fixture
-def world(tmp_path: Path, local: Any) -> World:
-    return World(tmp_path, local)
-
-
-@pytest.fixture
-def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All events of a run in one group, however slow the machine is."""
-    monkeypatch.setattr(reporting, "_SECONDS", 600.0)
-    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
 
 
 def materializations(
@@ -154,51 +51,6 @@ def statuses(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, s
         for status, subset in state.subsets.items()
         if not subset.is_empty
     }
-
-
-def test_connections_and_look_ups_do_not_grow_with_partitions(
-    world, instance, one_group, monkeypatch
-):
-    assert world.run(instance, *KEYS).success
-    look_up = SqlEventLogStorage.get_latest_storage_id_by_partition
-    looked_up: Counter[str] = Counter()
-    monkeypatch.setattr(
-        SqlEventLogStorage,
-        "get_latest_storage_id_by_partition",
-        lambda self, key, *rest, **more: (
-            looked_up.update([key.path[-1]]) or look_up(self, key, *rest, **more)
-        ),
-    )
-
-    count: Counter[str] = Counter()
-    flush = reporting.RunReport.flush
-
-    def counted(report: reporting.RunReport) -> None:
-        """Without the connections by which Dagster stores what it has planned."""
-
-        def connected(*given: Any) -> None:
-            count["connections"] += 1
-
-        sqlalchemy.event.listen(Engine, "engine_connect", connected)
-        try:
-            flush(report)
-        finally:
-            sqlalchemy.event.remove(Engine, "engine_connect", connected)
-
-    monkeypatch.setattr(reporting.RunReport, "flush", counted)
-
-    def connections(*keys: str) -> int:
-        """Connections of a run that reports what an earlier one has made."""
-        count.clear()
-        assert world.run(instance, *keys).success
-        return count["connections"]
-
-    few = connections(*KEYS[:2])
-    assert looked_up == {"vectors": 1, "labels": 1}
-    looked_up.clear()
-    many = connections(*KEYS)
-    assert looked_up == {"vectors": 1, "labels": 1}
-    assert many == few < 10
 
 
 def test_a_group_has_the_columns_once_in_the_latest_event(world, instance, one_group):
@@ -385,28 +237,6 @@ def test_a_second_attempt_repeats_no_evaluation(world, instance, tmp_path):
     assert statuses(instance, key) == {"SUCCEEDED": {"p00", "p01"}}
 
 
-def test_a_group_on_sqlite_is_written_whole_or_not_at_all(world, tmp_path, monkeypatch):
-    """So that a killed run has no evaluation without its materialization."""
-    store_event = SqlEventLogStorage.store_asset_check_event
-
-    def failing(self: Any, event: Any, id: Any) -> None:
-        if event.dagster_event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            raise OSError("the disk is full")
-        store_event(self, event, id)
-
-    monkeypatch.setattr(SqlEventLogStorage, "store_asset_check_event", failing)
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        result = world.run(instance, *KEYS[:2])
-        assert not result.success
-        assert not instance.fetch_materializations(dg.AssetKey(["docs", "vectors"]), 1).records
-        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-        assert not instance.all_logs(result.run_id, of_type=kind)
-    (index,) = tmp_path.glob("**/index.db")
-    with sqlite3.connect(index) as connection:
-        query = "SELECT count(*) FROM asset_event_tags"
-        assert connection.execute(query).fetchone() == (0,)
-
-
 def embed_slowly(batch: pa.Table) -> pa.Table:
     time.sleep(0.05)
     return embed(batch)
@@ -417,108 +247,3 @@ def run_of_a_process(root: Path) -> None:
     world = World(root, vd.LocalCompute(num_cpus=2))
     with dg.DagsterInstance.from_config(str(root)) as instance:
         world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])
-
-
-def test_an_interrupted_run_has_an_event_for_each_manifest(tmp_path):
-    (tmp_path / "dagster.yaml").touch()
-    code = f"import test_events as t; t.run_of_a_process(t.Path({str(tmp_path)!r}))"
-    run = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def in_force() -> set[tuple[str, str]]:
-        found = (tmp_path / "store" / "docs").glob("*/manifests/*/*.json")
-        return {(path.parts[-4], path.parts[-2]) for path in found}
-
-    try:
-        until = time.monotonic() + 120
-        while len(in_force()) < 4 and time.monotonic() < until:
-            assert run.poll() is None, "the run ended early"
-            time.sleep(0.01)
-        run.send_signal(signal.SIGINT)
-        run.wait(60)
-    finally:
-        run.kill()
-    committed = in_force()
-    assert 4 <= len(committed) < len(KEYS) * len(STAGES)
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        reported = {(s, key) for s in STAGES for key in materializations(instance, s)}
-    assert reported == committed
-
-
-class Interrupted(BaseException):
-    pass
-
-
-def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
-    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
-    taken: list[Any] = []
-    flushed: list[int] = []
-
-    def work(emit: Any, cancelled: threading.Event) -> None:
-        emit("first")
-        assert cancelled.wait(60)
-        emit("second")  # a commit that was under way
-        emit("third")
-
-    def check() -> None:
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        _on_a_thread(work, taken.append, check, lambda: flushed.append(len(taken)))
-    assert taken == ["first", "second", "third"]
-    assert flushed[-1] == 3
-
-
-def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
-    monkeypatch.setattr(run, "_STOP_SECONDS", 0.1)
-    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
-    ended = threading.Event()
-
-    def check() -> None:
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        _on_a_thread(lambda emit, cancelled: ended.wait(60), print, check, lambda: None)
-    assert not ended.is_set()
-    ended.set()
-
-
-def test_no_event_is_lost_to_a_signal_that_comes_while_it_is_written():
-    taken: list[Any] = []
-
-    def work(emit: Any, cancelled: threading.Event) -> None:
-        for number in range(3):
-            emit(number)
-        cancelled.wait(60)
-
-    def listen(event: Any) -> None:
-        if event == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)  # where Python would raise
-        taken.append(event)
-
-    with pytest.raises(KeyboardInterrupt):
-        _on_a_thread(work, listen, lambda: None, lambda: None)
-    assert taken == [0, 1, 2]
-
-
-def test_a_second_signal_is_not_deferred():
-    reached: list[int] = []
-
-    def interrupt_twice() -> None:
-        with signals_deferred() as received:
-            for number in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.01)
-                reached.append(number)
-            assert not received, "the second signal did not end the block"
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_twice()
-    assert reached == [0]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

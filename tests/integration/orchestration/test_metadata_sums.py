@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import dagster as dg
 import pyarrow as pa
@@ -14,16 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.counted_runs import (
+    FILES,
+    KEYS,
+    ROWS,
+    Clock,
+    counts,
+    fragment,
+    source,  # noqa: F401  # fixtures
+)
 from support.paths import REPOSITORY
 from vane_dagster import testing
-from vane_dagster.engine.accounting import Counts
-from vane_dagster.events import Progress, StageStats, WorkerReady
+from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.worker.protocol import Report, Tally
 
-KEYS = [f"p{i}" for i in range(6)]
-FILES, ROWS = 3, 8
 PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
 
 
@@ -54,17 +57,6 @@ def pipeline(folder: Path, **options) -> vd.Pipeline:
     clean.map_batches("one", Model, **given)
     clean.map_batches("two", Model, **given)
     return made
-
-
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    for p, key in enumerate(KEYS):
-        for f in range(FILES):
-            first = 1000 * p + 100 * f
-            ids = range(first, first + ROWS)
-            write_source(tmp_path / "src" / key, {"id": ids, "x": ids}, f"{f}.parquet")
-    return tmp_path
 
 
 class Ran:
@@ -255,82 +247,6 @@ def test_every_entry_is_documented(run, source):
     assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
 
 
-# Time, with a fake clock
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def counts(clock: Clock, told: list) -> tuple[Counts, dict]:
-    """Counts of a stage over two partitions of one fragment of 100 source rows."""
-    plan = SimpleNamespace(missing=(0,), mends={})
-    partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
-    stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
-    state = SimpleNamespace(
-        pipeline={"a": SimpleNamespace(spec=SimpleNamespace(upstream=("source",)))},
-        plan=SimpleNamespace(partitions=[partition, partition]),
-        failed={},
-        parts={},
-        stats=stats,
-        emit=told.append,
-    )
-    return Counts(state, ["a"], clock), stats
-
-
-def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
-    spec = SimpleNamespace(upstream=("source",))
-    node = SimpleNamespace(spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={})
-    return SimpleNamespace(partition=partition, index=0, nodes={"a": node}, mends={})
-
-
-def test_partitions_at_work_at_once_share_the_time():
-    clock = Clock()
-    counted, stats = counts(clock, [])
-
-    counted.begin(fragment(0), "a")
-    clock.now = 4.0
-    counted.begin(fragment(1), "a")
-    clock.now = 6.0
-    counted.end(fragment(0), "a", Report(seconds=6.0, batches=2))
-    clock.now = 7.0
-    counted.end(fragment(1), "a", None)
-    clock.now = 20.0  # nothing was in flight
-    counted.begin(fragment(1), "a")
-    clock.now = 21.0
-    counted.end(fragment(1), "a", Report(seconds=1.0))
-
-    assert stats[0, "a"].seconds == 5.0
-    assert stats[1, "a"].seconds == 3.0
-    assert stats[0, "a"].work_seconds == 6.0
-    assert stats[0, "a"].batches == 2
-
-
-def test_slices_of_a_fragment_that_starts_over_are_taken_back():
-    told: list = []
-    counted, stats = counts(Clock(), told)
-    half = Tally(rows_in=50, quarantined=2)
-    counted.add(fragment(0), "a", "slice", Report(tally=half))
-    counted.start_over(fragment(0, half))
-    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=100, quarantined=3)))
-    counted.tell(last=True)
-
-    assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
-    assert told[0].done == {"a": 100}
-
-
-def test_the_last_progress_is_complete_whatever_was_given_up():
-    told: list[Progress] = []
-    counted, _ = counts(Clock(), told)
-    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=40)))
-    counted.tell(last=True)
-
-    assert told[0].done == told[0].total == {"a": 40}
-
-
 def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
     counted, stats = counts(Clock(), [])
     run = fragment(0)
@@ -339,10 +255,3 @@ def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
     counted.add_part(run, "a", 1000)
 
     assert (stats[0, "a"].computed, stats[0, "a"].rows_out) == (1, 3)
-
-
-def test_a_part_without_a_former_one_counts_whole():
-    counted, stats = counts(Clock(), [])
-    counted.add_part(fragment(0), "a", 1000)
-
-    assert stats[0, "a"].rows_out == 1000

