@@ -14,9 +14,8 @@ from vane_dagster.planning.inputs import base_node
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import FileRows, Gather, PartRows, SampledRows
 from vane_dagster.worker.operators import resolve
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import FileRows, Gather, PartRows, SampledRows, Work
 
 
 @dataclass(frozen=True)
