@@ -9,7 +9,7 @@ import pytest
 from conftest import metadata, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.pipeline.options import AUTO
 from vane_dagster.worker.batch_size import BatchSize
 
 

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.engine.committer import Commit, Committer, WithheldError, check_unique
-from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
+from vane_dagster.pipeline.options import AssetOptions
+from vane_dagster.pipeline.specs import WriteSpec
 from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location

@@ -20,8 +20,9 @@ from vane_dagster.orchestration.reproducible import Reproduction
 from vane_dagster.orchestration.resources import Compute, FragmentStore
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
+from vane_dagster.pipeline.options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, AssetOptions
+from vane_dagster.pipeline.specs import SOURCE
 
 
 class RunOptions(dg.Config):

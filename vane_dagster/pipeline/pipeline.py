@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from vane_dagster._arguments import (
     list_of_names,
@@ -18,16 +20,10 @@ from vane_dagster.checks.base import Check
 from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
-from vane_dagster.pipeline.keys import Key, Keys, stage_keys
+from vane_dagster.pipeline.keys import Key, Keys
+from vane_dagster.pipeline.options import Children, JoinHow, asset_options
 from vane_dagster.pipeline.source import ParquetSource, Source, as_source, check_url
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    Children,
-    JoinHow,
-    JoinSpec,
-    StageSpec,
-    asset_options,
-)
+from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id
 from vane_dagster.pipeline.stages import Rows
 
 if TYPE_CHECKING:
@@ -129,6 +125,38 @@ class Pipeline(Rows):
         """The columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
+    def declared_types(self, node: str) -> Types:
+        """The columns of a stage, and the types that are known without the source.
+
+        Of the source itself nothing is known.
+        """
+        found: dict[str, Types] = {SOURCE: {}}
+        for stage in self:
+            inputs = {name: found[name] for name in stage.spec.upstream}
+            found[stage.name] = stage.spec.declared_types(self, inputs)
+        return found[node]
+
+    def resolve_schemas(
+        self, stages: Collection[str], known: Mapping[str, pa.Schema]
+    ) -> dict[str, pa.Schema]:
+        """The output schemas of the source and of `stages`, checked from the source down.
+
+        Args:
+            stages: Stages to resolve, each of which has its upstream here or in `known`.
+            known: Schemas of the source and of stages that are read from the store.
+
+        Raises:
+            SchemaError: If a column is missing, has a type that does not fit, or stands twice.
+        """
+        schemas = dict(known)
+        if SOURCE in schemas:
+            check_id(f"source of pipeline {self.name!r}", self.id, schemas[SOURCE])
+        for stage in self:
+            if stage.name in stages:
+                inputs = {name: schemas[name] for name in stage.spec.upstream}
+                schemas[stage.name] = stage.spec.output_schema(self, inputs)
+        return schemas
+
     def checks(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that are evaluated when a partition is committed."""
         return tuple(check for check in self._checks[stage] if check.at_commit)
@@ -217,14 +245,13 @@ class Pipeline(Rows):
                 f"{culprit}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
-        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.kind == "write"]
+        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.publishes]
         if writes:
             raise DefinitionError(
                 f"{culprit}: reads {writes[0]!r}, which publishes and ends a branch; add it to the "
                 "stage that is published"
             )
-        above = {node: self._keys[node] for node in spec.upstream}
-        self._keys[spec.name] = stage_keys(spec, above, culprit)
+        self._keys[spec.name] = spec.row_keys(self)
         self._checks[spec.name] = stage_checks(self, spec, culprit)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.pipeline.options import AUTO
 
 _FIRST_ROWS = 16
 _MOST_ROWS = 65_536

@@ -14,7 +14,7 @@ from typing import Union
 import pyarrow as pa
 
 from vane_dagster.errors import StageError, names
-from vane_dagster.pipeline.specs import OnError
+from vane_dagster.pipeline.options import OnError
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.storage.transient_errors import class_names, is_transient, waiting_time
 
