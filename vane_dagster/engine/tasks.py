@@ -243,7 +243,7 @@ class Requests:
         folder, key = self.folder(run, spec), plan.keys[run.index]
         measured = spec.made_columns(self._pipeline, self._schema(run, node))
         id = self._pipeline[spec.name].id
-        return PartTarget(folder, key, id, measured, compression, salt)
+        return PartTarget(folder, key, id, measured, compression, salt, spec.sums)
 
     def _input(
         self, run: FragmentRun, node: Node, upstream: str, position: int

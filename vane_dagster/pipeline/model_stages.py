@@ -29,6 +29,7 @@ from vane_dagster.pipeline.udf import Udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.providers.asker import Asker, Recipe
 from vane_dagster.providers.registry import built_in_name, provider_class
+from vane_dagster.providers.usage import over_budget, usage_metadata
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -112,6 +113,11 @@ class AskSpec(MapBatchesSpec):
         return tuple(getattr(self.provider, "PACKAGES", ()))
 
     @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """Those that the recipe names."""
+        return dict(self.recipe.sums)
+
+    @property
     def description(self) -> str | None:
         """What is asked of the model."""
         return str(self.recipe.told(self.udf.name))
@@ -133,6 +139,14 @@ class PromptSpec(AskSpec):
 
     kind = "prompt"
     default_batch = 32
+
+    def over_budget(self, used: Mapping[str, int]) -> str | None:
+        """Whether tokens or costs are used up."""
+        return over_budget(used, self.prices, self.max_tokens, self.max_cost)
+
+    def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
+        """Tokens, their speed and cost."""
+        return usage_metadata(used, self.prices, seconds)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
@@ -223,6 +224,17 @@ class StageKind(abc.ABC):
     def sums(self) -> Mapping[str, Sequence[str]]:
         """Fields of its struct columns that are added up for each part, among its measures."""
         return {}
+
+    def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
+        """What rows used, by the names of `sums`.
+
+        Args:
+            measures: Measures of a part, or of many together, by column.
+        """
+        total: Counter[str] = Counter()
+        for column, fields in self.sums.items():
+            total.update({name: int(measures.get(column, {}).get(name, 0)) for name in fields})
+        return total
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Which budget of a run is used up, for people; None if none is.
