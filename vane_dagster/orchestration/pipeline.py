@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
 from vane_dagster.pipeline.options import asset_options
+from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE
 
 if TYPE_CHECKING:
     import dagster as dg
+    import pyarrow as pa
 
 
 class Pipeline(declared.Pipeline):
@@ -37,6 +39,27 @@ class Pipeline(declared.Pipeline):
     Raises:
         DefinitionError: If an argument does not fit.
     """
+
+    def source_schema(self) -> pa.Schema:
+        """The source's columns and types, from the footer of the last of its files.
+
+        Raises:
+            SourceError: If there is no file, or none whose footer can be read.
+            DefinitionError: If the rows are another asset's, in a store.
+        """
+        from vane_dagster.planning.fragments import default_rule, read_footers
+        from vane_dagster.planning.listing import list_files
+
+        culprit = f"pipeline {self.name!r}"
+        if not isinstance(self.source, ParquetSource):
+            raise DefinitionError(
+                f"{culprit}: the types are those of asset {self.source.asset!r}, whose rows are in "
+                "a store that is named when assets run. Read them there: vd.load("
+                f"{self.source.asset!r}, store=...).schema"
+            )
+        source = self.source.of_all_partitions
+        last = list_files(source, None, culprit)[-1]
+        return read_footers([last], source, default_rule([]), culprit).schema
 
     def build_assets(self) -> dg.AssetsDefinition:
         """The pipeline as one Dagster `multi_asset`, any subset of whose stages can be selected.

@@ -261,7 +261,7 @@ class AskRows:
             )
         if self._node == SOURCE:
             return
-        known = self.pipeline.declared_types(self._node)
+        known = self.pipeline.declared_types()[self._node]
         if missing := [column for column in recipe.reads if column not in known]:
             raise DefinitionError(
                 f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "

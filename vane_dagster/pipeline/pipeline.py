@@ -23,13 +23,18 @@ from vane_dagster.pipeline.columns import stage_checks
 from vane_dagster.pipeline.keys import Key, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
 from vane_dagster.pipeline.source import ParquetSource, Source, as_source, check_url
-from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id
+from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
+from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:
     import dagster as dg
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _type_name(kind: pa.DataType | None) -> str:
+    return "?" if kind is None else sql_name(kind) or str(kind)
 
 
 class Stage(Rows):
@@ -56,6 +61,19 @@ class Stage(Rows):
         import dagster as dg
 
         return dg.AssetKey([self.pipeline.name, self.name])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and types of the stage's rows.
+
+        Where declarations do not tell all types, the footer of one file of the source is read.
+
+        Raises:
+            SchemaError: If the stages do not fit the source's columns.
+            SourceError: If there is no file whose footer can be read.
+            DefinitionError: If the types are those of another asset's rows, in a store.
+        """
+        return self.pipeline.schema_of(self.name)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -121,12 +139,35 @@ class Pipeline(Rows):
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
+    def __str__(self) -> str:
+        """The tree of the stages with their columns; types that the source alone knows are `?`.
+
+        A join is drawn below the first stage that it reads, and names all of them.
+        """
+        types = self.declared_types()
+
+        def drawn(node: str, indent: str) -> Iterator[str]:
+            below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
+            for spec in below:
+                branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
+                of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
+                columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
+                tree = list(drawn(spec.name, indent + more))
+                yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
+                yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
+                yield from tree
+
+        source = self.source
+        rows = source.url if isinstance(source, ParquetSource) else source.url_for(None)
+        head = f"{self.name}: rows of {rows}, by {self.id!r}"
+        return "\n".join([head, *drawn(SOURCE, "")])
+
     def keys(self, node: str) -> Keys:
         """The columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
-    def declared_types(self, node: str) -> Types:
-        """The columns of a stage, and the types that are known without the source.
+    def declared_types(self) -> dict[str, Types]:
+        """The columns of each stage, and the types that are known without the source.
 
         Of the source itself nothing is known.
         """
@@ -134,7 +175,19 @@ class Pipeline(Rows):
         for stage in self:
             inputs = {name: found[name] for name in stage.spec.upstream}
             found[stage.name] = stage.spec.declared_types(self, inputs)
-        return found[node]
+        return found
+
+    def schema_of(self, stage: str) -> pa.Schema:
+        """See `Stage.schema`."""
+        types = self.declared_types()[stage]
+        if None not in types.values():
+            return pa.schema(types)
+        needed = with_upstream(self, stage)
+        return self.resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
+
+    def source_schema(self) -> pa.Schema:
+        """The source's columns and types; `vane_dagster.Pipeline` reads them."""
+        raise NotImplementedError
 
     def resolve_schemas(
         self, stages: Collection[str], known: Mapping[str, pa.Schema]

@@ -629,11 +629,11 @@ class JoinSpec(StageKind):
         if self.how != "left" or self.children != "list":
             return {}
         shape = self.shape(pipeline)
-        known = _with_upstream(pipeline, shape.base)
+        known = with_upstream(pipeline, shape.base)
         found = {}
         for side in shape.sides:
             if side.label is not None:
-                way = _with_upstream(pipeline, side.node) - known
+                way = with_upstream(pipeline, side.node) - known
                 found[side.node] = [
                     s.name for s in pipeline if s.name in way and s.spec.quarantines
                 ]
@@ -819,10 +819,10 @@ def _check_same_id(
         )
 
 
-def _with_upstream(pipeline: Pipeline, node: str) -> set[str]:
+def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
     """A stage and all that it is made from."""
     above = () if node == SOURCE else pipeline[node].spec.upstream
-    return {node}.union(*(_with_upstream(pipeline, upstream) for upstream in above))
+    return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
 
 
 def check_id(culprit: str, id: str, schema: pa.Schema) -> None:

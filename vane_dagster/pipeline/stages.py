@@ -348,5 +348,5 @@ class Rows(LabelRows, EmbedRows):
             partition_column=column,
         )
         if column is not None:
-            check_apart(culprit, column, self.pipeline.declared_types(self._node))
+            check_apart(culprit, column, self.pipeline.declared_types()[self._node])
         return self.pipeline._add(spec)
