@@ -20,7 +20,6 @@ ALLOWED = {
     ("checks/recomputed.py", "pipeline"),
     ("checks/recomputed.py", "storage"),
     ("checks/runner.py", "storage"),
-    ("pipeline/pipeline.py", "orchestration"),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.pipeline.specs import ERROR_COLUMN
+from vane_dagster.pipeline.options import ERROR_COLUMN
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vane_dagster.checks.runner import Subject, evaluate, verdicts
+from vane_dagster.checks.context import Subject
+from vane_dagster.checks.runner import evaluate, verdicts
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from vane_dagster.checks.recomputed import Difference, compare, read_outcome
 from vane_dagster.checks.reproducible import Reproducible
-from vane_dagster.pipeline.specs import SOURCE, is_one_to_many
-from vane_dagster.planning.inputs import base_node
+from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
 from vane_dagster.storage.store import Store
@@ -60,7 +59,7 @@ def compare_sample(
     """
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
-    given = pipeline.keys(stage)[1 if is_one_to_many(spec) else 0].column
+    given = pipeline.keys(stage)[1 if spec.makes_rows else 0].column
     folder = store.parts(pipeline.name, stage, partition.key)
     rows, found = 0, []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
@@ -89,7 +88,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     """The ids of a fragment's sampled rows, read as the workers read them."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
-    base, fragment = base_node(pipeline, spec), partition.fragments[index]
+    base, fragment = spec.base_node(pipeline), partition.fragments[index]
     id = pipeline.keys(base)[0].column
     schema = pa.schema([partition.schemas[base].field(id)])
     rows: FileRows | PartRows

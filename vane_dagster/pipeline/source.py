@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from vane_dagster._secrets import holds_password, url_parts, with_options
@@ -37,6 +37,11 @@ class ParquetSource:
     def fields(self) -> tuple[str, ...]:
         """The placeholders of the URL."""
         return tuple(_FIELD.findall(self.url))
+
+    @property
+    def of_all_partitions(self) -> ParquetSource:
+        """The files of all partitions as one source, whose URL is a glob."""
+        return replace(self, url=_FIELD.sub("*", self.url))
 
     def url_for(self, partition_key: str | None, escape: Any = str) -> str:
         """The URL pattern of one partition, the key's own text passed through `escape`."""

@@ -11,7 +11,7 @@ from types import FrameType
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
-from vane_dagster.pipeline.specs import ERROR_COLUMN
+from vane_dagster.pipeline.options import ERROR_COLUMN
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
 from vane_dagster.worker.operations import CallUdf, Reject
 from vane_dagster.worker.protocol import Computed, Tally, Work

@@ -26,9 +26,10 @@ from vane_dagster.compute import local_head
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning import key_versions
-from vane_dagster.planning.definition import digest, pool_identity
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.planning.key_versions import VERSIONS, KeyVersion, stage_definitions
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.sample_plan import plan_sample
