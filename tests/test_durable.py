@@ -20,8 +20,8 @@ from test_plan import double, keys, missing, plan, settle, source, triple
 
 import vane_dagster as vd
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
+from vane_dagster.engine.check_runner import verdicts
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.digest import value_digest

@@ -15,11 +15,6 @@ ORDER = [
 ]  # fmt: skip
 # (file, imported package): to be opened.
 ALLOWED = {
-    ("checks/comparisons.py", "pipeline"),
-    ("checks/context.py", "storage"),
-    ("checks/recomputed.py", "pipeline"),
-    ("checks/recomputed.py", "storage"),
-    ("checks/runner.py", "storage"),
     ("pipeline/pipeline.py", "orchestration"),
     ("worker/database.py", "compute"),
     ("worker/host.py", "compute"),

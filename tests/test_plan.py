@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import edited
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.planning.definition import pool_identity, stage_definition
@@ -139,7 +139,7 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commits a plan without computing it: an empty part for each that is missing."""
     assert not planned.failed, planned.failed
     told: list[Any] = []
-    state = RunState(planned, store, "run", told.append, {}, Judge(planned.pipeline, store))
+    state = RunState(planned, store, "run", told.append, {}, CheckRunner(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():

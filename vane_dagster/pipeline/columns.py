@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from vane_dagster.checks.builtin import Check, defaults_for, merge
+from vane_dagster.checks.base import Check
+from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.keys import JoinShape, join_shape
 from vane_dagster.pipeline.specs import (
-    ERROR_COLUMN,
     JoinSpec,
     MapBatchesSpec,
     ProjectSpec,
     StageSpec,
 )
 from vane_dagster.types import sql
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -65,7 +66,7 @@ def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Che
     left = isinstance(spec, JoinSpec) and spec.how == "left"
     rate = spec.failures.max_error_rate if isinstance(spec, MapBatchesSpec) else 0.0
     checks = merge(defaults_for(known, spec.kind, left, rate), spec.asset.checks, culprit)
-    if spec.kind == "write" and (late := [check for check in checks if not check.at_commit]):
+    if spec.kind == "write" and (late := [check for check in checks if check.rows_to_recompute]):
         raise DefinitionError(
             f"{culprit}: check {late[0].name!r} computes rows again, and a write stage computes "
             "none; give it to the stage that is published"

@@ -20,7 +20,6 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.delta_target import known_columns
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.specs import (
-    ERROR_COLUMN,
     SOURCE,
     Failures,
     MapBatchesSpec,
@@ -33,6 +32,7 @@ from vane_dagster.pipeline.udf import Udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.providers.asker import Asker, Recipe
 from vane_dagster.providers.registry import provider_class
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import (
+    check_url,
     list_of_names,
     mapping,
     one_of,
@@ -15,11 +16,10 @@ from vane_dagster._arguments import (
     selection,
 )
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
 from vane_dagster.pipeline.keys import Key, Keys, stage_keys
-from vane_dagster.pipeline.source import ParquetSource, Source, as_source, check_url
+from vane_dagster.pipeline.source import ParquetSource, Source, as_source
 from vane_dagster.pipeline.specs import (
     SOURCE,
     Children,
@@ -150,11 +150,11 @@ class Pipeline(Rows):
 
     def checks(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that are evaluated when a partition is committed."""
-        return tuple(check for check in self._checks[stage] if check.at_commit)
+        return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
-    def reproducible(self, stage: str) -> tuple[Reproducible, ...]:
+    def reproducible(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that compute rows again, whenever they are executed."""
-        return tuple(check for check in self._checks[stage] if isinstance(check, Reproducible))
+        return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
     def join(
         self,

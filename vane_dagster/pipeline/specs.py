@@ -23,9 +23,6 @@ OnError = Literal["raise", "quarantine", "null"]
 AUTO = "auto"
 """The batch size that a worker finds by itself."""
 
-ERROR_COLUMN = "error"
-"""Where `on_error="null"` puts what went wrong with a row."""
-
 SOURCE = "source"
 """Name of the node that stands for a pipeline's source."""
 

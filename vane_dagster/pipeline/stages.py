@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._arguments import (
+    check_url,
     environment_variables,
     list_of_names,
     mapping,
@@ -26,10 +27,9 @@ from vane_dagster.pipeline.delta_target import (
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
-from vane_dagster.pipeline.source import ParquetSource, check_url
+from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import (
     AUTO,
-    ERROR_COLUMN,
     SOURCE,
     BatchFormat,
     Cardinality,
@@ -43,7 +43,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
-from vane_dagster.types.schema import SchemaLike, parse_schema
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from vane_dagster.errors import SchemaError, names
 from vane_dagster.pipeline.keys import JoinShape, Side, join_shape
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
-    ERROR_COLUMN,
     SOURCE,
     JoinSpec,
     MapBatchesSpec,
@@ -18,6 +17,7 @@ from vane_dagster.pipeline.specs import (
     StageSpec,
 )
 from vane_dagster.types import sql
+from vane_dagster.types.schema import ERROR_COLUMN
 
 
 def resolve_schemas(
