@@ -94,8 +94,8 @@ class CheckRunner:
         return ManifestContext(
             manifest=manifest,
             id=self._pipeline[manifest.stage].id,
-            dataset=lambda: self._dataset(manifest),
-            find_previous=lambda: self._previous(manifest),
+            dataset=functools.cache(lambda: self._dataset(manifest)),
+            find_previous=functools.cache(lambda: self._previous(manifest)),
             run_id=self._run_id,
         )
 
@@ -146,19 +146,22 @@ def evaluate(
 ) -> tuple[CheckResult, ...]:
     """Evaluate checks; one that raises has failed, with the error as its description.
 
-    Data is opened once at most, and only for checks that read it.
-
     Args:
         checks: The checks.
         context: The partition.
         definitions: Returns a check's definitions.
     """
-    shared = replace(
-        context,
-        dataset=functools.cache(context.dataset),
-        find_previous=functools.cache(context.find_previous),
+    alone = replace(context, find_previous=_refuse_previous)
+    return tuple(
+        _evaluated(check, context if check.compares else alone, definitions) for check in checks
     )
-    return tuple(_evaluated(check, shared, definitions) for check in checks)
+
+
+def _refuse_previous() -> ManifestContext:
+    raise DefinitionError(
+        "the check asks for the previous partition; set compares = True in its class, so that it "
+        "is committed first"
+    )
 
 
 def verdicts(
@@ -192,7 +195,7 @@ def _evaluated(
     definition = ""
     try:
         opened = check.opened()
-        outcome = _validated(opened.evaluate(context.seen_by(check)))
+        outcome = _validated(opened.evaluate(context))
         definition = definitions(opened)[0]
     except (Exception, SystemExit) as error:  # a check never stops a run
         safe = contained(error)
@@ -261,7 +264,7 @@ class ManifestContext:
     Attributes:
         manifest: Its manifest, with or without results of checks.
         id: The column that identifies a row.
-        dataset: Opens its rows.
+        dataset: Opens its rows; called whenever a check reads some.
         find_previous: Looks for the stage in the previous partition.
         run_id: The run that asks; empty outside of one.
         recomputation: Rows that were computed again.
@@ -273,19 +276,6 @@ class ManifestContext:
     find_previous: Callable[[], ManifestContext | None] = lambda: None
     run_id: str = ""
     recomputation: Recomputation | None = None
-
-    def seen_by(self, check: Check) -> ManifestContext:
-        """The context without the previous partition, if the check does not compare with it."""
-        if check.compares:
-            return self
-
-        def refuse() -> ManifestContext:
-            raise DefinitionError(
-                f"check {check.name!r} asks for the previous partition; set compares = True in "
-                f"{type(check).__qualname__}, so that it is committed first"
-            )
-
-        return replace(self, find_previous=refuse)
 
     @property
     def partition(self) -> str | None:
@@ -303,7 +293,7 @@ class ManifestContext:
     def fan_out(self) -> bool:
         return bool(self.manifest.info.get("children"))
 
-    @property
+    @functools.cached_property
     def counts(self) -> PartCounts:
         return PartCounts.total(self.parts)
 

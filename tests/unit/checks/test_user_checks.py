@@ -131,7 +131,7 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
         (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]
         (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
-        (lambda context: context.previous(), "set compares = True in Returns"),
+        (lambda context: context.previous(), "set compares = True in its class"),
         (lambda context: context.recomputed(), "define rows_to_recompute"),
         (lambda context: context.batches(["y"]), "there is no column 'y'"),
         (lambda context: context.statistics(["y"]), "there is no column 'y'"),
