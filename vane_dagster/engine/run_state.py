@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.token_budget import Spending
 from vane_dagster.errors import VaneError
@@ -47,7 +47,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
-        judge: Judge,
+        judge: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:

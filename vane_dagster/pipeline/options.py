@@ -21,9 +21,6 @@ OnError = Literal["raise", "quarantine", "null"]
 AUTO: Final = "auto"
 """The batch size that a worker finds by itself."""
 
-ERROR_COLUMN = "error"
-"""Where `on_error="null"` puts what went wrong with a row."""
-
 
 @dataclass(frozen=True)
 class AssetOptions:

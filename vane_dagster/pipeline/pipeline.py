@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import (
+    check_url,
     list_of_names,
     mapping,
     one_of,
@@ -17,12 +18,11 @@ from vane_dagster._arguments import (
     selection,
 )
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
 from vane_dagster.pipeline.keys import Key, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
-from vane_dagster.pipeline.source import ParquetSource, Source, as_source, check_url
+from vane_dagster.pipeline.source import ParquetSource, Source, as_source
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.types.schema import sql_name
@@ -212,11 +212,11 @@ class Pipeline(Rows):
 
     def checks(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that are evaluated when a partition is committed."""
-        return tuple(check for check in self._checks[stage] if check.at_commit)
+        return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
-    def reproducible(self, stage: str) -> tuple[Reproducible, ...]:
+    def reproducible(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that compute rows again, whenever they are executed."""
-        return tuple(check for check in self._checks[stage] if isinstance(check, Reproducible))
+        return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
     def join(
         self,

@@ -31,7 +31,6 @@ from vane_dagster.pipeline.identity import (
 )
 from vane_dagster.pipeline.keys import JoinShape, Key, Keys, Side
 from vane_dagster.pipeline.options import (
-    ERROR_COLUMN,
     AssetOptions,
     BatchFormat,
     Cardinality,
@@ -45,6 +44,7 @@ from vane_dagster.pipeline.options import (
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.types import sql
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline

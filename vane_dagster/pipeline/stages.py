@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._arguments import (
+    check_url,
     environment_variables,
     list_of_names,
     mapping,
@@ -27,7 +28,6 @@ from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.options import (
     AUTO,
-    ERROR_COLUMN,
     BatchFormat,
     Cardinality,
     OnError,
@@ -35,11 +35,11 @@ from vane_dagster.pipeline.options import (
     WriteFormat,
     asset_options,
 )
-from vane_dagster.pipeline.source import ParquetSource, check_url
+from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
-from vane_dagster.types.schema import SchemaLike, parse_schema
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import vane_dagster as vd
 from support.paths import TESTS
 from support.plans import double, keys, missing, plan, settle, source, triple
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
+from vane_dagster.engine.check_runner import verdicts
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.digest import value_digest
