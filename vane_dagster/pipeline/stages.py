@@ -141,7 +141,9 @@ class Rows(LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async.
+                may return, yield, or be async. What it returns is a table in any form that
+                exports Arrow streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow),
+                a pandas data frame, or a dict of column to array.
             schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
