@@ -297,7 +297,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
         ({"return_format": {"type": "object"}}, "has a part without a column type"),
         ({"sampling_params": [1]}, "sampling_params is a list"),
-        ({"gpus_per_actor": -1}, "gpus is -1"),
+        ({"gpus": -1}, "gpus is -1"),
         ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
@@ -323,7 +323,7 @@ def test_arguments_that_do_not_fit(arguments, told, tmp_path):
 
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
     told = failure(materialize(pipeline, local, raises=False))
     assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
 
