@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
     environment_variables,
@@ -48,9 +48,6 @@ from vane_dagster.types.sql import as_columns, is_column, quote, referenced_colu
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
-
-_FORMATS = ("pyarrow", "numpy", "pandas")
-_CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
 class Rows(LabelRows, EmbedRows):
@@ -235,10 +232,10 @@ class Rows(LabelRows, EmbedRows):
             udf=udf,
             schema=parse_schema(schema, culprit),
             columns=list_of_names(culprit, "columns", columns),
-            batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
+            batch_format=one_of(culprit, "batch_format", batch_format, get_args(BatchFormat)),
             batch_size=None if auto else positive(culprit, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
+            cardinality=one_of(culprit, "cardinality", cardinality, get_args(Cardinality)),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,

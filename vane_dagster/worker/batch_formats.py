@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.specs import BatchFormat
 from vane_dagster.types.kinds import is_list, is_number, is_text
+from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.operations import CallUdf
 from vane_dagster.worker.protocol import Work
@@ -287,8 +288,7 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
     if _exports_stream(values):
         return pa.chunked_array(values)
-    if hasattr(values, "detach"):  # a torch tensor
-        values = values.detach().cpu().numpy()
+    values = without_tensor(values)
     if isinstance(values, memoryview):
         values = np.asarray(values)
     if getattr(values, "ndim", 1) == 2:
@@ -299,7 +299,7 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         values = [dict(zip(values.dtype.names, row)) for row in values.tolist()]
     if hasattr(values, "dtype") and values.dtype != object:
         return pa.array(values)
-    values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
+    values = [without_tensor(value) for value in values]
     first = values[0] if values else None
     is_array = getattr(first, "ndim", 0) and not isinstance(first, memoryview)
     if is_array and not pa.types.is_nested(kind):
