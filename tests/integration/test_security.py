@@ -30,16 +30,17 @@ from support.attacks import (
 from support.data import write_source
 from support.results import Run, failure
 from vane_dagster._private_folder import (
+    MARK,
     is_safe_to_import_from,
     private_folder,
+    worker_folder,
 )
 from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import Head, LocalHead
-from vane_dagster.compute.processes import MARK, birth
+from vane_dagster.compute.processes import birth
 from vane_dagster.errors import ComputeError, DefinitionError
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.worker import host
 
 
 def as_nobody(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -89,7 +90,7 @@ def test_a_container_with_writable_volumes_can_be_used(
     private = (
         lambda: private_folder(local.folder, "VANE_DAGSTER_HOME"),
         lambda: private_folder(local.temp_dir),
-        host.code_root,
+        lambda: worker_folder("code"),
     )
     for make in private:
         (volume / "t").mkdir(mode=0o700, exist_ok=True)

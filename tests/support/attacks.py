@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vane_dagster.compute.processes import MARK
+from vane_dagster._private_folder import MARK
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

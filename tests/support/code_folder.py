@@ -11,7 +11,7 @@ import pytest
 
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.modules import module_folders
+from vane_dagster.fingerprint.module_attributes import module_folders
 
 DEFS = """
 import helpers

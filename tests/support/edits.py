@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.modules import module_folders
+from vane_dagster.fingerprint.module_attributes import module_folders
 
 
 class Project:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vane_dagster.compute.pool_state import Books, Claim, Grant, LeaseRecord
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.compute.pool_state import Books, Grant, LeaseRecord
+from vane_dagster.worker.protocol import Claim, PoolSpec
 
 ONE = {"n1": {"CPU": 4.0, "GPU": 1.0}}
 

@@ -21,10 +21,6 @@ ALLOWED = {
     ("checks/recomputed.py", "storage"),
     ("checks/runner.py", "storage"),
     ("pipeline/pipeline.py", "orchestration"),
-    ("worker/database.py", "compute"),
-    ("worker/host.py", "compute"),
-    ("worker/local_worker.py", "compute"),
-    ("worker/ray_actor.py", "compute"),
 }
 
 

@@ -32,15 +32,15 @@ from support.attacks import (
     writable_by_all,
 )
 from vane_dagster._private_folder import (
+    MARK,
     is_private_folder,
     is_safe_to_import_from,
     private_folder,
     temporary_folder,
+    worker_folder,
 )
-from vane_dagster.compute.processes import MARK
 from vane_dagster.errors import ComputeError
-from vane_dagster.fingerprint.bundle import unpack
-from vane_dagster.worker import host
+from vane_dagster.worker.user_code import unpack
 
 # The rule for private folders.
 
@@ -215,17 +215,17 @@ def test_the_code_root_is_not_taken_from_another_user(
     root = shared_tmp / "vane-code-0"
     plant(root)
     with pytest.raises(ComputeError, match=f"{root} is not private.* set TMPDIR to a folder"):
-        host.code_root()
+        worker_folder("code")
 
 
 def test_the_code_root_is_below_the_heads_folder(
     shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert host.code_root() == shared_tmp / f"vane-code-{os.geteuid()}"
-    assert mode(host.code_root()) == 0o700
+    assert worker_folder("code") == shared_tmp / f"vane-code-{os.geteuid()}"
+    assert mode(worker_folder("code")) == 0o700
     monkeypatch.setenv(MARK, str(tmp_path / "head"))
-    assert host.code_root() == tmp_path / "head" / "code"
-    assert mode(host.code_root()) == mode(tmp_path / "head") == 0o700
+    assert worker_folder("code") == tmp_path / "head" / "code"
+    assert mode(worker_folder("code")) == mode(tmp_path / "head") == 0o700
 
 
 def changed(folder: Path) -> None:
@@ -413,7 +413,7 @@ def test_only_what_a_driver_sends_is_unpickled() -> None:
     """Stores, caches and state folders hold JSON and Parquet: who writes there runs no code."""
     package = Path(next(iter(vd.__path__)))
     using = {file.name for file in package.rglob("*.py") if "pickle.load" in file.read_text()}
-    assert using == {"bundle.py", "udf_caller.py"}
+    assert using == {"user_code.py", "udf_caller.py"}
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:

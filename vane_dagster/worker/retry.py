@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Final, Literal, Union
 
 import pyarrow as pa
 
@@ -21,9 +21,10 @@ from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MOST_IDS = 5
 
-WORKER_DIED = "WorkerDied"
+RowLoss = Literal["WorkerDied", "TimeoutError"]
+WORKER_DIED: Final = "WorkerDied"
 """What a row is at fault of that kills the process it is computed in."""
-TIMED_OUT = "TimeoutError"
+TIMED_OUT: Final = "TimeoutError"
 """What a row is at fault of that takes too long."""
 
 
@@ -72,7 +73,7 @@ class RowFault:
     batch: pa.Table
     error: BaseException
     attempts: int
-    kind: str = ""
+    kind: RowLoss | None = None
 
     @property
     def name(self) -> str:

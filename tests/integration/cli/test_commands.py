@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from vane_dagster._private_folder import MARK
 from vane_dagster.cli.main import main
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.compute.processes import MARK
 
 
 @pytest.mark.parametrize("module", ["vane_dagster", "vane_dagster.cli.main"])

@@ -31,13 +31,13 @@ from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.client import keepers
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.compute.pool_state import Claim, LeaseRecord
+from vane_dagster.compute.pool_state import LeaseRecord
 from vane_dagster.compute.processes import marked
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
-from vane_dagster.worker.protocol import PoolSpec
+from vane_dagster.worker.protocol import Claim, PoolSpec
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ONE = {"resources": {"accelerator": 1}}

@@ -130,13 +130,13 @@ def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
     package = own_head.python_path / "vane_dagster"
     shutil.copytree(Path(vd.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        with open(package / "plan" / "digest.py", "a") as opened:
+        with open(package / "worker" / "host.py", "a") as opened:
             opened.write("\n# another version\n")
         where = {"address": own_head.address, "ray_init_options": FRESH_WORKERS}
         said = Process(source, {"out": {}}, "a", **where).failed()
         assert "the cluster has another version of vane-dagster than the driver" in said
 
-        (package / "execute" / "keeper.py").write_text("raise ImportError('no such thing')\n")
+        (package / "compute" / "pool_manager.py").write_text("raise ImportError('no such thing')\n")
         said = Process(source, {"out": {}}, "a", **where).failed()
         assert "the keeper of warm pools cannot run on the cluster" in said
         assert "no such thing" in said

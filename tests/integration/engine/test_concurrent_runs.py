@@ -16,9 +16,9 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.pools_process import Process
-from vane_dagster.compute.api import Sharer
 from vane_dagster.compute.client import KeeperClient, keepers
 from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.engine.check_runner import Judge
 from vane_dagster.events import Committed, Event, Failed, Waiting

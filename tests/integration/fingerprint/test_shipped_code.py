@@ -25,7 +25,7 @@ WORKER = """
 import base64, json, sys
 from pathlib import Path
 sys.path.insert(0, {repository!r})
-from vane_dagster.fingerprint.bundle import activate, load, unpack
+from vane_dagster.worker.user_code import activate, load, unpack
 order = json.loads(sys.stdin.read())
 results = []
 for archive, digest, payload, argument, text in order["calls"]:
@@ -147,7 +147,7 @@ def test_racing_processes_see_one_whole_folder(tmp_path: Path) -> None:
     file.write_bytes(buffer.getvalue())
     code = (
         f"import sys, hashlib, time; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from pathlib import Path\nfrom vane_dagster.fingerprint.bundle import unpack\n"
+        "from pathlib import Path\nfrom vane_dagster.worker.user_code import unpack\n"
         f"data = Path({str(file)!r}).read_bytes()\nsys.stdin.readline()\n"
         f"root = Path({str(tmp_path / 'code')!r})\n"
         "folder = unpack(data, hashlib.sha256(data).hexdigest(), root)\n"

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.checks.builtin import defaults_for, merge
-from vane_dagster.checks.context import sample
+from vane_dagster.checks.context import Subject, sample
 from vane_dagster.checks.drift import cosine_distance, population_stability_index
-from vane_dagster.checks.runner import Subject, evaluate, verdicts
+from vane_dagster.checks.runner import evaluate, verdicts
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo
 

@@ -6,9 +6,10 @@ import pytest
 
 from support.pool_claims import ask, claim, spec
 from vane_dagster.compute.admission import check_can_fit, misfit, pack_waves
-from vane_dagster.compute.api import Capacity, NodeType
+from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.autoscaler import _kinds
 from vane_dagster.compute.demand import Demand, Verdict, listed, short_of_nodes, wanted
+from vane_dagster.compute.placement import NodeType
 from vane_dagster.compute.pool_state import POLL_SECONDS, Books
 from vane_dagster.errors import ComputeError
 

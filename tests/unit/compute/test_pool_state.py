@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.pool_claims import ONE, ask, claim, spec
-from vane_dagster.compute.admission import Room, check_can_fit, fits, pack_waves
-from vane_dagster.compute.api import Capacity, Sharer
-from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, LeaseRecord
+from vane_dagster.compute.admission import check_can_fit, pack_waves
+from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.placement import Room, fits
+from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, LeaseRecord, Sharer
 from vane_dagster.errors import ComputeError
 
 TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}

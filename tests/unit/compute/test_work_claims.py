@@ -11,7 +11,8 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.compute.api import Sharer, Worker
+from vane_dagster.compute.api import Worker
+from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import Counts

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from vane_dagster.fingerprint.bundle import activate
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.modules import module_folders
+from vane_dagster.fingerprint.module_attributes import module_folders
+from vane_dagster.worker.user_code import activate
 
 
 class _Anything(types.ModuleType):

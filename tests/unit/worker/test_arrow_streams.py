@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import cloudpickle
 import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.types.schema import parse_schema
-from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import ModelSpec, Work
-from vane_dagster.worker.retry import BatchError
-from vane_dagster.worker.udf_caller import Caller
+from support.udf_calls import call
 
-BATCH = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 DOUBLED = [{"id": 1, "twice": 20}, {"id": 2, "twice": 40}, {"id": 3, "twice": 60}]
 
 
@@ -31,19 +23,6 @@ class OnlyStream:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self._table.__arrow_c_stream__(requested_schema)
-
-
-def call(fn: Any, schema: dict[str, str], cardinality: str = "one_to_one") -> pa.Table:
-    udf = make_udf("here", fn)
-    declared = pa.schema([BATCH.schema.field("id"), *parse_schema(schema, "here")])
-    arguments = cloudpickle.dumps(((), {}))
-    op = CallUdf(arguments, None, "pyarrow", None, cardinality, 16, ("id",))
-    work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
-    caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn)
-    try:
-        return caller.call(op, BATCH, work, lambda: False)[0]
-    except BatchError as error:
-        raise error.cause from None
 
 
 def polars_frame(batch: pa.Table) -> pl.DataFrame:

@@ -23,7 +23,7 @@ import pytest
 
 from support.edits import Project
 from vane_dagster._private_folder import private_folder
-from vane_dagster.fingerprint.bundle import CodeBundle, activate, discard, pack, unpack
+from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import constructor_identity
 from vane_dagster.pipeline.udf import make_udf
@@ -35,6 +35,7 @@ from vane_dagster.worker.operations import CallUdf, HeldRows
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.protocol import LoadReport, ModelSpec, Work
 from vane_dagster.worker.state_mark import state_mark
+from vane_dagster.worker.user_code import activate, discard, unpack
 
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
 MODEL = """
@@ -122,7 +123,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
     monkeypatch.setattr(OutputTap, "_instance", None)
     root = private_folder(tmp_path / "code")
-    monkeypatch.setattr(host_module, "code_root", lambda: root)
+    monkeypatch.setattr(host_module, "worker_folder", lambda kind: root)
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     project = Project(tmp_path / "project")
     project.write(**FILES)
