@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
     check_url,
@@ -44,9 +44,6 @@ from vane_dagster.types.sql import as_columns, is_column, quote, referenced_colu
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
-
-_FORMATS = ("pyarrow", "numpy", "pandas")
-_CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
 class Rows(LabelRows, EmbedRows):
@@ -137,7 +134,9 @@ class Rows(LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async.
+                may return, yield, or be async. What it returns is a table in any form that
+                exports Arrow streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow),
+                a pandas data frame, or a dict of column to array.
             schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
@@ -229,10 +228,10 @@ class Rows(LabelRows, EmbedRows):
             udf=udf,
             schema=parse_schema(schema, culprit),
             columns=list_of_names(culprit, "columns", columns),
-            batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
+            batch_format=one_of(culprit, "batch_format", batch_format, get_args(BatchFormat)),
             batch_size=None if auto else positive(culprit, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
+            cardinality=one_of(culprit, "cardinality", cardinality, get_args(Cardinality)),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
