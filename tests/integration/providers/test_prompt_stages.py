@@ -150,9 +150,80 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
         pipeline.prompt("other", "{text}", provider="hose", model="barn")
 
 
+def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_classes(tmp_path):
+    class Pet(pydantic.BaseModel):
+        name: str
+
+    formats = {"plain": None, "choices": ["yes", "no"], "person": Person, "pet": Pet}
+    pipeline = docs(tmp_path)
+    for name, form in formats.items():
+        pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
+    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
+    assert pools["plain"] == pools["choices"]
+    assert len(set(pools.values())) == 3
+
+
+def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
+    def version(messages: str = "{text}", **kwargs: Any) -> str:
+        pipeline = docs(tmp_path)
+        stage = pipeline.prompt("asked", messages, provider=Reversed, model="m", **kwargs)
+        return pipeline.build_assets().code_versions_by_key[stage.key]
+
+    first = version()
+    assert version() == first
+    assert version(concurrency=4, batch_size=7, provider_options={"address": "x"}) == first
+    others = [
+        version("Summarise: {text}"),
+        version(system="Be brief."),
+        version(sampling_params={"temperature": 0}),
+        version(return_format=Person),
+        version(return_format=["yes", "no"]),
+    ]
+    assert len({first, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"provider": "nobody"},
+            "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
+            "'transformers', 'transformers_classifier', 'vllm'",
+        ),
+        ({"provider": dict}, "has no `async def submit`"),
+        ({"provider": 7}, "provider is 7; expected a name"),
+        ({"model": ""}, "model is ''; expected a model's name"),
+        ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),
+        ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
+        ({"return_format": {"type": "object"}}, "has a part without a column type"),
+        ({"sampling_params": [1]}, "sampling_params is a list"),
+        ({"gpus_per_actor": -1}, "gpus is -1"),
+        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
+        ({"output_column": "id"}, "two columns would be called 'id'"),
+        ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
+        ({"output_column": "error", "on_error": "null"}, "two columns would be called 'error'"),
+        ({"max_cost": 1}, "max_cost=1 needs prices"),
+        ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
+        ({"explain_errors": -1}, "explain_errors is -1"),
+        (
+            {"provider_options": {"adress": "x"}},
+            "provider_options has 'adress', which Reversed does not take; it takes 'address'",
+        ),
+        ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
+        ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, told, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        docs(tmp_path).prompt(
+            "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
+        )
+
+
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
     told = failure(materialize(pipeline, local, raises=False))
     assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
 
