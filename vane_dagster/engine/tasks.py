@@ -19,7 +19,7 @@ from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Faults,
@@ -37,8 +37,9 @@ from vane_dagster.worker.operations import (
     Restore,
     Rows,
     SampledRows,
+    Tally,
+    Work,
 )
-from vane_dagster.worker.protocol import Tally, Work
 from vane_dagster.worker.retry import Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]
