@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
+    check_url,
     environment_variables,
     list_of_names,
     mapping,
@@ -21,29 +22,24 @@ from vane_dagster.pipeline.delta_target import (
     check_apart,
     check_no_column,
     check_table,
-    known_columns,
 )
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
-from vane_dagster.pipeline.source import ParquetSource, check_url
-from vane_dagster.pipeline.specs import (
+from vane_dagster.pipeline.options import (
     AUTO,
-    ERROR_COLUMN,
-    SOURCE,
     BatchFormat,
     Cardinality,
-    MapBatchesSpec,
     OnError,
-    ProjectSpec,
     Resources,
     WriteFormat,
-    WriteSpec,
     asset_options,
 )
+from vane_dagster.pipeline.source import ParquetSource
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
-from vane_dagster.types.schema import SchemaLike, parse_schema
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:
@@ -351,5 +347,5 @@ class Rows(LabelRows, EmbedRows):
             partition_column=column,
         )
         if column is not None:
-            check_apart(culprit, column, known_columns(self.pipeline, self._node))
+            check_apart(culprit, column, self.pipeline.declared_types()[self._node])
         return self.pipeline._add(spec)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import UdfError, names
-from vane_dagster.pipeline.specs import BatchFormat
+from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.kinds import is_list, is_number, is_text
 from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null

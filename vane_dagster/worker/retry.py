@@ -13,9 +13,8 @@ from typing import Final, Literal, Union
 
 import pyarrow as pa
 
-from vane_dagster.errors import StageError, names
-from vane_dagster.pipeline.specs import OnError
-from vane_dagster.providers.format import InvalidAnswer
+from vane_dagster.errors import CostlyError, StageError, names
+from vane_dagster.pipeline.options import OnError
 from vane_dagster.storage.transient_errors import is_transient, waiting_time
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
@@ -91,7 +90,7 @@ class Outcome:
         retries: Calls that were repeated.
         fits: The largest batch that fitted into memory after one did not; None if all did.
         mixed: Whether rows were tried again alone, so that the others came out before them.
-        wasted: What answers took that were not what was asked for; see `InvalidAnswer`.
+        wasted: What failed rows took all the same; see `CostlyError`.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
@@ -144,7 +143,7 @@ def attempt(
             outcome.mixed = True
             errors, alone = answer.errors, True
             for error in errors.values():
-                if isinstance(error, InvalidAnswer):
+                if isinstance(error, CostlyError):
                     outcome.wasted.update(error.used)
         elif isinstance(answer, BaseException):
             if is_out_of_memory(answer):
