@@ -48,7 +48,7 @@ labelled = desk.classify(
     LABELS,
     provider=os.environ.get("VANE_EXAMPLES_PROVIDER", "transformers"),
     model=os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
-    gpus=1 if shutil.which("nvidia-smi") else 0,
+    gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
     include_columns=["text"],
     on_error="quarantine",  # an answer that is none of the labels
     max_error_rate=0.2,

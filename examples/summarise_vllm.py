@@ -60,7 +60,7 @@ summaries = bulletin.prompt(
     sampling_params={"temperature": 0, "max_tokens": 48},
     output_column="summary",
     include_columns=["text"],
-    gpus=1 if shutil.which("nvidia-smi") else 0,
+    gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
     provider_options={
         "engine_kwargs": {
             "max_model_len": 4096,

@@ -25,7 +25,7 @@ TEXTS = [
 ENGINE: dict[str, Any] = {
     "provider": "vllm",
     "model": os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
-    "gpus": 1 if shutil.which("nvidia-smi") else 0,
+    "gpus_per_actor": 1 if shutil.which("nvidia-smi") else 0,
     "provider_options": {
         "engine_kwargs": {
             "max_model_len": 2048,

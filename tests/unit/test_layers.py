@@ -29,4 +29,4 @@ def test_imports_go_one_way():
             for above in [parts[1]] if len(parts) > 1 else [name.name for name in node.names]:
                 if above in ORDER and ORDER.index(above) > ORDER.index(own):
                     wrong.add((place, above))
-    assert not wrong
+    assert wrong == set()

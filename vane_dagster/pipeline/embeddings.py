@@ -32,7 +32,7 @@ class EmbedRows(AskRows):
         batch_size: int | None = None,
         max_concurrency: int = 4,
         concurrency: int | tuple[int, int] | None = None,
-        gpus: float = 0,
+        gpus_per_actor: float = 0,
         num_cpus: float = 0,
         memory: int = 0,
         accelerator_type: str | None = None,
@@ -65,9 +65,9 @@ class EmbedRows(AskRows):
             output_column: The column of vectors.
             include_columns: Columns that are passed on.
             batch_size: Texts of one call. Default: 64.
-            max_concurrency: Batches in flight in one worker.
+            max_concurrency: Calls at the same time in one worker.
             concurrency: See `prompt`; so are all others.
-            gpus: GPUs that a worker reserves.
+            gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
             memory: Bytes of memory that a worker reserves.
             accelerator_type: Kind of GPU, as Ray names it.
@@ -106,7 +106,7 @@ class EmbedRows(AskRows):
             batch_size=batch_size,
             max_concurrency=max_concurrency,
             concurrency=concurrency,
-            gpus=gpus,
+            gpus_per_actor=gpus_per_actor,
             num_cpus=num_cpus,
             memory=memory,
             accelerator_type=accelerator_type,

@@ -176,7 +176,7 @@ class AskRows:
         batch_size: int | None = None,
         max_concurrency: int = 4,
         concurrency: int | tuple[int, int] | None = None,
-        gpus: float = 0,
+        gpus_per_actor: float = 0,
         num_cpus: float = 0,
         memory: int = 0,
         accelerator_type: str | None = None,
@@ -198,7 +198,7 @@ class AskRows:
         """
         culprit = self.pipeline._culprit(name)
         custom = mapping(culprit, "resources", resources)
-        needs = Resources(num_cpus, gpus, memory, accelerator_type, custom)
+        needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
         needs.validate(culprit)
         failures = parse_failures(
             culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s

@@ -38,10 +38,6 @@ class AssetOptions:
     checks: Sequence[Any] = ()
 
 
-_FORMER = {"gpus_per_actor": "gpus"}
-"""Arguments of stages by their former names."""
-
-
 def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
     """What a stage's asset is given, from the arguments that the stage itself does not know.
 
@@ -52,11 +48,6 @@ def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
         return AssetOptions(**options)
     except TypeError:
         unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
-        if former := [name for name in unknown if name in _FORMER]:
-            raise DefinitionError(
-                f"{culprit}: {former[0]!r} is now called {_FORMER[former[0]]!r}, as in every other "
-                "stage"
-            ) from None
         raise DefinitionError(
             f"{culprit}: unknown argument {names(unknown)}; beside its own arguments a stage takes "
             f"{', '.join(AssetOptions.__dataclass_fields__)}"

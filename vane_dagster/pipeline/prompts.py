@@ -41,7 +41,7 @@ class PromptRows(AskRows):
         batch_size: int | None = None,
         max_concurrency: int = 16,
         concurrency: int | tuple[int, int] | None = None,
-        gpus: float = 0,
+        gpus_per_actor: float = 0,
         num_cpus: float = 0,
         memory: int = 0,
         accelerator_type: str | None = None,
@@ -86,9 +86,9 @@ class PromptRows(AskRows):
             explain_errors: How often a model is told why its answer does not fit, and asked again.
             batch_size: Rows that are submitted together; all rows of a worker's batches are with
                 the model at the same time. Default: 32.
-            max_concurrency: Batches in flight in one worker.
+            max_concurrency: Batches at the same time in one worker.
             concurrency: Workers, or (min, max). Default: 1.
-            gpus: GPUs that a worker reserves.
+            gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
             memory: Bytes of memory that a worker reserves.
             accelerator_type: Kind of GPU, as Ray names it.
@@ -145,7 +145,7 @@ class PromptRows(AskRows):
             batch_size=batch_size,
             max_concurrency=max_concurrency,
             concurrency=concurrency,
-            gpus=gpus,
+            gpus_per_actor=gpus_per_actor,
             num_cpus=num_cpus,
             memory=memory,
             accelerator_type=accelerator_type,

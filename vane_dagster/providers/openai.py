@@ -46,7 +46,7 @@ class OpenAIProvider:
         api_key_env: Name of the environment variable that holds the key; it has to be in the
             stage's `env_vars` too. None where the endpoint wants none.
         timeout: Seconds that an answer may take.
-        max_connections: Requests in flight from one worker.
+        max_connections: Requests at the same time.
         requests_per_minute: The most requests that all workers send together, each its share; None
             for no limit.
         tokens_per_minute: The most tokens, of prompts and answers, in the same way.

@@ -49,7 +49,7 @@ class VllmProvider(VllmEngine):
         model: A name on the Hugging Face hub, or a folder.
         revision: Of the model and its tokenizer on the hub.
         tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
-            reserves (`gpus`), at least 1.
+            reserves (`gpus_per_actor`), at least 1.
         lora: Folders of LoRA adapters by name; a stage picks one by ``"adapter"`` among its
             sampling parameters.
         chat_template: In place of the tokenizer's own.

@@ -24,7 +24,7 @@ class VllmEmbedder(VllmEngine):
         model: A name on the Hugging Face hub, or a folder.
         revision: Of the model and its tokenizer on the hub.
         tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
-            reserves (`gpus`), at least 1.
+            reserves (`gpus_per_actor`), at least 1.
         engine_kwargs: What vLLM's AsyncEngineArgs take.
     """
 

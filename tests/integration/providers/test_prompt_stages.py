@@ -152,7 +152,7 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
 
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
-    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus=64)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
     told = failure(materialize(pipeline, local, raises=False))
     assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
 

@@ -107,7 +107,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
         ({"return_format": {"type": "object"}}, "has a part without a column type"),
         ({"sampling_params": [1]}, "sampling_params is a list"),
-        ({"gpus": -1}, "gpus is -1"),
+        ({"gpus_per_actor": -1}, "gpus is -1"),
         ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
