@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.pipeline.keys import Side
-from vane_dagster.pipeline.specs import RowOrder
+from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
 from vane_dagster.types.schema import seen_by_sql

@@ -31,7 +31,7 @@ from vane_dagster.errors import (
     VaneError,
 )
 from vane_dagster.pipeline.keys import JoinShape
-from vane_dagster.pipeline.specs import BatchFormat, Cardinality, JoinHow, RowOrder
+from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.pipeline.udf import CallStyle
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.filesystem import Location
@@ -54,7 +54,7 @@ class Tally:
         nulled: Of which nulls came out, because of errors.
         workers: Names of the workers that computed them.
         seconds: Time that they took, all together.
-        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+        wasted: What rows took of which nothing came out; see `CostlyError`.
         packages: The installed packages that the user's code imports, as "name==version".
     """
 
