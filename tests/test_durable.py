@@ -25,7 +25,7 @@ from vane_dagster.compute import local_head
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.digest import value_digest
-from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.specs import MapBatchesSpec, publisher_of
 from vane_dagster.planning import key_versions
 from vane_dagster.planning.definition import digest, pool_identity
 from vane_dagster.planning.key_versions import VERSIONS, KeyVersion, stage_definitions
@@ -38,7 +38,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo, Published
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publish, publisher_of
+from vane_dagster.storage.publish.base import publish
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store, read_part_info

@@ -10,16 +10,13 @@ import vane_dagster
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
     "_failpoints", "_secrets", "errors", "_home", "_arguments", "_private_folder", "types",
-    "providers", "fingerprint", "checks", "pipeline", "storage", "planning", "worker", "events",
+    "providers", "fingerprint", "storage", "checks", "pipeline", "planning", "worker", "events",
     "compute", "engine", "tracing", "orchestration", "cli", "testing",
 ]  # fmt: skip
 # (file, imported package): to be opened.
 ALLOWED = {
     ("checks/comparisons.py", "pipeline"),
-    ("checks/context.py", "storage"),
     ("checks/recomputed.py", "pipeline"),
-    ("checks/recomputed.py", "storage"),
-    ("checks/runner.py", "storage"),
     ("pipeline/pipeline.py", "orchestration"),
     ("worker/database.py", "compute"),
     ("worker/host.py", "compute"),

@@ -31,6 +31,7 @@ import vane_dagster as vd
 from vane_dagster.engine.check_runner import Judge
 from vane_dagster.engine.executor import edited
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.pipeline.specs import publisher_of
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.planning.fragments import FragmentRule, _ranges, read_footers
 from vane_dagster.planning.listing import list_files
@@ -41,7 +42,6 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 from vane_dagster.types.sql import _asked, tokens
 

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.engine.committer import Commit, Committer, WithheldError, check_unique
-from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
 from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
@@ -41,7 +40,8 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
-from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store, read_part_info
 
 
@@ -523,10 +523,7 @@ def publish(store: Store, target: Location, rows: dict[str, list[int]], plan: st
 
 
 def publisher(target: Location) -> Publisher:
-    spec = WriteSpec("s", (), AssetOptions(), target.url, target.storage_options, "zstd")
-    found = publisher_of(spec, None)
-    assert found is not None
-    return found
+    return FolderPublisher(Target(target.url, target.storage_options, "zstd"), None)
 
 
 def published(target: Location) -> list[int]:

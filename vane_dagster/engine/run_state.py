@@ -24,13 +24,20 @@ from vane_dagster.events import (
     Unchanged,
 )
 from vane_dagster.pipeline.columns import column_lineage
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
+from vane_dagster.pipeline.specs import (
+    SOURCE,
+    MapBatchesSpec,
+    StageSpec,
+    WriteSpec,
+    is_one_to_many,
+    publisher_of,
+)
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.source_files import content_hash
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import LoadReport
 
@@ -121,7 +128,9 @@ class RunState:
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if isinstance(spec, WriteSpec):
-                self.store.keep_target(self.pipeline.name, stage, spec.url)
+                self.store.keep_target(
+                    self.pipeline.name, stage, spec.target.url, spec.target.format
+                )
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)

@@ -22,13 +22,12 @@ from vane_dagster.pipeline.specs import (
     MapBatchesSpec,
     ProjectSpec,
     StageSpec,
-    WriteSpec,
     is_one_to_many,
+    publisher_of,
 )
 from vane_dagster.planning.inputs import base_node, quarantining
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.part_file import PartTarget
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 from vane_dagster.types.sql import referenced_columns
 from vane_dagster.worker.operations import (
@@ -242,17 +241,20 @@ class Requests:
 
     def folder(self, run: FragmentRun, spec: StageSpec) -> Any:
         """Where a stage's parts of a partition are written."""
+        return self._folder(run, spec)[0]
+
+    def _folder(self, run: FragmentRun, spec: StageSpec) -> tuple[Any, str | None]:
+        """Where a stage's parts of a partition are written, and their codec if it is not ours."""
         key = self._plan.partitions[run.partition].key
         if publisher := publisher_of(spec, key):
-            return publisher.staging
-        return self._store.parts(self._pipeline.name, spec.name, key)
+            return publisher.staging, publisher.compression
+        return self._store.parts(self._pipeline.name, spec.name, key), None
 
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
         plan = self._plan.partitions[run.partition].stages[spec.name]
-        compression = spec.compression if isinstance(spec, WriteSpec) else None
         salt = secrets.token_hex(8) if run.index in plan.leaving else None
-        folder, key = self.folder(run, spec), plan.keys[run.index]
+        (folder, compression), key = self._folder(run, spec), plan.keys[run.index]
         measured = made_columns(self._pipeline, spec, self._schema(run, node))
         id = self._pipeline[spec.name].id
         return PartTarget(folder, key, id, measured, compression, salt)

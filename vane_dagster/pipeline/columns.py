@@ -26,6 +26,17 @@ Column = tuple[str, str]
 """A node and one of its columns."""
 
 
+def known_columns(pipeline: Pipeline, node: str) -> tuple[str, ...]:
+    """The columns of a stage as far as its declaration tells them."""
+    spec = pipeline[node].spec
+    ids = tuple(key.column for key in pipeline.keys(node))
+    if isinstance(spec, ProjectSpec):
+        return (*ids, *(name for name, _ in spec.columns))
+    if isinstance(spec, MapBatchesSpec):
+        return tuple(dict.fromkeys((*ids, *spec.carried, *spec.schema.names)))
+    return ids
+
+
 def made_columns(pipeline: Pipeline, spec: StageSpec, schema: pa.Schema) -> tuple[str, ...]:
     """The columns whose values a stage makes, and does not pass on as they are.
 

@@ -17,7 +17,7 @@ from vane_dagster._arguments import (
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.delta_target import known_columns
+from vane_dagster.pipeline.columns import known_columns
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.specs import (
     ERROR_COLUMN,

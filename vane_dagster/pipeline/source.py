@@ -5,15 +5,13 @@ They are Parquet files anywhere, or what the store holds of another asset.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
 from vane_dagster._secrets import holds_password, url_parts, with_options
 from vane_dagster.errors import DefinitionError, names
-
-_FIELD = re.compile(r"\{([^{}]*)\}")
+from vane_dagster.storage.paths import fill_placeholders, placeholders
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,11 @@ class ParquetSource:
     @property
     def fields(self) -> tuple[str, ...]:
         """The placeholders of the URL."""
-        return tuple(_FIELD.findall(self.url))
+        return placeholders(self.url)
 
     def url_for(self, partition_key: str | None, escape: Any = str) -> str:
         """The URL pattern of one partition, the key's own text passed through `escape`."""
-
-        def value(match: re.Match[str]) -> str:
-            dimension = match.group(1).partition(".")[2]
-            keys = getattr(partition_key, "keys_by_dimension", {})
-            return str(escape(keys[dimension] if dimension else str(partition_key)))
-
-        return _FIELD.sub(value, self.url)
+        return fill_placeholders(self.url, partition_key, escape)
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,7 @@ def check_url(where: str, url: str) -> None:
             f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
             "storage_options"
         )
-    for name in _FIELD.findall(url):
+    for name in placeholders(url):
         if name.partition(".")[0] != "partition_key":
             raise DefinitionError(
                 f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "

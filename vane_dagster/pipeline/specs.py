@@ -12,11 +12,12 @@ import pyarrow as pa
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.registry import open_publisher
 
 BatchFormat = Literal["pyarrow", "numpy", "pandas"]
 Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
-WriteFormat = Literal["parquet", "delta"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
@@ -214,27 +215,22 @@ class JoinSpec:
 
 @dataclass(frozen=True)
 class WriteSpec:
-    """A stage's rows, published as a plain folder of Parquet or as a Delta table.
-
-    Attributes:
-        target_bytes: About how large files are made; None for a file a fragment.
-        partition_column: Of a Delta table that holds the partitions: where their keys stand.
-    """
+    """A stage's rows, published where any tool reads them."""
 
     name: str
     upstream: tuple[str, ...]
     asset: AssetOptions
-    url: str
-    storage_options: Mapping[str, Any] = field(repr=False)
-    compression: str
-    format: WriteFormat = "parquet"
-    target_bytes: int | None = None
-    partition_column: str | None = None
+    target: Target
 
     kind = "write"
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
+
+
+def publisher_of(spec: StageSpec, partition: str | None) -> Publisher | None:
+    """What publishes a partition of a `write` stage; None for other stages."""
+    return open_publisher(spec.target, partition) if isinstance(spec, WriteSpec) else None
 
 
 def is_one_to_many(spec: StageSpec) -> bool:

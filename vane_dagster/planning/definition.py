@@ -93,11 +93,12 @@ def _parameters(pipeline: Pipeline, spec: StageSpec) -> Sequence[object]:
         return [spec.how, spec.children, chosen, lists, *nulls]
     assert isinstance(spec, WriteSpec)
     return [
-        spec.url,
-        spec.compression,
-        spec.format,
-        spec.target_bytes,
-        spec.partition_column,
+        spec.target.url,
+        spec.target.compression,
+        spec.target.format,
+        spec.target.target_bytes,
+        spec.target.partition_column,
+        *(value for pair in sorted(spec.target.options.items()) for value in pair),
     ]
 
 
@@ -194,7 +195,7 @@ def _in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Reads what arguments name, apart from the pipeline's own data and its code."""
-    targets = [stage.spec.url for stage in pipeline if isinstance(stage.spec, WriteSpec)]
+    targets = [stage.spec.target.url for stage in pipeline if isinstance(stage.spec, WriteSpec)]
     source = [pipeline.source.url] if isinstance(pipeline.source, ParquetSource) else []
     module = sys.modules.get(getattr(unwrapped(spec.udf.target), "__module__", None) or "")
     file = getattr(module, "__file__", None)

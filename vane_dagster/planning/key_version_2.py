@@ -86,7 +86,8 @@ def _parameters(pipeline: Pipeline, spec: StageSpec) -> list[object]:
         nulls = ["null lists"] if any(quarantining(pipeline, spec).values()) else []
         return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
     assert isinstance(spec, WriteSpec)
-    return [spec.url, spec.compression, spec.format, spec.target_bytes, spec.partition_column]
+    made = spec.target
+    return [made.url, made.compression, made.format, made.target_bytes, made.partition_column]
 
 
 def _asked(spec: AskSpec) -> list[object]:

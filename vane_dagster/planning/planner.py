@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, WriteSpec
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, WriteSpec, publisher_of
 from vane_dagster.planning.definition import code_digest, digest
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.fragments import (
@@ -31,7 +31,6 @@ from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.planning.stored_source import Listed, read_as, stored_schema
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 _LISTERS = 16

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import publisher_of
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.parquet import STAGING, publisher_of
+from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
 _READERS = 16
