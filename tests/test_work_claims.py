@@ -162,6 +162,7 @@ class Run:
             while self.queue.is_asking and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
             self.queue.take_answer()
+            self.queue.drop_given_up()
             if self.queue.peek():
                 return self.queue.pop()
         return None

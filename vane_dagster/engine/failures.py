@@ -73,20 +73,26 @@ class Losses:
         self._at_work: dict[Worker, set[int]] = {}
         self._deaths: dict[str, int] = {}
 
-    def was_at_work(
-        self, worker: Worker, ticket: int, queued: Collection[int], at_once: int
-    ) -> bool:
-        """Whether a lost worker was at a call, and did not only have it queued: the oldest were.
+    def record_loss(self, worker: Worker, tickets: Collection[int], at_once: int) -> None:
+        """Keeps which calls a lost worker was at, the first time that one of its calls is lost.
 
         Args:
             worker: The worker.
-            ticket: The call.
-            queued: Tickets of its other calls.
+            tickets: Its calls that have not been answered; it was at the oldest.
             at_once: Calls that it does at the same time.
         """
-        if worker not in self._at_work:
-            self._at_work[worker] = set(sorted([ticket, *queued])[:at_once])
+        self._at_work.setdefault(worker, set(sorted(tickets)[:at_once]))
+
+    def was_at_work(self, worker: Worker, ticket: int) -> bool:
+        """Whether a lost worker was at a call, and did not only have it queued."""
         return ticket in self._at_work[worker]
+
+    def record_death(self, run: FragmentRun, spec: StageSpec, start: int, rows: int) -> None:
+        """Counts a worker that died at rows of a fragment, from `start` on."""
+        self._deaths[spec.name] = self._deaths.get(spec.name, 0) + 1
+        if rows == 1:
+            key = (spec.name, start)
+            run.losses[key] = run.losses.get(key, 0) + 1
 
     def answered(self, stage: str) -> None:
         """Takes note that a call of a stage came back."""
@@ -106,7 +112,7 @@ class Losses:
         hung: bool,
         why: str = "",
     ) -> list[Again]:
-        """What is to be done with the rows of a lost call.
+        """What is to be done with the rows of a lost call, once `record_death` has counted it.
 
         Args:
             run: Their fragment.
@@ -119,13 +125,10 @@ class Losses:
         """
         if not guilty:
             return [Again(start, rows)]
-        self._deaths[spec.name] = self._deaths.get(spec.name, 0) + 1
         if rows > 1:
             half = rows // 2
             return [Again(start, half), Again(start + half, rows - half)]
-        key = (spec.name, start)
-        run.losses[key] = run.losses.get(key, 0) + 1
-        if run.losses[key] < _MOST_LOSSES_OF_A_ROW:
+        if run.losses.get((spec.name, start), 0) < _MOST_LOSSES_OF_A_ROW:
             return [Again(start, 1)]
         return [Again(start, 1, TIMED_OUT if hung else WORKER_DIED, why)]
 
@@ -141,19 +144,23 @@ class Streaks:
         self._failed: dict[Worker, set[int]] = {}
         self._in_vain: set[str] = set()
 
-    def succeeded(self, worker: Worker) -> None:
+    def record_success(self, worker: Worker) -> None:
         """Takes note that a call of a worker gave rows."""
         self._failed.pop(worker, None)
         self._in_vain.discard(worker.pool)
 
-    def failed(self, worker: Worker, run: FragmentRun) -> bool:
-        """Takes note that a call did not; tells whether the worker is to be replaced."""
-        row = self._failed.setdefault(worker, set())
-        row.add(run.order)
-        if len(row) < FAILURES_IN_A_ROW or worker.pool in self._in_vain:
-            return False
+    def record_failure(self, worker: Worker, run: FragmentRun) -> None:
+        """Takes note that a call of a worker gave no rows."""
+        self._failed.setdefault(worker, set()).add(run.order)
+
+    def should_replace(self, worker: Worker) -> bool:
+        """Whether a worker has failed so often in a row that a fresh one may do better."""
+        failed = self._failed.get(worker, ())
+        return len(failed) >= FAILURES_IN_A_ROW and worker.pool not in self._in_vain
+
+    def record_replacement(self, worker: Worker) -> None:
+        """Takes note that a worker is replaced, which is in vain until a call gives rows."""
         self._in_vain.add(worker.pool)
-        return True
 
 
 def isolates(spec: StageSpec) -> bool:

@@ -26,13 +26,16 @@ class Mending:
     def __init__(self, state: RunState, last: bool) -> None:
         self._state, self._last = state, last
 
-    def refused(self, run: FragmentRun, stage: str, fault: Fault) -> VaneError | None:
-        """The error of a fault, or None where a damaged part was removed and can be made again.
+    def remove_damaged(self, run: FragmentRun, stage: str, fault: Fault) -> VaneError | None:
+        """Removes the damaged part that a fault names, and sets the fragment aside.
 
         Args:
             run: The fragment.
             stage: The stage that read the part.
             fault: What the worker said.
+
+        Returns:
+            The error of the fault where the part cannot be made again in this run.
         """
         error = fault.error()
         if not fault.part:

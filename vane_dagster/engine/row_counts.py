@@ -10,7 +10,6 @@ from vane_dagster.engine.fragment_state import FragmentRun
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import Requests
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
-from vane_dagster.events import Noticed
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
@@ -35,7 +34,7 @@ class RowCounts:
         self._pipeline = state.pipeline
 
     def violation(self, run: FragmentRun, spec: StageSpec, part: Part) -> VaneError | None:
-        """What is wrong with a part's counts; it is removed then, so that nothing builds on it."""
+        """What is wrong with a part's counts, for a part that its caller then removes."""
         info = part.info
         base = base_node(self._pipeline, spec)
         above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
@@ -52,7 +51,6 @@ class RowCounts:
             return None
         told = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
         ids = "" if above is None else self._missing_ids(spec, part, base, above)
-        part.folder.delete([info.name])
         return IntegrityError(
             f"{self._requests.culprit(run, spec.name)}: {told}{info.quarantined} quarantined, "
             f"{info.rows} out{ids}; expected every row of {base!r} to be one of these. The part "
@@ -61,19 +59,18 @@ class RowCounts:
         )
 
     def too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> VaneError | None:
-        """Tells of rows that were set aside; the error, where they are more than the stage allows.
+        """The error of a stage of which more rows were set aside than it allows; else None.
 
         That is judged early by all rows that the source has, and in the end by the stage's check.
         """
-        told, culprit = "; ".join(report.faults), self._requests.culprit(run, stage)
         faults = self._state.stats[run.partition, stage].faults
         if faults <= self._state.most_faults(run.partition, stage):
-            self._state.emit(Noticed(f"{culprit}: some rows failed: {told}"))
             return None
         rows = self._state.plan.partitions[run.partition].source_rows
         return UdfError(
-            f"{culprit}: {faults} of at most {rows} rows of the partition failed, more than "
-            f"max_error_rate allows. The last: {told}"
+            f"{self._requests.culprit(run, stage)}: {faults} of at most {rows} rows of the "
+            f"partition failed, more than max_error_rate allows. The last: "
+            f"{'; '.join(report.faults)}"
         )
 
     def _missing_ids(self, spec: StageSpec, part: Part, base: str, above: Part) -> str:

@@ -137,8 +137,9 @@ class Crew:
         if spent and worker in lane.busy:
             lane.retire(worker)
             self._emit(Noticed(f"worker {worker.name} {spent}: a fresh one takes its place"))
-        for gone in lane.gone():
-            self._start(self._lease.replace(gone))
+        for drained in lane.drained:
+            lane.lose(drained)
+            self._start(self._lease.replace(drained))
 
     def lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """A worker is gone: another takes its place, unless they die one after the other."""

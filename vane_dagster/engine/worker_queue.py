@@ -87,12 +87,10 @@ class Lane:
         if worker in self.busy:
             self.leaving[worker] = self.busy.pop(worker)
 
-    def gone(self) -> list[Worker]:
-        """Workers that are handed no more calls and have answered the last; each told once."""
-        left = [worker for worker, calls in self.leaving.items() if not calls]
-        for worker in left:
-            del self.leaving[worker]
-        return left
+    @property
+    def drained(self) -> list[Worker]:
+        """Workers that are handed no more calls and have answered the last; see `lose`."""
+        return [worker for worker, calls in self.leaving.items() if not calls]
 
     def ready(self, worker: Worker) -> None:
         """A worker has constructed its model."""
