@@ -19,17 +19,18 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
-from vane_dagster.compute.admission import check_can_fit, fits
-from vane_dagster.compute.api import Capacity, Done, Sharer, Worker, forwarded
+from vane_dagster.compute.admission import check_can_fit
+from vane_dagster.compute.api import Capacity, Done, Worker, forwarded
+from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
-from vane_dagster.compute.pool_state import Books, Claim, LeaseRecord, Start
-from vane_dagster.compute.versions import Versions
+from vane_dagster.compute.placement import fits
+from vane_dagster.compute.pool_state import Books, LeaseRecord, Sharer, Start
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
-from vane_dagster.worker.protocol import PoolSpec, Work
+from vane_dagster.worker.protocol import Claim, PoolSpec, Work
 from vane_dagster.worker.watchdog import ended_by_deadline
 
 _SHARED_MEMORY = "/dev/shm"

@@ -6,25 +6,26 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vane_dagster.compute.admission import Bundle
-from vane_dagster.compute.api import NodeType, Sharer
-from vane_dagster.compute.client import NAMESPACE, actor_names, is_keeper, protocol
-from vane_dagster.compute.growth import Growth
+from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper
+from vane_dagster.compute.autoscaler import Growth
+from vane_dagster.compute.code_digest import Versions, installed, protocol
+from vane_dagster.compute.placement import Bundle, NodeType
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
     Books,
-    Claim,
     LeaseRecord,
     Pool,
+    Sharer,
     Start,
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.protocol import Claim
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
@@ -45,6 +46,7 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
+        self._versions: dict[str, Versions] = {}
         # So that a restarted keeper takes up its pools though nobody may ever call it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
@@ -73,6 +75,12 @@ class Keeper:
             self._create(start)
         workers = {i: list(names) for i, names in grant.workers.items()}
         return {"workers": workers, "ahead": [], "sharers": self._books.sharers(request.id)}
+
+    async def versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
+        """Takes in what nodes have answered a driver; gives all that is known, by the node's id."""
+        own = ray.get_runtime_context().get_node_id()
+        self._versions = {own: installed(), **self._versions, **news}
+        return self._versions
 
     async def growth(self) -> tuple[NodeType, ...] | None:
         """See `Capacity.growth`."""

@@ -11,27 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vane_dagster.compute.admission import Bundle, Room, bundle_size
-from vane_dagster.compute.api import Sharer
+from vane_dagster.compute.placement import Bundle, Room, bundle_size
+from vane_dagster.worker.protocol import Claim
 
 LEASE_SECONDS = 30.0
-IDLE_SECONDS = 600.0
 POLL_SECONDS = 15.0
 _REMEMBER_SECONDS = 3600.0
 _RISE_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a lease asks of one pool."""
-
-    identity: str
-    label: str
-    workers: tuple[int, int]
-    bundle: Mapping[str, float]
-    slots: int
-    threads: int = 0
-    idle_seconds: float = IDLE_SECONDS
 
 
 @dataclass
@@ -74,6 +60,19 @@ class LeaseRecord:
     def kinds(self) -> set[str]:
         """The resources that it asks for."""
         return {name for claim in self.claims for name in claim.bundle}
+
+
+@dataclass(frozen=True)
+class Sharer:
+    """Another run that has a worker under lease.
+
+    Attributes:
+        run_id: The run.
+        priority: Its priority.
+    """
+
+    run_id: str
+    priority: int
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster._private_folder import private_folder, user_folder
+from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
-from vane_dagster.compute.processes import MARK
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.manifest import Made, PartInfo
@@ -91,7 +89,7 @@ class Host:
                 set_threads(threads)
                 with self.startup.watched(upkeep.startup_timeout_s):
                     if model is not None:
-                        self.models.construct(model, archive, code_root())
+                        self.models.construct(model, archive, worker_folder("code"))
                     else:
                         connection()
                 _check_size(model, upkeep)
@@ -119,7 +117,7 @@ class Host:
         if model is not None:
             try:
                 with self.startup.watched(self._upkeep.startup_timeout_s):
-                    imported = self.models.adopt(model, archive, code_root())
+                    imported = self.models.adopt(model, archive, worker_folder("code"))
                 sick = self._sick(model)
             except OtherCodeError as error:
                 outdated = str(error)
@@ -251,19 +249,6 @@ def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
             f"{model.label}: its worker {told}, before its first batch, and would be replaced "
             "after each. Raise max_rss"
         )
-
-
-def code_root() -> Path:
-    """The private folder for users' modules.
-
-    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
-    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
-    folder for temporary files. Ray's own session folder is no place for it: all users can write
-    there.
-    """
-    if head := os.environ.get(MARK):
-        return private_folder(Path(head, "code"))
-    return user_folder("code")
 
 
 def set_threads(threads: int) -> None:

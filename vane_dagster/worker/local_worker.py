@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from vane_dagster.compute.api import load_failed
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import Fault, Report
+from vane_dagster.worker.protocol import Fault, Report, load_failed
 from vane_dagster.worker.user_errors import contained
 
 CLOSED_STATUS = 88

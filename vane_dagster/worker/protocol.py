@@ -17,6 +17,9 @@ from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.operations import Op, Rows
 
+IDLE_SECONDS = 600.0
+"""How long a pool stays warm without a lease, by default."""
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -267,3 +270,21 @@ class LoadReport:
     row_seconds: float | None = None
     sick: str = ""
     outdated: str = ""
+
+
+def load_failed(fault: Fault) -> LoadReport:
+    """The answer to a load of which no answer came."""
+    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a lease asks of one pool."""
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float]
+    slots: int
+    threads: int = 0
+    idle_seconds: float = IDLE_SECONDS

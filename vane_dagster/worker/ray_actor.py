@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from vane_dagster.compute.pool_state import Claim
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import LoadReport, ModelSpec, Report, Work
+from vane_dagster.worker.protocol import Claim, LoadReport, ModelSpec, Report, Work
 
 
 class HostActor:
