@@ -33,6 +33,7 @@ from vane_dagster._private_folder import (
     MARK,
     is_safe_to_import_from,
     private_folder,
+    worker_folder,
 )
 from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import Head, LocalHead

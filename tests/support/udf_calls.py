@@ -42,12 +42,12 @@ def call(
     work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
     caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
     try:
-        output, facts = caller.call(op, table, work, lambda: False)
+        computed = caller.call(op, table, work, lambda: False)
     except BatchError as error:
         raise error.cause from None
-    assert not facts["cancelled"]
-    assert output.schema == declared
-    return output
+    assert not computed.cancelled
+    assert computed.rows.schema == declared
+    return computed.rows
 
 
 def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:

@@ -37,6 +37,7 @@ from vane_dagster._private_folder import (
     is_safe_to_import_from,
     private_folder,
     temporary_folder,
+    worker_folder,
 )
 from vane_dagster.errors import ComputeError
 from vane_dagster.worker.user_code import unpack
@@ -412,7 +413,7 @@ def test_only_what_a_driver_sends_is_unpickled() -> None:
     """Stores, caches and state folders hold JSON and Parquet: who writes there runs no code."""
     package = Path(next(iter(vd.__path__)))
     using = {file.name for file in package.rglob("*.py") if "pickle.load" in file.read_text()}
-    assert using == {"bundle.py", "udf_caller.py"}
+    assert using == {"user_code.py", "udf_caller.py"}
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:

@@ -15,8 +15,7 @@ from vane_dagster.compute.placement import NodeType
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
-from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Work
+from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Starting, Work
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""

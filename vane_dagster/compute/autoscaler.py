@@ -84,14 +84,16 @@ class Growth:
                 await asyncio.sleep(_LOOK_SECONDS)
         return "its autoscaler has no nodes to add for that" if seen is Verdict.BEYOND else None
 
-    def told(self, id: str) -> dict[str, Any]:
-        """What a request that waits is to know: what was asked for it, and whether in vain."""
-        asked = ""
-        if id in self._demand.asked_for():
-            asked = listed(self._autoscaler.asked)
-            if doing := self._autoscaler.under_way():
-                asked += f" ({doing})"
-        return {"asked": asked, "hopeless": id in self._demand.hopeless}
+    def asked_for(self, id: str) -> str:
+        """The nodes that the autoscaler was asked for because of a request, and their progress."""
+        if id not in self._demand.asked_for():
+            return ""
+        doing = self._autoscaler.under_way()
+        return listed(self._autoscaler.asked) + (f" ({doing})" if doing else "")
+
+    def is_hopeless(self, id: str) -> bool:
+        """Whether no nodes can be added for a request."""
+        return id in self._demand.hopeless
 
 
 def of_cluster() -> Autoscaler:

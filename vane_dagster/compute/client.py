@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper, keeper_name
 from vane_dagster.compute.code_digest import protocol
@@ -22,6 +22,21 @@ def keepers() -> dict[str, Any]:
     return {
         name: ray.get_actor(name, namespace=NAMESPACE) for name in actor_names() if is_keeper(name)
     }
+
+
+KeeperMethod = Literal[
+    "acquire",
+    "beyond",
+    "claim",
+    "end_claims",
+    "give_up",
+    "growth",
+    "heartbeat",
+    "release",
+    "replace",
+    "versions",
+]
+"""Methods of `Keeper` that drivers call."""
 
 
 class KeeperClient:
@@ -45,7 +60,7 @@ class KeeperClient:
         found = ray.is_initialized() and keeper_name() in actor_names()
         return cls() if found else None
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, method: KeeperMethod, *args: Any) -> Any:
         """Calls a method and waits for the answer, over a restart of the keeper.
 
         Raises:
@@ -81,7 +96,7 @@ class KeeperClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def tell(self, method: str, *args: Any) -> None:
+    def tell(self, method: KeeperMethod, *args: Any) -> None:
         """Calls a method and does not wait."""
         getattr(self.actor, method).remote(*args)
 

@@ -10,9 +10,10 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from vane_dagster.compute.placement import Bundle, Room, bundle_size
-from vane_dagster.worker.protocol import Claim
+from vane_dagster.worker.protocol import Claim, WorkerInfo
 
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 15.0
@@ -73,6 +74,36 @@ class Sharer:
 
     run_id: str
     priority: int
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """The pool manager's answer to a request for a lease.
+
+    Attributes:
+        workers: The names of the workers of each pool; None while the request has to wait.
+        sharers: The other runs that have these workers too, by the worker's name.
+        ahead: Ids of the runs that hold or want what a waiting request asks for.
+        asked: The nodes that the autoscaler was asked for, as text; empty if it was not.
+        hopeless: Whether no nodes can be added for the request.
+    """
+
+    workers: Mapping[str, Sequence[str]] | None = None
+    sharers: Mapping[str, Sequence[Sharer]] = field(default_factory=dict)
+    ahead: tuple[str, ...] = ()
+    asked: str = ""
+    hopeless: bool = False
+
+
+class PoolInfo(TypedDict):
+    """What `vane-dagster pools` shows of a pool, in plain values; see `WorkerInfo`."""
+
+    identity: str
+    label: str
+    bundle: dict[str, float]
+    leases: list[str]
+    idle_seconds: float
+    workers: list[WorkerInfo]
 
 
 @dataclass(frozen=True)

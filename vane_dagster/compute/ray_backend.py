@@ -22,7 +22,7 @@ from vane_dagster.compute.client import KeeperClient, brief
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.demand import listed
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseRecord, Sharer
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
 from vane_dagster.compute.versions import of_cluster
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
@@ -102,9 +102,8 @@ class RayBackend:
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
         waits = waits or Waits(_log_wait)
-        answer = self._acquired(request, cancelled or threading.Event(), waits)
-        granted = answer["workers"], answer["sharers"]
-        return RayLease(self._keeper, self._watch, request, pools, *granted)
+        granted = self._acquired(request, cancelled or threading.Event(), waits)
+        return RayLease(self._keeper, self._watch, request, pools, granted)
 
     def close(self) -> None:
         """Ends what watches the cluster. Warm pools stay."""
@@ -118,17 +117,17 @@ class RayBackend:
 
     def _acquired(
         self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
-    ) -> dict[str, Any]:
+    ) -> LeaseAnswer:
         pause = 0.02
         try:
             while True:
-                answer: dict[str, Any] = self._keeper.ask("acquire", request)
-                if answer["workers"] is not None:
+                answer: LeaseAnswer = self._keeper.ask("acquire", request)
+                if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
-                if answer["hopeless"]:
+                if answer.hopeless:
                     raise ComputeError(_in_vain(request, self.capacity()))
-                waits.begin("lease", _waiting(request, answer), answer["ahead"])
+                waits.begin("lease", _waiting(request, answer), answer.ahead)
                 if cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MOST_POLL, 2 * pause)
@@ -157,9 +156,9 @@ def _wanted(request: LeaseRecord) -> str:
     return ", ".join(claim.label for claim in request.claims if claim.bundle)
 
 
-def _waiting(request: LeaseRecord, answer: Mapping[str, Any]) -> str:
-    labels, ahead = _wanted(request), answer["ahead"]
-    if asked := answer["asked"]:
+def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
+    labels, ahead = _wanted(request), answer.ahead
+    if asked := answer.asked:
         return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
@@ -175,16 +174,16 @@ class RayLease:
         watch: HeadWatch,
         record: LeaseRecord,
         pools: Sequence[PoolSpec],
-        workers: Mapping[str, Sequence[str]],
-        sharers: Mapping[str, Sequence[Sharer]],
+        granted: LeaseAnswer,
     ) -> None:
         import ray
 
         self.id = record.id
-        self._sharers = sharers
+        self._sharers = granted.sharers
         self._keeper, self._watch = keeper, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
+        workers = granted.workers or {}
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
         self._actors: dict[str, Any] = {}
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}

@@ -10,7 +10,7 @@ from vane_dagster.compute.client import KeeperClient, brief
 from vane_dagster.compute.code_digest import Versions, installed
 
 _ANSWER_SECONDS = 30.0
-_asked: dict[tuple[Any, frozenset[str]], dict[str, Any]] = {}
+_asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
 """What the keeper and the nodes have answered, by the keeper and the nodes at that time."""
 
 
@@ -57,7 +57,7 @@ def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
     key = (keeper.actor._actor_id, frozenset(nodes))
     if key not in _asked:
-        found: dict[str, Any] = keeper.ask("versions", {})
+        found: Mapping[str, Versions] = keeper.ask("versions", {})
         news = _answers([id for id in nodes if id not in found])
         if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
             keeper.ask("versions", fit)
@@ -65,7 +65,7 @@ def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
     return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
 
 
-def _answers(ids: list[str]) -> dict[str, Any]:
+def _answers(ids: list[str]) -> dict[str, Versions | str]:
     """Asks nodes by a task each that reserves nothing; one that does not answer is left out."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -78,7 +78,7 @@ def _answers(ids: list[str]) -> dict[str, Any]:
     if not pending:
         return {}
     ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_SECONDS)
-    found: dict[str, Any] = {}
+    found: dict[str, Versions | str] = {}
     for ref in ready:
         try:
             found[pending[ref]] = ray.get(ref)

@@ -11,8 +11,7 @@ from vane_dagster.engine.worker_queue import Lane
 from vane_dagster.errors import ModelLoadError, VaneError
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.upkeep import STARTUP_SECONDS
-from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, load_failed
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
 
 _MOST_FAILED_STARTS = 3
 _PATIENCE_SECONDS = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.specs import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.retry import Policy, RowLoss
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class CallUdf:
     arguments: bytes = field(repr=False)
     columns: tuple[str, ...] | None
     batch_format: BatchFormat
-    batch_size: int | str | None
+    batch_size: int | Literal["auto"] | None
     cardinality: Cardinality
     max_concurrency: int
     ids: tuple[str, ...]
@@ -197,7 +197,7 @@ class Reject:
 
     call: CallUdf
     model: str
-    error: str
+    error: RowLoss
     message: str
     attempts: int
 

@@ -17,8 +17,9 @@ from support.code_folder import (
     folder,  # noqa: F401  # fixtures
 )
 from vane_dagster.errors import CodeIdentityError, ComputeError
+from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.worker.user_code import activate, load, pack, unpack
+from vane_dagster.worker.user_code import activate, load, unpack
 
 
 def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
