@@ -16,21 +16,19 @@ from vane_dagster.engine.failures import (
     Again,
     Loss,
     Losses,
+    Mending,
     Streaks,
     isolates,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.memory_budget import Budget
-from vane_dagster.engine.part_repair import Mending
 from vane_dagster.engine.row_counts import RowCounts
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import Pacing
 from vane_dagster.engine.task_builder import Dispatch, Flight, Item
 from vane_dagster.engine.tasks import Requests
-from vane_dagster.engine.worker_group import Crew
-from vane_dagster.engine.worker_queue import Lane
-from vane_dagster.engine.worker_sharing import Sharing
+from vane_dagster.engine.worker_group import Crew, Lane, Sharing
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part

@@ -11,7 +11,7 @@ from vane_dagster.engine.failures import Again
 from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.slicing import Pacing
 from vane_dagster.engine.tasks import Requests
-from vane_dagster.engine.worker_queue import Lane
+from vane_dagster.engine.worker_group import Lane
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.retry import TIMED_OUT

@@ -12,9 +12,8 @@ from typing import Any
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.fingerprint.objects import unwrapped, value_digest
 from vane_dagster.pipeline.model_stages import AskSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.source import ParquetSource

@@ -6,8 +6,7 @@ import itertools
 from typing import Any
 
 from vane_dagster.compute.api import IO_POOL, Done, Worker
-from vane_dagster.engine.worker_group import Crew
-from vane_dagster.engine.worker_queue import Lane
+from vane_dagster.engine.worker_group import Crew, Lane
 from vane_dagster.events import Noticed
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
 

@@ -25,7 +25,7 @@ from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.specs import MapBatchesSpec, publisher_of
 from vane_dagster.planning import key_versions
 from vane_dagster.planning.definition import digest, pool_identity
