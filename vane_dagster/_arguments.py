@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vane_dagster._secrets import holds_password
 from vane_dagster.errors import DefinitionError
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""A placeholder in a URL pattern; the group is its name."""
+
+
+def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
+    """A URL with a partition's key in place of its placeholders.
+
+    Args:
+        url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
+        key: The partition's key, which has one for each dimension where it is a multi-partition's.
+        escape: Makes the text that stands in the URL.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        dimension = match.group(1).partition(".")[2]
+        keys = getattr(key, "keys_by_dimension", {})
+        return escape(keys[dimension] if dimension else str(key))
+
+    return PLACEHOLDER.sub(value, url)
 
 
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
@@ -129,3 +151,25 @@ def selection(
     if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
         raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
     return tuple(pairs)
+
+
+def check_url(where: str, url: str) -> None:
+    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
+    if not isinstance(url, str) or not url.strip():
+        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+    if "::" in url:
+        raise DefinitionError(
+            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
+            "a path or one URL, with storage_options for the rest"
+        )
+    if holds_password(url):
+        raise DefinitionError(
+            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
+            "storage_options"
+        )
+    for name in PLACEHOLDER.findall(url):
+        if name.partition(".")[0] != "partition_key":
+            raise DefinitionError(
+                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
+                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
+            )

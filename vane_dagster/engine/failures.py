@@ -14,7 +14,7 @@ from vane_dagster.engine.fragment_state import FragmentRun
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import DamagedPartError, StoreError, VaneError
 from vane_dagster.events import Noticed
-from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.worker.protocol import Fault
 from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
@@ -50,7 +50,7 @@ class Loss:
             spec: Its stage.
             seconds: Since when it was under way, which decides where nothing else is known.
         """
-        limit = spec.failures.timeout_s if isinstance(spec, MapBatchesSpec) else None
+        limit = spec.timeout_s
         if limit is None or self.fault is not None:
             return None
         hung = seconds >= limit if self.timed_out is None else self.timed_out
@@ -169,11 +169,6 @@ class Streaks:
     def record_replacement(self, worker: Worker) -> None:
         """Takes note that a worker is replaced, which is in vain until a call gives rows."""
         self._in_vain.add(worker.pool)
-
-
-def isolates(spec: StageSpec) -> bool:
-    """Whether a stage sets rows aside that kill its workers."""
-    return isinstance(spec, MapBatchesSpec) and spec.failures.on_error != "raise"
 
 
 MOST_PASSES = 4

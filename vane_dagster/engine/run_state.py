@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.token_budget import Spending
 from vane_dagster.errors import VaneError
@@ -23,15 +23,7 @@ from vane_dagster.events import (
     StageStats,
     Unchanged,
 )
-from vane_dagster.pipeline.columns import column_lineage
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    MapBatchesSpec,
-    StageSpec,
-    WriteSpec,
-    is_one_to_many,
-    publisher_of,
-)
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.source_files import content_hash
@@ -55,7 +47,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
-        judge: Judge,
+        judge: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:
@@ -128,10 +120,9 @@ class RunState:
         """Reports what is done already, and commits what only wants a manifest."""
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
-            if isinstance(spec, WriteSpec):
-                self.store.keep_target(
-                    self.pipeline.name, stage, spec.target.url, spec.target.format
-                )
+            if spec.publishes:
+                target = spec.target
+                self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)
@@ -235,7 +226,7 @@ class RunState:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
-        publisher = publisher_of(spec, partition.key)
+        publisher = spec.publisher(partition.key)
         manifest = Manifest(
             pipeline=self.pipeline.name,
             stage=stage,
@@ -250,12 +241,12 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info={**self._info, "children": is_one_to_many(spec), "key_version": VERSION},
+            info={**self._info, "children": spec.makes_rows, "key_version": VERSION},
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline.keys(stage)),
             reads=spec.upstream,
             model=self._model(spec),
-            lineage=column_lineage(self.pipeline, spec, partition.schemas),
+            lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
@@ -317,10 +308,10 @@ class RunState:
 
     def _brings_ids(self, spec: StageSpec) -> bool:
         """Whether a stage's ids have not been seen to be unique above it."""
-        return is_one_to_many(spec) or (SOURCE in spec.upstream and spec.kind != "join")
+        return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
 
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
-        if not isinstance(spec, MapBatchesSpec):
+        if not spec.runs_udf:
             return {}
         if spec.name not in self._models:
             pool = pool_identity(self.pipeline, spec)

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster._secrets import masked
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import StoreError, names
 from vane_dagster.events import (
     Committed,
@@ -77,7 +77,7 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
-        judging: Judge,
+        judging: CheckRunner,
     ) -> None:
         self._context = context
         self._writer = writer

@@ -6,12 +6,12 @@ They are Parquet files anywhere, or what the store holds of another asset.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from vane_dagster._secrets import holds_password, url_parts, with_options
+from vane_dagster._arguments import PLACEHOLDER, check_url, fill_placeholders
+from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.storage.paths import fill_placeholders, placeholders
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,12 @@ class ParquetSource:
     @property
     def fields(self) -> tuple[str, ...]:
         """The placeholders of the URL."""
-        return placeholders(self.url)
+        return tuple(PLACEHOLDER.findall(self.url))
+
+    @property
+    def of_all_partitions(self) -> ParquetSource:
+        """The files of all partitions as one source, whose URL is a glob."""
+        return replace(self, url=PLACEHOLDER.sub("*", self.url))
 
     def url_for(self, partition_key: str | None, escape: Any = str) -> str:
         """The URL pattern of one partition, the key's own text passed through `escape`."""
@@ -122,28 +127,6 @@ def as_source(culprit: str, source: Any) -> Source:
             "another pipeline, an asset, or vd.stored(asset key)"
         )
     return stored(source)
-
-
-def check_url(where: str, url: str) -> None:
-    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
-    if not isinstance(url, str) or not url.strip():
-        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
-    if "::" in url:
-        raise DefinitionError(
-            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
-            "a path or one URL, with storage_options for the rest"
-        )
-    if holds_password(url):
-        raise DefinitionError(
-            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
-            "storage_options"
-        )
-    for name in placeholders(url):
-        if name.partition(".")[0] != "partition_key":
-            raise DefinitionError(
-                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
-                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
-            )
 
 
 def _asset_path(asset: Any, culprit: str) -> str | None:

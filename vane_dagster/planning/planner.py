@@ -11,9 +11,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, WriteSpec, publisher_of
-from vane_dagster.planning.definition import code_digest, digest
+from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.fragments import (
     FragmentRule,
@@ -27,7 +27,6 @@ from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.listing import list_source, required
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_files import file_identity, reconcile
-from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.planning.stored_source import Listed, read_as, stored_schema
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
@@ -83,7 +82,7 @@ def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
     """The pipeline's own rule, else the one that its first run decided."""
     if pipeline.fragment_rows is not None:
         return FragmentRule(pipeline.fragment_rows)
-    maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
+    maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
     kept = store.setting(pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes})
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
@@ -109,7 +108,7 @@ class _Planner:
         self.force = force
         self.run_id = run_id
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
-        self.code = {s: code_digest(pipeline[s].spec) for s in selected}
+        self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.rule = fragment_rule(pipeline, store)
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
@@ -201,7 +200,7 @@ class _Planner:
 
         What a stage has computed before under its name stands, unless the other was forced since.
         """
-        if isinstance(self.pipeline[stage].spec, WriteSpec):
+        if self.pipeline[stage].spec.publishes:
             return None  # its target tells what it has published
         for former, names in self.undeclared.items():
             name = names.get(key)
@@ -255,7 +254,7 @@ class _Planner:
                 f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
                 "the source with vd.parquet(..., allow_empty=True)"
             )
-        schemas = resolve_schemas(self.pipeline, self.selected, known)
+        schemas = self.pipeline.resolve_schemas(self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
@@ -277,7 +276,7 @@ class _Planner:
             keys[stage] = tuple(
                 parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
             )
-            publisher = publisher_of(self.pipeline[stage].spec, key)
+            publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
@@ -317,7 +316,7 @@ class _Planner:
         """The schemas in which `write` stages store their rows, which their targets must take."""
         found = {}
         for stage, plan in stages.items():
-            if publisher := publisher_of(self.pipeline[stage].spec, key):
+            if publisher := self.pipeline[stage].spec.publisher(key):
                 culprit = f"stage '{self.pipeline.name}/{stage}'"
                 found[stage] = publisher.stored(schemas[stage], culprit)
                 if plan.done is None and (stage, found[stage]) not in self._fitting:

@@ -20,13 +20,12 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.fragments import FragmentRule, read_footers
-from vane_dagster.planning.inputs import base_node, stages_read
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.listing import list_source
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.planning.source_files import file_version, reconcile
-from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.planning.stored_source import Listed, read_as
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -169,7 +168,7 @@ class _Sampler:
             )
         inputs = self._inputs()
         listed = self._unchanged()
-        base = base_node(self._pipeline, self._spec)
+        base = self._spec.base_node(self._pipeline)
         counts = {}
         for index, fragment in enumerate(manifest.fragments):
             if listed is None or fragment.url in listed:
@@ -272,4 +271,4 @@ class _Sampler:
         if SOURCE in self._spec.upstream:
             files = [listed[url] for url in dict.fromkeys(f.url for f in fragments)]
             known[SOURCE] = read_footers(files, self._source, self._rule, self._culprit).schema
-        return resolve_schemas(self._pipeline, [self._stage], known)
+        return self._pipeline.resolve_schemas([self._stage], known)

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import publisher_of
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
@@ -48,7 +47,7 @@ def stored_parts(
     Returns:
         The parts by index of `keys`, and the indexes of which a condemned part was passed over.
     """
-    publisher = publisher_of(pipeline[stage].spec, partition)
+    publisher = pipeline[stage].spec.publisher(partition)
     folder = store.parts(pipeline.name, stage, partition)
     label = partition_folder(partition)
     if publisher:

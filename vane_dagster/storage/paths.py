@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable
 
-PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-"""A place in a URL for the partition's key, or for one dimension of it."""
 UNPARTITIONED = "~unpartitioned"
 _PLAIN = re.compile(r"[a-z0-9_=][a-z0-9_=.\-]{0,99}")
 _PRESENTABLE = re.compile(r"[\w=@+\-][\w=@+\-.,:;| ]*")
@@ -39,28 +36,6 @@ def published_folder(key: str) -> str:
         and unicodedata.is_normalized("NFC", key)
     )
     return key if presentable else _digested(key)
-
-
-def placeholders(url: str) -> tuple[str, ...]:
-    """The names of a URL's placeholders, as "partition_key"."""
-    return tuple(PLACEHOLDER.findall(url))
-
-
-def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
-    """A URL with a partition's key in place of its placeholders.
-
-    Args:
-        url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
-        key: The partition's key, which has one for each dimension where it is a multi-partition's.
-        escape: Makes the text that stands in the URL.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        dimension = match.group(1).partition(".")[2]
-        keys = getattr(key, "keys_by_dimension", {})
-        return escape(keys[dimension] if dimension else str(key))
-
-    return PLACEHOLDER.sub(value, url)
 
 
 def _digested(key: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.worker import operators, row_order
 from vane_dagster.worker.database import connection
+from vane_dagster.worker.frameworks import device, set_threads
 from vane_dagster.worker.health import SickError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
@@ -265,25 +265,6 @@ def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
             f"{model.label}: its worker {told}, before its first batch, and would be replaced "
             "after each. Raise max_rss"
         )
-
-
-def set_threads(threads: int) -> None:
-    """Sets the threads that numeric libraries compute with, those not imported yet too."""
-    if threads < 1:
-        return
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    pa.set_cpu_count(threads)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
-
-
-def device() -> str:
-    """Where this process computes: the visible GPU's name where torch uses one, else "cpu"."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return str(torch.cuda.get_device_name())
-    return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
 
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union
 import pyarrow as pa
 
 from vane_dagster.pipeline.keys import JoinShape
-from vane_dagster.pipeline.specs import BatchFormat, Cardinality, JoinHow, RowOrder
+from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.worker.retry import Policy, RowLoss

@@ -51,7 +51,7 @@ class Tally:
         nulled: Of which nulls came out, because of errors.
         workers: Names of the workers that computed them.
         seconds: Time that they took, all together.
-        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+        wasted: What rows took of which nothing came out; see `CostlyError`.
         packages: The installed packages that the user's code imports, as "name==version".
     """
 

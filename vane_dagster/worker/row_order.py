@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.pipeline.specs import RowOrder
+from vane_dagster.pipeline.options import RowOrder
 
 _PLACE = "__place"
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import RowErrors, UdfError, names
-from vane_dagster.pipeline.specs import ERROR_COLUMN
 from vane_dagster.storage.packages import installed
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import (
     Result,
     from_result,

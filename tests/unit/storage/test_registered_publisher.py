@@ -13,7 +13,6 @@ import vane_dagster as vd
 from vane_dagster.engine.committer import Commit, Committer
 from vane_dagster.events import StageStats
 from vane_dagster.orchestration.metadata import stage_metadata
-from vane_dagster.pipeline.specs import publisher_of
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage import gc
 from vane_dagster.storage.filesystem import Location
@@ -132,7 +131,7 @@ def published(tmp_path) -> list[dict[str, int]]:
 
 def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
     spec = declare(tmp_path).spec
-    publisher = publisher_of(spec, None)
+    publisher = spec.publisher(None)
     first = manifest([stage_part(publisher, [1, 2], "a"), stage_part(publisher, [3], "b")])
     assert isinstance(commit(store, publisher, first), ManifestName)
     assert published(tmp_path) == [{"id": 1}, {"id": 2}, {"id": 3}]
@@ -148,7 +147,7 @@ def test_a_commit_publishes_and_replaces_a_partition(tmp_path, store):
 
 
 def test_a_reader_names_the_stage_to_read_instead(tmp_path, store):
-    publisher = publisher_of(declare(tmp_path).spec, None)
+    publisher = declare(tmp_path).spec.publisher(None)
     name = commit(store, publisher, manifest([stage_part(publisher, [1], "a")]))
     with pytest.raises(vd.StoreError, match=r"is published as 'jsonl'.*upstream stage 'clean'"):
         places(store, store.read("docs", "out", None, name))
@@ -165,7 +164,7 @@ def test_a_formats_own_options_are_validated_and_part_of_the_definition(tmp_path
 
 
 def test_what_a_killed_run_has_staged_is_collected(tmp_path, store):
-    publisher = publisher_of(declare(tmp_path).spec, None)
+    publisher = declare(tmp_path).spec.publisher(None)
     store.keep_target("docs", "out", str(tmp_path / "out" / "None"), "jsonl")
     part = stage_part(publisher, [1], "a")
     url = publisher.staging.file_url(part.name)

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import Location, Stored
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
-from vane_dagster.storage.paths import PLACEHOLDER
 from vane_dagster.storage.publish.compaction import Bundle, Made, bundles, write_bundles
 from vane_dagster.storage.store import Store
 

@@ -19,10 +19,11 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
-from vane_dagster.storage.paths import partition_folder, placeholders
+from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target
 from vane_dagster.storage.publish.compaction import Made
 from vane_dagster.storage.publish.delta_types import delta_type, shape, table_options
@@ -56,7 +57,7 @@ class DeltaPublisher(Publisher):
             raise DefinitionError(
                 f"{where}: format='delta' needs the package deltalake. Install vane-dagster[delta]"
             )
-        if fields := placeholders(url):
+        if fields := PLACEHOLDER.findall(url):
             raise DefinitionError(
                 f"{where}: {url!r} has {{{fields[0]}}}, but a Delta table holds all partitions; "
                 "take it out. The key stands in the column that partition_column names"

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from vane_dagster._arguments import fill_placeholders
 from vane_dagster.errors import DefinitionError, StoreError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
-from vane_dagster.storage.paths import fill_placeholders, published_folder
+from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, STAGING, Publisher, Target
 from vane_dagster.storage.publish.compaction import Bundle
 from vane_dagster.storage.store import Store
