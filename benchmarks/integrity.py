@@ -32,8 +32,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.worker import batch_formats, host, parquet_scan
-from vane_dagster.worker.operations import CallUdf, FileRows
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, FileRows, ModelSpec, Work
 
 ROWS = 250_000
 REPEATS = 7

@@ -17,9 +17,8 @@ from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import FileRows, Gather, PartRows, SampledRows
 from vane_dagster.worker.operators import resolve
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import FileRows, Gather, PartRows, SampledRows, Work
 
 
 def read_sample(

@@ -18,7 +18,7 @@ from vane_dagster.pipeline.specs import SOURCE, JoinSpec, MapBatchesSpec, Projec
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Faults,
@@ -36,8 +36,9 @@ from vane_dagster.worker.operations import (
     Restore,
     Rows,
     SampledRows,
+    Tally,
+    Work,
 )
-from vane_dagster.worker.protocol import Tally, Work
 from vane_dagster.worker.retry import Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]

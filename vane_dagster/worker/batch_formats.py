@@ -17,8 +17,7 @@ from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.kinds import is_list, is_number, is_text
 from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
-from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import CallUdf, Work
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:

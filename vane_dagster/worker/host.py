@@ -24,33 +24,30 @@ from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.manifest import Made, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
-from vane_dagster.worker import operators, row_order
+from vane_dagster.worker import operators
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads
 from vane_dagster.worker.health import SickError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
-from vane_dagster.worker.lifecycle import Startup
-from vane_dagster.worker.memory import spent
+from vane_dagster.worker.lifecycle import Startup, spent
 from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
+    Computed,
+    Fault,
     Gather,
     Join,
+    LoadReport,
     Mend,
+    ModelSpec,
     Pick,
     Project,
     Reject,
-    Restore,
-)
-from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import (
-    Computed,
-    Fault,
-    LoadReport,
-    ModelSpec,
     Report,
+    Restore,
     Tally,
     Work,
     fault_kind,
@@ -226,11 +223,11 @@ class Host:
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
-            table, shares = row_order.arrange(inputs[0], op.order, op.shares)
+            table, shares = operators.arrange(inputs[0], op.order, op.shares)
             return Computed(table, Tally(table.num_rows), shares=shares)
         faults = detach(inputs)
         if isinstance(op, Restore):
-            table = row_order.restore(inputs[:-1], inputs[-1], op.id)
+            table = operators.restore(inputs[:-1], inputs[-1], op.id)
         else:
             assert isinstance(op, Gather)
             table = operators.gather(inputs, work)

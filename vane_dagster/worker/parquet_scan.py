@@ -20,11 +20,9 @@ from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.transient_errors import advice, persistently
 from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import computed_from, passed_through, quote, select_list, unused
-from vane_dagster.worker.database import connection
-from vane_dagster.worker.expressions import expression_error
+from vane_dagster.worker.database import connection, expression_error
 from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.operations import FileRows, Project
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import FileRows, Project, Work
 
 _ROW = "file_row_number"
 

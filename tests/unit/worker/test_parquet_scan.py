@@ -32,10 +32,9 @@ from vane_dagster.planning.source_files import listed_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
-from vane_dagster.worker.operations import FileRows, Gather, HeldRows, Project
 from vane_dagster.worker.operators import project
 from vane_dagster.worker.parquet_scan import scan, scan_projected
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import FileRows, Gather, HeldRows, Project, Work
 
 
 class Metered(MemoryFileSystem):

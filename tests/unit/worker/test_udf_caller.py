@@ -20,9 +20,8 @@ import vane_dagster as vd
 from support.udf_calls import IDS, call, refused
 from vane_dagster.pipeline.keys import JoinShape, Side
 from vane_dagster.worker.batch_formats import to_format
-from vane_dagster.worker.operations import Join
 from vane_dagster.worker.operators import join
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Join, Work
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
