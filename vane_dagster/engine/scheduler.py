@@ -10,7 +10,7 @@ from typing import Any
 
 from vane_dagster.compute.api import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.compute.waits import Waits
-from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.accounting import Counts, RowCounts
 from vane_dagster.engine.failures import (
     FAILURES_IN_A_ROW,
     Again,
@@ -22,11 +22,9 @@ from vane_dagster.engine.failures import (
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.memory_budget import Budget
-from vane_dagster.engine.row_counts import RowCounts
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import Pacing
-from vane_dagster.engine.task_builder import Dispatch, Flight, Item
-from vane_dagster.engine.tasks import Requests
+from vane_dagster.engine.tasks import Dispatch, Flight, Item, Requests
 from vane_dagster.engine.worker_group import Crew, Lane, Sharing
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed

@@ -18,7 +18,7 @@ from vane_dagster.compute.api import IO_POOL, Done, Lease, Worker
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.errors import ModelLoadError, VaneError
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
-from vane_dagster.pipeline.upkeep import STARTUP_SECONDS
+from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
 
 

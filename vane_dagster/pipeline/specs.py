@@ -39,9 +39,9 @@ from vane_dagster.pipeline.options import (
     JoinHow,
     Resources,
     RowOrder,
+    Upkeep,
 )
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql

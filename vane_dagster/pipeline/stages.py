@@ -18,7 +18,6 @@ from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.embeddings import EmbedRows
-from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.options import (
     AUTO,
@@ -27,11 +26,12 @@ from vane_dagster.pipeline.options import (
     OnError,
     Resources,
     asset_options,
+    parse_failures,
+    parse_upkeep,
 )
 from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
 from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema

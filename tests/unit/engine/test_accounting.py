@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.engine.accounting import RowCounts
 from vane_dagster.engine.fragment_state import FragmentRun, make_nodes
-from vane_dagster.engine.row_counts import RowCounts
 from vane_dagster.events import StageStats
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
