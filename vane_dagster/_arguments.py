@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster._secrets import holds_password
@@ -11,6 +11,23 @@ from vane_dagster.errors import DefinitionError
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """A placeholder in a URL pattern; the group is its name."""
+
+
+def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
+    """A URL with a partition's key in place of its placeholders.
+
+    Args:
+        url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
+        key: The partition's key, which has one for each dimension where it is a multi-partition's.
+        escape: Makes the text that stands in the URL.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        dimension = match.group(1).partition(".")[2]
+        keys = getattr(key, "keys_by_dimension", {})
+        return escape(keys[dimension] if dimension else str(key))
+
+    return PLACEHOLDER.sub(value, url)
 
 
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import vane_dagster
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
     "_failpoints", "_secrets", "errors", "_home", "_arguments", "_private_folder", "types",
-    "providers", "fingerprint", "checks", "pipeline", "storage", "planning", "worker", "events",
+    "providers", "fingerprint", "storage", "checks", "pipeline", "planning", "worker", "events",
     "compute", "engine", "tracing", "orchestration", "cli", "testing",
 ]  # fmt: skip
 

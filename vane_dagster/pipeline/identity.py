@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.source import ParquetSource
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Reads what arguments name, apart from the pipeline's own data and its code."""
-    targets = [stage.spec.url for stage in pipeline if stage.spec.publishes]
+    targets = [stage.spec.target.url for stage in pipeline if stage.spec.publishes]
     source = [pipeline.source.url] if isinstance(pipeline.source, ParquetSource) else []
     return LocalFiles((*source, *targets), spec.code_files, read=spec.udf.version is None)
 

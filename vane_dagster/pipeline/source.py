@@ -5,12 +5,11 @@ They are Parquet files anywhere, or what the store holds of another asset.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from vane_dagster._arguments import PLACEHOLDER, check_url
+from vane_dagster._arguments import PLACEHOLDER, check_url, fill_placeholders
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, names
 
@@ -44,13 +43,7 @@ class ParquetSource:
 
     def url_for(self, partition_key: str | None, escape: Any = str) -> str:
         """The URL pattern of one partition, the key's own text passed through `escape`."""
-
-        def value(match: re.Match[str]) -> str:
-            dimension = match.group(1).partition(".")[2]
-            keys = getattr(partition_key, "keys_by_dimension", {})
-            return str(escape(keys[dimension] if dimension else str(partition_key)))
-
-        return PLACEHOLDER.sub(value, self.url)
+        return fill_placeholders(self.url, partition_key, escape)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.source_files import listed_file, reconcile
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.reader import options_for, places
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.rows import Found, RowFile, find_any
@@ -138,6 +139,9 @@ class Book:
         """
         if manifest.kind != "write" or manifest.published is None:
             return None
+        made = manifest.published
+        if not publisher_class(made.format).holds_parquet:
+            return [f"{made.url.rstrip('/')}/{name}" for name in made.files]
         folder, files = places(self.store, manifest)
         own = manifest.parts[index].name
         if own in files:  # the same rows in the same order
