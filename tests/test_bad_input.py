@@ -12,7 +12,7 @@ import pytest
 from conftest import failure, metadata, read_stage, write_source
 
 import vane_dagster as vd
-from vane_dagster.planning.listing import _list_together, list_source
+from vane_dagster.sources.file_source import _list_together, list_source
 
 
 class Model:

@@ -32,11 +32,11 @@ from vane_dagster.engine.check_runner import Judge
 from vane_dagster.engine.executor import edited
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.planning.definition import pool_identity, stage_definition
-from vane_dagster.planning.fragments import FragmentRule, _ranges, read_footers
-from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.source_files import content_hash
+from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import _ranges, read_footers
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.manifest import Manifest
@@ -124,6 +124,11 @@ def docs(
     joined = docs.join("joined", cleaned, first, second, how=how)
     joined.write("out", str(tmp_path / out), compression=compression)
     return docs
+
+
+def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+    """The source's files in one partition."""
+    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
 
 
 def plan(pipeline: vd.Pipeline, store: Store, *stages: str, **given: Any) -> RunPlan:

@@ -15,8 +15,8 @@ from vane_dagster._arguments import mapping, positive
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, Severity, bound, checked_columns
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.source import check_url
 from vane_dagster.types.kinds import is_floats, is_number, is_text
+from vane_dagster.types.url_pattern import check_url
 
 Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 

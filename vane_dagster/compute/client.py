@@ -17,7 +17,16 @@ NAMESPACE = "vane_dagster"
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _PREFIX = "keeper-"
-_IN_WORKERS = ("fingerprint", "pipeline", "providers", "storage", "types", "worker", "compute")
+_IN_WORKERS = (
+    "fingerprint",
+    "pipeline",
+    "providers",
+    "sources",
+    "storage",
+    "types",
+    "worker",
+    "compute",
+)
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,8 +13,9 @@ from vane_dagster.pipeline.specs import SOURCE, is_one_to_many
 from vane_dagster.planning.inputs import base_node
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
+from vane_dagster.sources import pack_source
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import FileRows, Gather, PartRows, SampledRows
+from vane_dagster.worker.operations import Gather, PartRows, SampledRows, SourceRows
 from vane_dagster.worker.operators import resolve
 from vane_dagster.worker.protocol import Work
 
@@ -92,10 +93,10 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     base, fragment = base_node(pipeline, spec), partition.fragments[index]
     id = pipeline.keys(base)[0].column
     schema = pa.schema([partition.schemas[base].field(id)])
-    rows: FileRows | PartRows
+    rows: SourceRows | PartRows
     if base == SOURCE:
-        span, file = (fragment.start, fragment.stop), partition.listed[fragment.url]
-        rows = FileRows(fragment.url, *span, schema, file, id, plan.source.storage_options)
+        files = tuple(partition.listed[span.url] for span in fragment.spans)
+        rows = SourceRows(pack_source(plan.source), fragment, schema, files, id)
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)

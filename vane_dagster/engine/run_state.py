@@ -27,7 +27,8 @@ from vane_dagster.pipeline.columns import column_lineage
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
-from vane_dagster.planning.source_files import content_hash
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.parquet import Publisher, publisher_of
@@ -247,6 +248,7 @@ class RunState:
             model=self._model(spec),
             lineage=column_lineage(self.pipeline, spec, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
+            source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
             ),

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import MapBatchesSpec, ProjectSpec
+from vane_dagster.types.url_pattern import url_fields
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -30,7 +30,7 @@ def check_table(culprit: str, url: str, partition_column: str) -> None:
         raise DefinitionError(
             f"{culprit}: format='delta' needs the package deltalake. Install vane-dagster[delta]"
         )
-    if fields := ParquetSource(url).fields:
+    if fields := url_fields(url):
         raise DefinitionError(
             f"{culprit}: {url!r} has {{{fields[0]}}}, but a Delta table holds all partitions; take "
             "it out. The key stands in the column that partition_column names"

@@ -26,7 +26,6 @@ from vane_dagster.pipeline.delta_target import (
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
-from vane_dagster.pipeline.source import ParquetSource, check_url
 from vane_dagster.pipeline.specs import (
     AUTO,
     ERROR_COLUMN,
@@ -45,6 +44,7 @@ from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.types.schema import SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
+from vane_dagster.types.url_pattern import check_placeholders, check_url
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -337,7 +337,7 @@ class Rows(LabelRows, EmbedRows):
             check_table(culprit, url, partition_column)
             column = None if self.pipeline.partitions_def is None else partition_column
         else:
-            self.pipeline._check_placeholders(culprit, ParquetSource(url))
+            check_placeholders(culprit, url, self.pipeline.partitions_def)
             check_no_column(culprit, partition_column)
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         spec = WriteSpec(

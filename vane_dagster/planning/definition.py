@@ -17,7 +17,6 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.model_stages import AskSpec
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import (
     JoinSpec,
     MapBatchesSpec,
@@ -195,11 +194,10 @@ def _in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
 def _files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Reads what arguments name, apart from the pipeline's own data and its code."""
     targets = [stage.spec.url for stage in pipeline if isinstance(stage.spec, WriteSpec)]
-    source = [pipeline.source.url] if isinstance(pipeline.source, ParquetSource) else []
     module = sys.modules.get(getattr(unwrapped(spec.udf.target), "__module__", None) or "")
     file = getattr(module, "__file__", None)
     code = [file] if file and not isinstance(spec, AskSpec) else []
-    return LocalFiles((*source, *targets), code, read=spec.udf.version is None)
+    return LocalFiles((*pipeline.source.urls, *targets), code, read=spec.udf.version is None)
 
 
 def _environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from vane_dagster.errors import StoreError
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
+from vane_dagster.storage.row_search import Found, RowFile
 from vane_dagster.tracing.manifest_index import Book, file_of
-from vane_dagster.tracing.rows import Found, RowFile, find
 from vane_dagster.tracing.steps import Step
 
 
@@ -73,27 +73,46 @@ def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
     """
     fragment = manifest.fragments[index]
     column = book.source_id(manifest)
-    recorded = file_of(manifest, fragment.url)
+    span = _file_with(book, manifest, fragment, id)
+    recorded = file_of(manifest, span.url)
     note = book.changed(recorded) if recorded else None
     row = None
     if note is None:
         try:
-            hits = find(book.source_rows({index: fragment}), [column], 0, [id], unique=True)
-            row = hits[0].row if hits else None
-            note = None if hits else f"no such row in rows {fragment.start} to {fragment.stop}"
+            hit = book.find_in_source(manifest, [span], id)
+            row = hit[1] if hit else None
+            note = None if hit else f"no such row in {_rows(span, fragment)}"
         except (FileNotFoundError, StoreError) as error:
             note = f"the file cannot be read: {error}"
     notes = [note] if note else []
-    if row is None:
+    if row is None and fragment.files:
+        notes.append(f"the row was one of {fragment}")
+    elif row is None:
         notes.append(f"the row was one of {fragment.start} to {fragment.stop - 1}")
     return Step(
         stage=book.label(SOURCE),
         kind=SOURCE,
         partition=book.partition,
         keys={column: id},
-        url=fragment.url,
+        url=span.url,
         row=row,
         version=recorded.version if recorded else "",
         size=recorded.size if recorded else None,
         notes=tuple(notes),
     )
+
+
+def _file_with(book: Book, manifest: Manifest, fragment: FragmentRecord, id: Any) -> FileSpan:
+    """The file of a fragment that has a row; the first if none is found."""
+    spans = fragment.spans
+    if len(spans) == 1:
+        return spans[0]
+    try:
+        hit = book.find_in_source(manifest, spans, id)
+    except (FileNotFoundError, StoreError):
+        hit = None
+    return hit[0] if hit else spans[0]
+
+
+def _rows(span: FileSpan, fragment: FragmentRecord) -> str:
+    return str(fragment) if fragment.files else f"rows {span.start} to {span.stop}"

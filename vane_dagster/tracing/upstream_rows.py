@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.row_search import Found, RowFile, row_at
 from vane_dagster.tracing.manifest_index import Book
-from vane_dagster.tracing.rows import Found, RowFile, row_at
 from vane_dagster.tracing.steps import Step
 
 _MOST_MANIFESTS = 50

@@ -9,9 +9,9 @@ from typing import Any
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.row_search import Found, find
 from vane_dagster.tracing.manifest_index import Book, aligned, as_id, fragment_index
 from vane_dagster.tracing.missing import not_found
-from vane_dagster.tracing.rows import Found, find
 from vane_dagster.tracing.step_records import source_step, stage_step
 from vane_dagster.tracing.steps import SHOWN, Step, Trace
 from vane_dagster.tracing.upstream_rows import beyond

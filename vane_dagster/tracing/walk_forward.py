@@ -9,6 +9,7 @@ from typing import Any
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.storage.manifest import FragmentRecord, Manifest
+from vane_dagster.storage.row_search import Found, find
 from vane_dagster.tracing.manifest_index import Book, aligned, as_id, file_of, fragment_index
 from vane_dagster.tracing.missing import (
     leaving,
@@ -17,7 +18,6 @@ from vane_dagster.tracing.missing import (
     search_changed,
     search_source,
 )
-from vane_dagster.tracing.rows import Found, find
 from vane_dagster.tracing.step_records import source_step, stage_step
 from vane_dagster.tracing.steps import SHOWN, Step, Trace
 
@@ -82,10 +82,10 @@ def _from_source(book: Book, id: Any) -> Trace:
                 f"{book.label(SOURCE)!r} has no row with id {key!r} that a stage has kept, and its "
                 f"files cannot be searched: {error}"
             ) from error
-        recorded = hit and file_of(newest, hit[1].file.url)
+        recorded = hit and file_of(newest, hit.url)
         if hit is None or (recorded and book.changed(recorded)):
             return _changed(book, newest, key)
-        index = hit[0]
+        index = hit.index
     walk = _Walk(book, newest.fragments[index], index)
     walk.steps.append(source_step(book, newest, index, key))
     walk.reached[SOURCE] = _Reached(1, [(key,)])
@@ -117,7 +117,7 @@ def _changed(book: Book, manifest: Manifest, key: Any) -> Trace:
     note = "the file was changed since it was read"
     step = Step(
         book.label(SOURCE), SOURCE, book.partition, {book.source_id(manifest): key},
-        hit.file.url, hit.row, notes=(note,),
+        hit[0].url, hit[1], notes=(note,),
     )  # fmt: skip
     reason = "made from an older version of the source; materialize it again"
     missing = {book.label(stage): reason for stage in book.stages}

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Union
 
 import pyarrow as pa
 
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.specs import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.worker.retry import Policy
 
 
 @dataclass(frozen=True)
-class FileRows:
-    """Rows `start` to `stop` of a source file, read by the worker.
+class SourceRows:
+    """The rows of a fragment of the source, read by the worker.
 
     Attributes:
-        url: The file.
-        start: First row.
-        stop: Row after the last.
+        source: The source, as `sources.pack_source` pickled it.
+        fragment: The fragment.
         schema: What is read.
-        file: The file as it was planned, which it must still be.
+        files: The fragment's files as they were planned, which they must still be.
         id: Name of the source's id column.
-        storage_options: Options of the fsspec file system.
     """
 
-    url: str
-    start: int
-    stop: int
+    source: bytes = field(repr=False)
+    fragment: FragmentRecord
     schema: pa.Schema
-    file: FileRecord
+    files: tuple[FileRecord, ...]
     id: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.fragment.stop - self.fragment.start
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class HeldRows:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Some rows of a file or a part, by their places."""
+    """Some rows of a fragment of the source or of a part, by their places."""
 
-    rows: Union[FileRows, PartRows]
+    rows: Union[SourceRows, PartRows]
     places: tuple[int, ...]
 
 
-Rows = Union[FileRows, PartRows, HeldRows, SampledRows]
+Rows = Union[SourceRows, PartRows, HeldRows, SampledRows]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.errors import StoreError, names
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import StageSpec, WriteSpec
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
@@ -29,6 +28,7 @@ from vane_dagster.storage.manifest import (
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.compaction import Bundle, Made, bundles, write_bundles
 from vane_dagster.storage.store import Store
+from vane_dagster.types.url_pattern import url_for
 
 STAGING = "_vane_staging"
 """The folder of a target in which workers write."""
@@ -223,7 +223,7 @@ class FolderPublisher(Publisher):
 
     def __init__(self, spec: WriteSpec, partition: str | None) -> None:
         super().__init__(spec)
-        url = ParquetSource(spec.url).url_for(partition, escape=published_folder)
+        url = url_for(spec.url, partition, published_folder)
         self.target = Location(url, spec.storage_options)
         self.staging = self.target.child(STAGING)
 
