@@ -11,13 +11,16 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install test lint type clean
+.PHONY: help demo ui install check unit test test-all lint type clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     materialize some partitions of the demo, and answer a question from them"
 	@echo "make ui       open the demo in Dagster's UI"
-	@echo "make test     run the tests, two files at a time"
+	@echo "make check    lint, types and unit tests, side by side"
+	@echo "make unit     run the unit tests: no Ray, no Dagster runs, no processes"
+	@echo "make test     run the tests but for chaos, engines and large models, two files at a time"
+	@echo "make test-all run all tests"
 	@echo "make lint     ruff, rules and format"
 	@echo "make type     mypy, strict"
 	@echo "make install  install all that the tests need into $(VENV)"
@@ -35,7 +38,16 @@ ui: $(VENV)/.demo
 
 install: $(VENV)/.test
 
+check:
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint type unit
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
+
 test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix tests/,unit integration dagster examples)
+
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.test

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import machine
 from vane_dagster.engine import committer
-from vane_dagster.sources import pack_source
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.parquet import parquet
 from vane_dagster.storage.filesystem import Location

@@ -5,22 +5,36 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import hypothesis
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
-import vane_dagster as vd
+pytest.register_assert_rewrite("support")
 
-# How long an example takes says nothing on a shared machine.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+import vane_dagster as vd  # noqa: E402
+from support.paths import TESTS  # noqa: E402
+from support.results import Run  # noqa: E402
+
+TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
+
+# How long an example takes says nothing on a shared machine. In CI, a run can be repeated.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile(
+    "ci", deadline=None, derandomize=True, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Marks each test with its tier, which is the folder that it is in."""
+    for item in items:
+        tier = item.path.relative_to(TESTS).parts[0]
+        assert tier in TIERS, f"{item.path} is in the folder of no tier: {', '.join(TIERS)}"
+        item.add_marker(tier)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,29 +79,33 @@ def local() -> vd.LocalCompute:
     return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of an S3 server with the bucket "lake"."""
-    import boto3
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of the session's S3 server."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
-    client.create_bucket(Bucket="lake")
-    yield {
-        "key": "dummy",
-        "secret": "dummy",
-        "endpoint_url": endpoint,
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
+    yield f"http://127.0.0.1:{port}"
     server.stop()
 
 
-Run = Callable[..., dg.ExecuteInProcessResult]
+@pytest.fixture(scope="module")
+def s3(s3_endpoint: str) -> dict[str, Any]:
+    """Storage options of an S3 server whose bucket "lake" is empty."""
+    import boto3
+
+    secrets = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
+    connected = boto3.resource("s3", endpoint_url=s3_endpoint, region_name="us-east-1", **secrets)
+    lake = connected.create_bucket(Bucket="lake")
+    lake.objects.all().delete()
+    return {
+        "key": "dummy",
+        "secret": "dummy",
+        "endpoint_url": s3_endpoint,
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
 
 
 @pytest.fixture
@@ -119,57 +137,6 @@ def materialize(tmp_path: Path) -> Run:
     return run
 
 
-def write_source(
-    folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any
-) -> Path:
-    """Writes a source file; ``row_group_size=`` and the like go to pyarrow."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
-    return folder / name
-
-
-def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
-    """The rows of a stage through its manifest in force, in fragment order."""
-    from vane_dagster.storage.filesystem import Location
-    from vane_dagster.storage.store import Store
-
-    opened = Store(Location(str(store)))
-    name = opened.latest(pipeline, stage, [partition])[partition]
-    manifest = opened.read(pipeline, stage, partition, name)
-    folder = opened.parts(pipeline, stage, partition)
-    files = [folder.file(part.name) for part in manifest.parts]
-    if not files:
-        return manifest.schema.empty_table()
-    return ds.dataset(files, schema=manifest.schema).to_table()
-
-
-def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
-    """Metadata of the materialization of a stage, as plain values."""
-    found = [
-        event.materialization
-        for event in result.get_asset_materialization_events()
-        if event.materialization.asset_key.path[-1] == stage
-    ]
-    assert len(found) == 1, f"{len(found)} materializations of {stage}"
-    return {name: value.value for name, value in found[0].metadata.items()}
-
-
-def column_of(read: Any, column: str) -> list[Any]:
-    """The values of a column, whatever form the rows were read in."""
-    import duckdb
-    import polars as pl
-
-    if isinstance(read, ds.Dataset):
-        read = read.to_table()
-    elif isinstance(read, pl.LazyFrame):
-        read = read.collect()
-    elif isinstance(read, duckdb.DuckDBPyRelation):
-        read = read.to_arrow_table()
-    elif isinstance(read, pa.RecordBatchReader):
-        read = read.read_all()
-    return read[column].to_pylist() if isinstance(read, pa.Table) else list(read[column])
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny language model with random weights."""
@@ -184,11 +151,3 @@ def vllm_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def failure(result: dg.ExecuteInProcessResult) -> str:
-    """The description of the failed step's error."""
-    assert not result.success
-    data = next(event.step_failure_data for event in result.all_events if event.is_step_failure)
-    description = data.user_failure_data.description if data.user_failure_data else None
-    return description or str(data.error)

@@ -28,6 +28,11 @@ from vane_dagster.errors import ComputeError
 TRUST = "VANE_DAGSTER_TRUST_PARENTS"
 """The environment variable that names directories whose other users are trusted."""
 
+MARK = "VANE_DAGSTER_HEAD"
+"""The environment variable that names a local head's folder.
+
+The head sets it, so everything that the head starts inherits it, users' processes too.
+"""
 _MODE = 0o700
 _MAX_LINKS = 40
 
@@ -191,6 +196,22 @@ def user_folder(kind: str) -> Path:
         ComputeError: It is not private.
     """
     return private_folder(temporary_root() / f"vane-{kind}-{os.geteuid()}", "TMPDIR")
+
+
+def worker_folder(kind: str) -> Path:
+    """The private folder of a worker process for one kind of files, such as users' modules.
+
+    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
+    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
+    folder for temporary files. Ray's own session folder is no place for it: all users can write
+    there.
+
+    Raises:
+        ComputeError: It is not private.
+    """
+    if head := os.environ.get(MARK):
+        return private_folder(Path(head, kind))
+    return user_folder(kind)
 
 
 def temporary_root() -> Path:

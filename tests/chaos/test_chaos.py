@@ -18,13 +18,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chaos_driver import RAN
-from chaos_harness import Place, can_mount, fork_server, small_disk
-from chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
-from chaos_plan import Plan, drawn
-from conftest import read_stage, write_source
-from pools_process import CLUSTER
 
+from support.chaos_driver import RAN
+from support.chaos_harness import Place, can_mount, fork_server, small_disk
+from support.chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
+from support.chaos_plan import Plan, drawn
+from support.data import read_stage, write_source
+from support.pools_process import CLUSTER
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location

@@ -1,7 +1,8 @@
 """Makes `store.tar.gz`: a store that a release has written, and what else that run left.
 
 ``python tests/data/make_store.py`` with the release's code, from a checkout of it that has this
-file and `frozen_pipeline.py`. The stored paths of the folder are replaced by ``@FOLDER@``.
+file, `frozen_pipeline.py` and `tests/support`. The stored paths of the folder are replaced by
+``@FOLDER@``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import dagster as dg  # noqa: E402
-import frozen_pipeline as frozen  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
-from llm_server import KEY, serving  # noqa: E402
 
+import frozen_pipeline as frozen  # noqa: E402
 import vane_dagster as vd  # noqa: E402
+from support.llm_server import KEY, serving  # noqa: E402
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from vane_dagster.cli.output import table
-from vane_dagster.compute.client import NAMESPACE, brief, keepers
+from vane_dagster.compute.actor_names import NAMESPACE
+from vane_dagster.compute.client import brief, keepers
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError
 

@@ -10,27 +10,15 @@ from typing import Any, Protocol, Union
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.versions import Versions
+from vane_dagster.compute.code_digest import Versions
+from vane_dagster.compute.placement import NodeType
+from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
-from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Report, Work
+from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Starting, Work
 
 IO_POOL = "io"
 """Identity of the pool that reads, projects, joins and writes."""
-
-
-@dataclass(frozen=True)
-class NodeType:
-    """A kind of node that a cluster may add.
-
-    Attributes:
-        resources: What a node of it has.
-        more: How many may be added.
-    """
-
-    resources: Mapping[str, float]
-    more: int
 
 
 @dataclass(frozen=True)
@@ -67,19 +55,6 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Sharer:
-    """Another run that has a worker under lease.
-
-    Attributes:
-        run_id: The run.
-        priority: Its priority.
-    """
-
-    run_id: str
-    priority: int
-
-
-@dataclass(frozen=True)
 class Done:
     """A call that ended.
 
@@ -102,11 +77,6 @@ class Done:
 
 class Cancelled(Exception):
     """The run was asked to stop."""
-
-
-def load_failed(fault: Fault) -> LoadReport:
-    """The answer to a load of which no answer came."""
-    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
 
 
 def forwarded(pool: PoolSpec) -> dict[str, str]:

@@ -2,70 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper, keeper_name
+from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.errors import ComputeError
 
-NAMESPACE = "vane_dagster"
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
-_PREFIX = "keeper-"
-_IN_WORKERS = (
-    "fingerprint",
-    "pipeline",
-    "providers",
-    "sources",
-    "storage",
-    "types",
-    "worker",
-    "compute",
-)
-
-
-@functools.lru_cache(maxsize=1)
-def protocol() -> str:
-    """Digest of what runs in workers: code of another version never meets this one's workers."""
-    state = hashlib.blake2b(digest_size=6)
-    root = Path(__file__).resolve().parent.parent
-    single = ("errors.py", "_*.py")
-    for pattern in (*single, *(f"{p}/*.py" for p in _IN_WORKERS)):
-        for file in sorted(root.glob(pattern)):
-            state.update(file.read_bytes())
-    return state.hexdigest()
-
-
-def keeper_name() -> str:
-    """Name of the keeper for this version of vane_dagster, Ray and Python, and the job's own.
-
-    The environment that a job gives its workers is part of it, as all workers inherit it.
-    """
-    import ray
-
-    given = {k: v for k, v in dict(ray.get_runtime_context().runtime_env).items() if v}
-    env = json.dumps(given, sort_keys=True, default=str)
-    python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
-    versions = f"{protocol()}-ray{ray.__version__}-{python}"
-    return f"{_PREFIX}{versions}-{hashlib.blake2b(env.encode(), digest_size=4).hexdigest()}"
-
-
-def is_keeper(name: str) -> bool:
-    """Whether an actor's name is that of a keeper."""
-    return name.startswith(_PREFIX)
-
-
-def actor_names() -> list[str]:
-    """Names of keepers and workers on the cluster, of all versions."""
-    import ray
-
-    named = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in named if actor["namespace"] == NAMESPACE]
 
 
 def keepers() -> dict[str, Any]:
@@ -75,6 +22,21 @@ def keepers() -> dict[str, Any]:
     return {
         name: ray.get_actor(name, namespace=NAMESPACE) for name in actor_names() if is_keeper(name)
     }
+
+
+KeeperMethod = Literal[
+    "acquire",
+    "beyond",
+    "claim",
+    "end_claims",
+    "give_up",
+    "growth",
+    "heartbeat",
+    "release",
+    "replace",
+    "versions",
+]
+"""Methods of `Keeper` that drivers call."""
 
 
 class KeeperClient:
@@ -98,7 +60,7 @@ class KeeperClient:
         found = ray.is_initialized() and keeper_name() in actor_names()
         return cls() if found else None
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, method: KeeperMethod, *args: Any) -> Any:
         """Calls a method and waits for the answer, over a restart of the keeper.
 
         Raises:
@@ -134,7 +96,7 @@ class KeeperClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def tell(self, method: str, *args: Any) -> None:
+    def tell(self, method: KeeperMethod, *args: Any) -> None:
         """Calls a method and does not wait."""
         getattr(self.actor, method).remote(*args)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 
-from vane_dagster.compute.admission import Bundle, fits
+from vane_dagster.compute.placement import Bundle, fits
 from vane_dagster.compute.pool_state import POLL_SECONDS, Books
 
 

@@ -16,20 +16,29 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
-from vane_dagster.compute.admission import check_can_fit, fits
-from vane_dagster.compute.api import Capacity, Done, Sharer, Worker, forwarded
+from vane_dagster.compute.admission import check_can_fit
+from vane_dagster.compute.api import Capacity, Done, Worker, forwarded
+from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
-from vane_dagster.compute.pool_state import Books, Claim, LeaseRecord, Start
-from vane_dagster.compute.versions import Versions
+from vane_dagster.compute.placement import fits
+from vane_dagster.compute.pool_state import Books, LeaseRecord, Sharer, Start
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
-from vane_dagster.worker.protocol import PoolSpec, Work
+from vane_dagster.worker.protocol import (
+    Claim,
+    LoadCall,
+    PoolSpec,
+    Reply,
+    Request,
+    RunCall,
+    StartingCall,
+    Work,
+)
 from vane_dagster.worker.watchdog import ended_by_deadline
 
 _SHARED_MEMORY = "/dev/shm"
@@ -274,7 +283,7 @@ class LocalLease:
         self._backend = backend
         self._pools = {pool.identity: pool for pool in pools}
         self._workers = workers
-        self._held: dict[int, Sequence[Any]] = {}
+        self._held: dict[int, Sequence[LocalTable]] = {}
         self._failed: list[Done] = []
         self._tickets = 0
 
@@ -286,8 +295,8 @@ class LocalLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         threads = self._backend.processes[worker.name].threads
-        given = (pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
-        return self._send(worker, "load", given, ())
+        call = LoadCall(pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
+        return self._send(worker, call)
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
         """See `Lease.sharers`: nobody."""
@@ -295,17 +304,22 @@ class LocalLease:
 
     def starting(self, worker: Worker) -> int:
         """See `Lease.starting`."""
-        return self._send(worker, "starting", (), ())
+        return self._send(worker, StartingCall())
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""
-        return self._send(worker, "run", (work, *(t.path for t in tables)), tables)
+        return self._send(worker, RunCall(work, tuple(t.path for t in tables)), tables)
 
-    def _send(self, worker: Worker, method: str, args: Any, tables: Sequence[Any]) -> int:
+    def _send(
+        self,
+        worker: Worker,
+        call: LoadCall | RunCall | StartingCall,
+        tables: Sequence[LocalTable] = (),
+    ) -> int:
         self._tickets += 1
         process = self._backend.processes[worker.name]
         try:
-            process.connection.send((self._tickets, method, args))
+            process.connection.send(Request(self._tickets, call))
             process.tickets.add(self._tickets)
             self._held[self._tickets] = tables
         except OSError as error:
@@ -326,10 +340,11 @@ class LocalLease:
         done = []
         try:
             while process.tickets and process.connection.poll():
-                ticket, report, path = process.connection.recv()
-                process.tickets.discard(ticket)
-                self._held.pop(ticket, None)
-                done.append(Done(ticket, report, LocalTable(path) if path else None))
+                reply: Reply = process.connection.recv()
+                process.tickets.discard(reply.ticket)
+                self._held.pop(reply.ticket, None)
+                table = LocalTable(reply.table) if reply.table else None
+                done.append(Done(reply.ticket, reply.report, table))
         except (EOFError, OSError):
             lost, hung = process.ending()
             for ticket in sorted(process.tickets):

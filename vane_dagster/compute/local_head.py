@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import IO
 
 from vane_dagster._home import HOME, state_home
-from vane_dagster._private_folder import is_private_folder, private_folder
+from vane_dagster._private_folder import MARK, is_private_folder, private_folder
 from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, connect_environment
-from vane_dagster.compute.processes import MARK, birth, end, marked
+from vane_dagster.compute.processes import birth, end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
 

@@ -6,25 +6,28 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vane_dagster.compute.admission import Bundle
-from vane_dagster.compute.api import NodeType, Sharer
-from vane_dagster.compute.client import NAMESPACE, actor_names, is_keeper, protocol
-from vane_dagster.compute.growth import Growth
+from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper
+from vane_dagster.compute.autoscaler import Growth
+from vane_dagster.compute.code_digest import Versions, installed, protocol
+from vane_dagster.compute.placement import Bundle, NodeType
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
     Books,
-    Claim,
+    LeaseAnswer,
     LeaseRecord,
     Pool,
+    PoolInfo,
+    Sharer,
     Start,
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
+from vane_dagster.worker.protocol import Claim, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
@@ -45,6 +48,7 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
+        self._versions: dict[str, Versions] = {}
         # So that a restarted keeper takes up its pools though nobody may ever call it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
@@ -53,26 +57,28 @@ class Keeper:
         await self._started()
         return protocol()
 
-    async def acquire(self, request: LeaseRecord) -> dict[str, Any]:
-        """Grants a lease, or says that it has to wait: to be asked again every second or so.
-
-        Returns:
-            ``{"workers": {identity: names} or None, "ahead": runs in the way, "asked": nodes that
-            are awaited, "hopeless": whether no nodes can be added for it, "sharers": other runs
-            that have these workers too}``.
-        """
+    async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
+        """Grants a lease, or says that it has to wait: to be asked again every second or so."""
         await self._started()
         self._books.lose_idle(set(actor_names()))
         grant = self._books.ask(request, _nodes(), time.monotonic())
         if grant is None:
             self._grow()
-            told = self._growth.told(request.id)
-            return {"workers": None, "ahead": self._books.ahead(request.id), **told}
+            ahead = tuple(self._books.ahead(request.id))
+            asked = self._growth.asked_for(request.id)
+            return LeaseAnswer(
+                ahead=ahead, asked=asked, hopeless=self._growth.is_hopeless(request.id)
+            )
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        workers = {i: list(names) for i, names in grant.workers.items()}
-        return {"workers": workers, "ahead": [], "sharers": self._books.sharers(request.id)}
+        return LeaseAnswer(grant.workers, self._books.sharers(request.id))
+
+    async def versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
+        """Takes in what nodes have answered a driver; gives all that is known, by the node's id."""
+        own = ray.get_runtime_context().get_node_id()
+        self._versions = {own: installed(), **self._versions, **news}
+        return self._versions
 
     async def growth(self) -> tuple[NodeType, ...] | None:
         """See `Capacity.growth`."""
@@ -137,13 +143,13 @@ class Keeper:
             self._drop(found)
         return gone
 
-    async def pools(self) -> list[dict[str, Any]]:
+    async def pools(self) -> list[PoolInfo]:
         """The pools with their workers and leases, in plain values."""
         await self._started()
         found = [self._described(identity, pool) for identity, pool in self._books.pools.items()]
         return list(await asyncio.gather(*found))
 
-    async def _described(self, identity: str, pool: Pool) -> dict[str, Any]:
+    async def _described(self, identity: str, pool: Pool) -> PoolInfo:
         holders = self._books.holders(identity)
         return {
             "identity": identity,
@@ -154,13 +160,16 @@ class Keeper:
             "workers": await asyncio.gather(*(self._asked(worker) for worker in pool.workers)),
         }
 
-    async def _asked(self, worker: str) -> dict[str, Any]:
+    async def _asked(self, worker: str) -> WorkerInfo:
+        facts: WorkerInfo | None
         try:
             actor = ray.get_actor(worker, namespace=NAMESPACE)
             facts = await _within(actor.describe.remote(), _ANSWER_SECONDS)
         except (ray.exceptions.RayError, ValueError):
             facts = {"state": "dead"}
-        return {"name": worker, **(facts or {"state": "starting"})}
+        facts = facts or {"state": "starting"}
+        facts["name"] = worker
+        return facts
 
     # After a restart
 

@@ -10,28 +10,15 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
-from vane_dagster.compute.admission import Bundle, Room, bundle_size
-from vane_dagster.compute.api import Sharer
+from vane_dagster.compute.placement import Bundle, Room, bundle_size
+from vane_dagster.worker.protocol import Claim, WorkerInfo
 
 LEASE_SECONDS = 30.0
-IDLE_SECONDS = 600.0
 POLL_SECONDS = 15.0
 _REMEMBER_SECONDS = 3600.0
 _RISE_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a lease asks of one pool."""
-
-    identity: str
-    label: str
-    workers: tuple[int, int]
-    bundle: Mapping[str, float]
-    slots: int
-    threads: int = 0
-    idle_seconds: float = IDLE_SECONDS
 
 
 @dataclass
@@ -74,6 +61,49 @@ class LeaseRecord:
     def kinds(self) -> set[str]:
         """The resources that it asks for."""
         return {name for claim in self.claims for name in claim.bundle}
+
+
+@dataclass(frozen=True)
+class Sharer:
+    """Another run that has a worker under lease.
+
+    Attributes:
+        run_id: The run.
+        priority: Its priority.
+    """
+
+    run_id: str
+    priority: int
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """The pool manager's answer to a request for a lease.
+
+    Attributes:
+        workers: The names of the workers of each pool; None while the request has to wait.
+        sharers: The other runs that have these workers too, by the worker's name.
+        ahead: Ids of the runs that hold or want what a waiting request asks for.
+        asked: The nodes that the autoscaler was asked for, as text; empty if it was not.
+        hopeless: Whether no nodes can be added for the request.
+    """
+
+    workers: Mapping[str, Sequence[str]] | None = None
+    sharers: Mapping[str, Sequence[Sharer]] = field(default_factory=dict)
+    ahead: tuple[str, ...] = ()
+    asked: str = ""
+    hopeless: bool = False
+
+
+class PoolInfo(TypedDict):
+    """What `vane-dagster pools` shows of a pool, in plain values; see `WorkerInfo`."""
+
+    identity: str
+    label: str
+    bundle: dict[str, float]
+    leases: list[str]
+    idle_seconds: float
+    workers: list[WorkerInfo]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from vane_dagster._private_folder import MARK
 from vane_dagster.errors import ComputeError, names
-
-# Set in the head's environment, and so in that of everything it starts, users' processes too.
-MARK = "VANE_DAGSTER_HEAD"
 
 GRACE_SECONDS = 1.0
 KILL_SECONDS = 10.0

@@ -9,26 +9,34 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
     Cancelled,
     Capacity,
     Done,
-    Sharer,
     Worker,
     forwarded,
-    load_failed,
 )
-from vane_dagster.compute.client import NAMESPACE, KeeperClient, brief
+from vane_dagster.compute.client import KeeperClient, brief
+from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.demand import listed
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.pool_state import IDLE_SECONDS, LEASE_SECONDS, Claim, LeaseRecord
-from vane_dagster.compute.ray_claims import RayClaims
-from vane_dagster.compute.versions import Versions, of_cluster
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord, Sharer
+from vane_dagster.compute.versions import of_cluster
 from vane_dagster.compute.waits import Waits, short
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
-from vane_dagster.worker.protocol import Fault, PoolSpec, Report, Work
+from vane_dagster.worker.protocol import (
+    IDLE_SECONDS,
+    Claim,
+    Fault,
+    PoolSpec,
+    Report,
+    Work,
+    load_failed,
+)
 
 _BEATS = 6
 _MOST_POLL = 1.0
@@ -94,9 +102,8 @@ class RayBackend:
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
         waits = waits or Waits(_log_wait)
-        answer = self._acquired(request, cancelled or threading.Event(), waits)
-        granted = answer["workers"], answer["sharers"]
-        return RayLease(self._keeper, self._watch, request, pools, *granted)
+        granted = self._acquired(request, cancelled or threading.Event(), waits)
+        return RayLease(self._keeper, self._watch, request, pools, granted)
 
     def close(self) -> None:
         """Ends what watches the cluster. Warm pools stay."""
@@ -110,17 +117,17 @@ class RayBackend:
 
     def _acquired(
         self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
-    ) -> dict[str, Any]:
+    ) -> LeaseAnswer:
         pause = 0.02
         try:
             while True:
-                answer: dict[str, Any] = self._keeper.ask("acquire", request)
-                if answer["workers"] is not None:
+                answer: LeaseAnswer = self._keeper.ask("acquire", request)
+                if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
-                if answer["hopeless"]:
+                if answer.hopeless:
                     raise ComputeError(_in_vain(request, self.capacity()))
-                waits.begin("lease", _waiting(request, answer), answer["ahead"])
+                waits.begin("lease", _waiting(request, answer), answer.ahead)
                 if cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MOST_POLL, 2 * pause)
@@ -149,9 +156,9 @@ def _wanted(request: LeaseRecord) -> str:
     return ", ".join(claim.label for claim in request.claims if claim.bundle)
 
 
-def _waiting(request: LeaseRecord, answer: Mapping[str, Any]) -> str:
-    labels, ahead = _wanted(request), answer["ahead"]
-    if asked := answer["asked"]:
+def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
+    labels, ahead = _wanted(request), answer.ahead
+    if asked := answer.asked:
         return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
@@ -167,16 +174,16 @@ class RayLease:
         watch: HeadWatch,
         record: LeaseRecord,
         pools: Sequence[PoolSpec],
-        workers: Mapping[str, Sequence[str]],
-        sharers: Mapping[str, Sequence[Sharer]],
+        granted: LeaseAnswer,
     ) -> None:
         import ray
 
         self.id = record.id
-        self._sharers = sharers
+        self._sharers = granted.sharers
         self._keeper, self._watch = keeper, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
+        workers = granted.workers or {}
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
         self._actors: dict[str, Any] = {}
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
@@ -328,3 +335,71 @@ class RayLease:
             self._keeper.ask("release", self.id)
         except ComputeError as error:  # it expires by itself
             _log.warning("the lease %s could not be released: %s", self.id, error)
+
+
+class RayClaims:
+    """A run's claims on fragments, held by the keeper. See `work_claims.Claims`.
+
+    They expire like a lease, some time after their process was killed.
+
+    Args:
+        keeper: The cluster's keeper.
+        run_id: The run.
+        lasts: Seconds after which the claims of a killed run expire.
+    """
+
+    def __init__(self, keeper: KeeperClient, run_id: str, lasts: float) -> None:
+        self._keeper, self._run_id, self._lasts = keeper, run_id, lasts
+        self._holder = f"{run_id}-{secrets.token_hex(4)}"
+        self._held: dict[bytes, str] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="vane-claims", daemon=True).start()
+
+    def ask(
+        self,
+        groups: Sequence[Group],
+        release: Sequence[bytes] = (),
+        ages: Mapping[str, float] | None = None,
+    ) -> ClaimAnswer:
+        """See `Claims.ask`. Without a keeper everything is granted: claims only save work."""
+        with self._lock:
+            for key in release:
+                self._held.pop(key, None)
+            try:
+                answer = self._call(groups, release, ages or {})
+                if not answer.is_known and self._held:  # a new keeper, or the claims had expired
+                    again = [Group(scope, (key,)) for key, scope in self._held.items()]
+                    self._call(again, (), {})
+            except ClusterLostError:  # the driver notices by itself
+                return ClaimAnswer([""] * len(groups))
+            except ComputeError as error:
+                _log.warning("fragments are computed without claims: %s", error)
+                return ClaimAnswer([""] * len(groups))
+            for group, other in zip(groups, answer.held_by):
+                if not other:
+                    self._held.update(dict.fromkeys(group.keys, group.scope))
+            return answer
+
+    def _call(
+        self, groups: Sequence[Group], release: Sequence[bytes], ages: Mapping[str, float]
+    ) -> ClaimAnswer:
+        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages)
+        answer: ClaimAnswer = self._keeper.ask("claim", request)
+        return answer
+
+    def close(self) -> None:
+        """See `Claims.close`."""
+        import ray
+
+        self._over.set()
+        with self._lock:
+            is_lost = self._keeper.watch is not None and bool(self._keeper.watch.lost)
+            if ray.is_initialized() and not is_lost:
+                self._keeper.tell("end_claims", self._holder)
+
+    def _beat(self) -> None:
+        import ray
+
+        while not self._over.wait(self._lasts / _BEATS) and ray.is_initialized():
+            self.ask(())

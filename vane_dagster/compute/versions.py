@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import pyarrow as pa
-
-from vane_dagster.compute.client import KeeperClient, brief, protocol
+from vane_dagster.compute.client import KeeperClient, brief
+from vane_dagster.compute.code_digest import Versions, installed
 
 _ANSWER_SECONDS = 30.0
-_known: dict[str, Any] = {}
-"""In the keeper's process: what each node has answered, by the node's id."""
-_asked: dict[tuple[Any, frozenset[str]], dict[str, Any]] = {}
-"""In a driver's: what it has been told, by the keeper and the nodes at that time."""
-
-
-@dataclass(frozen=True)
-class Versions:
-    """What must be the same on both sides.
-
-    Attributes:
-        python: Major and minor version; a patch may differ.
-        ray: Ray's version.
-        pyarrow: PyArrow's version.
-        code: Digest of the code of vane_dagster that runs in workers.
-    """
-
-    python: str
-    ray: str
-    pyarrow: str
-    code: str
-
-
-def installed() -> Versions:
-    """What this process has."""
-    import ray
-
-    python = ".".join(map(str, sys.version_info[:2]))
-    return Versions(python, ray.__version__, pa.__version__, protocol())
+_asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
+"""What the keeper and the nodes have answered, by the keeper and the nodes at that time."""
 
 
 def disagreements(
@@ -86,28 +57,15 @@ def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
     key = (keeper.actor._actor_id, frozenset(nodes))
     if key not in _asked:
-        found: dict[str, Any] = keeper.ask("__ray_call__", _remembered, {})
+        found: Mapping[str, Versions] = keeper.ask("versions", {})
         news = _answers([id for id in nodes if id not in found])
         if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
-            keeper.ask("__ray_call__", _remembered, fit)
+            keeper.ask("versions", fit)
         _asked[key] = {**found, **news}
     return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
 
 
-def _remembered(actor: Any, news: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs in the keeper: takes up what nodes have answered, its own with it, and gives all."""
-    import ray
-
-    from vane_dagster.compute import versions
-
-    versions._known.update(news)
-    own = ray.get_runtime_context().get_node_id()
-    if own not in versions._known:
-        versions._known[own] = installed()
-    return dict(versions._known)
-
-
-def _answers(ids: list[str]) -> dict[str, Any]:
+def _answers(ids: list[str]) -> dict[str, Versions | str]:
     """Asks nodes by a task each that reserves nothing; one that does not answer is left out."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -120,7 +78,7 @@ def _answers(ids: list[str]) -> dict[str, Any]:
     if not pending:
         return {}
     ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_SECONDS)
-    found: dict[str, Any] = {}
+    found: dict[str, Versions | str] = {}
     for ref in ready:
         try:
             found[pending[ref]] = ray.get(ref)

@@ -13,9 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vane_dagster.storage.filesystem import protocol_of
-from vane_dagster.storage.store import Store
-
 MAX_SCOPES = 100_000
 """Partitions of which the table remembers the last release; the oldest go first."""
 _MARGIN_SECONDS = 30.0  # an age is older by the time that the request took
@@ -69,11 +66,6 @@ class ClaimAnswer:
     held_by: Sequence[str]
     changed: Collection[str] = ()
     is_known: bool = True
-
-
-def claim_root(store: Store, pipeline: str) -> str:
-    """Identifies a pipeline in a store, in all drivers that reach it by one path."""
-    return f"{protocol_of(store.root.url)}|{store.root.path}|{pipeline}"
 
 
 def claim_key(scope: str, stage: str, work: str) -> bytes:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from vane_dagster.engine.fragment_state import FragmentRun
+from vane_dagster.engine.fragment_state import FragmentRun, TaskKind
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.events import Progress
 from vane_dagster.worker.protocol import Report
@@ -135,7 +135,7 @@ class Counts:
         """Takes in how many rows a stage gets for a fragment."""
         self._rows[stage].know(run.partition, run.index, rows)
 
-    def add(self, run: FragmentRun, stage: str, kind: str, report: Report) -> bool:
+    def add(self, run: FragmentRun, stage: str, kind: TaskKind, report: Report) -> bool:
         """Takes in the rows of a piece of work.
 
         Returns:

@@ -9,7 +9,7 @@ from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import FragmentRun
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec
 from vane_dagster.worker.protocol import Fault
-from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED
+from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 
 _MOST_LOSSES_OF_A_ROW = 2
 _MOST_DEATHS_IN_A_ROW = 16
@@ -62,7 +62,7 @@ class Again:
 
     start: int
     rows: int
-    error: str | None = None
+    error: RowLoss | None = None
     why: str = ""
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, RowOrder, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.protocol import Tally
+
+TaskKind = Literal["load", "slice", "gather", "whole"]
+"""What a task does: load a map's input, compute rows of it, gather its output, or all at once."""
 
 
 @dataclass
@@ -165,7 +168,7 @@ class FragmentRun:
         nodes = self.nodes.values()
         return sum(node.table_bytes for node in nodes if node.dropped and node.readers)
 
-    def hold(self, stage: str, kind: str, table_bytes: int) -> None:
+    def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
         """Takes in the bytes of a table that came back, beside those that it was made from."""
         self.peak = max(self.peak, self.held + self.dropped + table_bytes)
         node = self.nodes[stage]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vane_dagster.engine.fragment_state import FragmentRun
+from vane_dagster.engine.fragment_state import FragmentRun, TaskKind
 
 _LEAST_EXPANSION = 3.0
 _UNKNOWN_EXPANSION = 32.0
@@ -51,7 +51,7 @@ class Budget:
         self._stages[run.order] = _stages(run)
         self._recharge([run])
 
-    def take(self, run: FragmentRun, stage: str, kind: str, table_bytes: int) -> None:
+    def take(self, run: FragmentRun, stage: str, kind: TaskKind, table_bytes: int) -> None:
         """Takes in a table that came back, and learns from what the fragment holds now."""
         run.hold(stage, kind, table_bytes)
         self._recharge([run, *self._credited.values()])

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from vane_dagster.compute.admission import Bundle, misfit
+from vane_dagster.compute.admission import misfit
 from vane_dagster.compute.api import Backend, Capacity
-from vane_dagster.compute.versions import Versions, disagreements
+from vane_dagster.compute.code_digest import Versions
+from vane_dagster.compute.placement import Bundle
+from vane_dagster.compute.versions import disagreements
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.pipeline.pipeline import Pipeline

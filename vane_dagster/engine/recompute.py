@@ -13,7 +13,7 @@ from vane_dagster.pipeline.specs import SOURCE, is_one_to_many
 from vane_dagster.planning.inputs import base_node
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
-from vane_dagster.sources import pack_source
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.operations import Gather, PartRows, SampledRows, SourceRows
 from vane_dagster.worker.operators import resolve

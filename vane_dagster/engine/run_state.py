@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate
-from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key, claim_root
+from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import Judge
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.token_budget import Spending
@@ -29,6 +29,7 @@ from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
+from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.parquet import Publisher, publisher_of
@@ -64,7 +65,7 @@ class RunState:
         self._models: dict[str, Mapping[str, str]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
-        self._claim_root = claim_root(store, plan.pipeline.name)
+        self._claim_root = _claim_root(store, plan.pipeline.name)
         self._committer = Committer(
             store, lambda file: content_hash(file, source), self._publishing
         )
@@ -334,3 +335,8 @@ class RunState:
                 loads = (use.loads, use.load_seconds, use.warm)
                 stats.loads, stats.load_seconds, stats.warm = loads
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
+
+
+def _claim_root(store: Store, pipeline: str) -> str:
+    """Identifies a pipeline in a store, in all drivers that reach it by one path."""
+    return f"{protocol_of(store.root.url)}|{store.root.path}|{pipeline}"

@@ -20,7 +20,7 @@ from vane_dagster.engine.failures import (
     isolates,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
-from vane_dagster.engine.fragment_state import FragmentRun, Node
+from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.memory_budget import Budget
 from vane_dagster.engine.part_repair import Mending
 from vane_dagster.engine.row_counts import RowCounts
@@ -175,7 +175,9 @@ class Stream:
         self._counts.know(run, stage, rows)
         self._queue(run, stage, "slice" if rows else "gather")
 
-    def _queue(self, run: FragmentRun, stage: str, kind: str, again: Again | None = None) -> None:
+    def _queue(
+        self, run: FragmentRun, stage: str, kind: TaskKind, again: Again | None = None
+    ) -> None:
         calls = stage in self._pools and kind in ("slice", "whole") and not (again and again.error)
         self._crew.lane(stage, calls).push(run.order, Item(run, run.epoch, stage, kind, again))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.failures import Again
-from vane_dagster.engine.fragment_state import FragmentRun, Node
+from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.slicing import Pacing
 from vane_dagster.engine.tasks import Requests
 from vane_dagster.engine.worker_queue import Lane
@@ -27,7 +27,7 @@ class Item:
     run: FragmentRun
     epoch: int
     stage: str
-    kind: str
+    kind: TaskKind
     again: Again | None = None
 
     @property

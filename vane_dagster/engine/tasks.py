@@ -27,7 +27,7 @@ from vane_dagster.pipeline.specs import (
 )
 from vane_dagster.planning.inputs import base_node, quarantining
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.sources import pack_source
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
@@ -51,8 +51,8 @@ from vane_dagster.worker.operations import (
     SampledRows,
     SourceRows,
 )
-from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.protocol import Tally, Work
+from vane_dagster.worker.retry import Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]
 
@@ -118,7 +118,7 @@ class Requests:
         return self._work(run, node, worker, self.op(run, node.spec), (rows,)), [node.given]
 
     def reject(
-        self, run: FragmentRun, node: Node, worker: str, row: int, error: str, told: str
+        self, run: FragmentRun, node: Node, worker: str, row: int, error: RowLoss, told: str
     ) -> tuple[Work, list[Any]]:
         """Sets a row of a map's input aside that ends its workers."""
         call, spec = self.op(run, node.spec), node.spec
@@ -202,13 +202,16 @@ class Requests:
         worker: str,
         op: Op,
         rows: tuple[Rows, ...],
-        **given: Any,
+        tally: Tally | None = None,
     ) -> Work:
         """Work whose result is written, and handed on where a stage below is at hand."""
-        target, keep = self._target(run, node), node.readers > 0
-        new_ids = is_one_to_many(node.spec)
-        return self._work(
-            run, node, worker, op, rows, target=target, keep=keep, new_ids=new_ids, **given
+        work = self._work(run, node, worker, op, rows)
+        return replace(
+            work,
+            target=self._target(run, node),
+            keep=node.readers > 0,
+            new_ids=is_one_to_many(node.spec),
+            tally=tally,
         )
 
     def _work(
@@ -218,25 +221,23 @@ class Requests:
         worker: str,
         op: Op,
         rows: tuple[Rows, ...],
-        **given: Any,
+        schema: pa.Schema | None = None,
     ) -> Work:
+        """Work whose result is handed on; its schema is the stage's unless another is given."""
         stage = node.spec.name
         return Work(
-            **{
-                "culprit": self.culprit(run, stage),
-                "op": op,
-                "inputs": rows,
-                "schema": self._schema(run, node),
-                "id": self._pipeline[stage].id,
-                "target": None,
-                "keep": True,
-                "lease": self._lease,
-                "run_id": self._run_id,
-                "worker": worker,
-                "stage": f"{self._pipeline.name}/{stage}",
-                "fragment": run.fragment.record_label,
-                **given,
-            }
+            culprit=self.culprit(run, stage),
+            op=op,
+            inputs=rows,
+            schema=self._schema(run, node) if schema is None else schema,
+            id=self._pipeline[stage].id,
+            target=None,
+            keep=True,
+            lease=self._lease,
+            run_id=self._run_id,
+            worker=worker,
+            stage=f"{self._pipeline.name}/{stage}",
+            fragment=run.fragment.record_label,
         )
 
     def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:

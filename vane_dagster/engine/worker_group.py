@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from vane_dagster.compute.api import IO_POOL, Done, Lease, Worker, load_failed
+from vane_dagster.compute.api import IO_POOL, Done, Lease, Worker
 from vane_dagster.engine.worker_queue import Lane
 from vane_dagster.errors import ModelLoadError, VaneError
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.upkeep import STARTUP_SECONDS
-from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
 
 _MOST_FAILED_STARTS = 3
 _PATIENCE_SECONDS = 30.0

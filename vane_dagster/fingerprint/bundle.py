@@ -6,30 +6,22 @@ content, as an argument.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import importlib
 import io
 import os
-import re
-import shutil
-import stat
 import sys
 import threading
-import types
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vane_dagster._private_folder import new_temporary_folder, private_folder
-from vane_dagster.errors import CodeIdentityError, ComputeError
-from vane_dagster.fingerprint.modules import Finder, Module, module_attribute, module_folders
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.modules import Finder, Module
 
 _MAIN = ("__main__", "__mp_main__")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
 _by_value_lock = threading.Lock()
 
@@ -127,6 +119,9 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+_cached.__module__ = "__main__"  # so that it is pickled by value: workers have no such module
+
+
 def _file(module: Module) -> dict[str, bytes]:
     if module.path is None:
         return {}
@@ -151,171 +146,3 @@ def _zip(files: dict[str, bytes]) -> bytes:
             info.external_attr = 0o644 << 16
             archive.writestr(info, files[name])
     return buffer.getvalue()
-
-
-def unpack(archive: bytes, digest: str, root: Path) -> Path:
-    """Extracts an archive to ``root/<digest>``, whole or not at all; many processes may race.
-
-    A folder that exists already is compared with the archive, file by file. One that differs is
-    replaced: some of its files were deleted as old temporary files, or it was tampered with.
-
-    Args:
-        archive: What `pack` made.
-        digest: Its sha256.
-        root: A folder, made private.
-
-    Raises:
-        ComputeError: The archive is not what the digest says, an entry would leave the folder, or
-            the root is not private.
-    """
-    actual = hashlib.sha256(archive).hexdigest()
-    if not _DIGEST.fullmatch(digest) or actual != digest:
-        raise ComputeError(
-            f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
-            f"on its way. Run again; if it stays so, check what carries data to the workers."
-        )
-    files = _entries(archive)
-    folder = private_folder(root) / digest
-    with _locked(folder.parent):
-        if not _holds(folder, files):
-            partial = new_temporary_folder(".partial-", folder.parent)
-            try:
-                _extract(files, partial / "new")
-                if os.path.lexists(folder):
-                    folder.rename(partial / "old")
-                (partial / "new").rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return folder
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Holds the folder's lock, so that no process replaces what another has just unpacked."""
-    import fcntl
-
-    with open(root / "lock", "w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _entries(archive: bytes) -> dict[str, bytes]:
-    """The files of an archive by their paths."""
-    files = {}
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        for info in opened.infolist():
-            parts = info.filename.split("/")
-            if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
-                raise ComputeError(
-                    f"The code's archive holds {info.filename!r}, which would lie outside of its "
-                    f"folder. Only archives that `pack` made are accepted."
-                )
-            files[info.filename] = opened.read(info)
-    return files
-
-
-def _extract(files: Mapping[str, bytes], folder: Path) -> None:
-    folder.mkdir()
-    for name, content in files.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-
-
-def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether a folder holds exactly these files, and no links.
-
-    Compiled modules are deleted: Python imports one if its source has the expected time and size.
-    """
-    if not stat.S_ISDIR(_mode(folder)):
-        return False
-    found = set()
-    for place, folders, names in os.walk(folder):
-        if "__pycache__" in folders:
-            folders.remove("__pycache__")
-            cache = os.path.join(place, "__pycache__")
-            os.unlink(cache) if os.path.islink(cache) else shutil.rmtree(cache, ignore_errors=True)
-        if not all(stat.S_ISDIR(_mode(Path(place, name))) for name in folders):
-            return False
-        for name in names:
-            path = Path(place, name)
-            entry = path.relative_to(folder).as_posix()
-            if entry not in files or not stat.S_ISREG(_mode(path)):
-                return False
-            if path.read_bytes() != files[entry]:
-                return False
-            found.add(entry)
-    return found == files.keys()
-
-
-def _mode(path: Path) -> int:
-    """A path's mode, not that of a link's target; 0 if there is nothing."""
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0
-
-
-_put_aside: dict[str, dict[str, types.ModuleType]] = {}
-"""The modules of folders that are not active, by the folder and their names."""
-
-
-def activate(folder: Path) -> None:
-    """Makes a folder that `unpack` returned the first place to import from.
-
-    Modules that were loaded from another folder below the same root, another state of the code,
-    are put aside, so that the next import reads this one. Those of this folder that were put
-    aside before come back as they were.
-    """
-    own, root = _inside(folder), _inside(folder.parent)
-    places = [place for place in sys.path if not _inside(place).startswith(root)]
-    sys.path[:] = [str(folder.resolve()), *places]
-    for name, module in list(sys.modules.items()):
-        files = [
-            module_attribute(module, "__file__"),
-            *(module_folders(module) or ()),
-        ]
-        used = [_real_file(file) for file in files if isinstance(file, str)]
-        others = [file for file in used if file.startswith(root) and not file.startswith(own)]
-        if others:
-            place = os.path.join(root, others[0][len(root) :].partition(os.sep)[0], "")
-            _put_aside.setdefault(place, {})[name] = module
-            _forget(name)
-    back = _put_aside.pop(own, {})
-    sys.modules.update(back)
-    for name, module in back.items():
-        package, _, last = name.rpartition(".")
-        if package in sys.modules:
-            vars(sys.modules[package]).setdefault(last, module)
-    importlib.invalidate_caches()
-
-
-def discard(folder: Path) -> None:
-    """Drops the modules of a folder that is not active, so that their memory can be freed."""
-    _put_aside.pop(_inside(folder), None)
-
-
-def _forget(name: str) -> None:
-    module = sys.modules.pop(name)
-    package, _, last = name.rpartition(".")
-    # A namespace package moves to the new folder, and would keep the old module as its attribute.
-    if vars(sys.modules.get(package, module)).get(last) is module:
-        delattr(sys.modules[package], last)
-
-
-def _inside(path: str | Path) -> str:
-    return os.path.join(os.path.realpath(path), "")
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _real_file(path: str) -> str:
-    """The real path of a module's file or folder, which stays the same while it is loaded."""
-    return _inside(path)
-
-
-def load(payload: bytes) -> Any:
-    """Unpickles what `pack` pickled; its folder must be active."""
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
-
-    return cloudpickle.loads(payload)

@@ -19,25 +19,12 @@ from typing import Any, Literal
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 from vane_dagster.fingerprint.symbols import SourceFile, load_source
 
 Kind = Literal["own", "installed", "stdlib", "self"]
 _SITE_NAMES = ("site-packages", "dist-packages")
 _MAIN = ("__main__", "__mp_main__")
-
-
-def module_attribute(module: Any, name: str) -> Any:
-    """Returns an attribute of a module, or None; a lazy module is not loaded by asking."""
-    try:
-        return object.__getattribute__(module, name)
-    except AttributeError:
-        return None
-
-
-def module_folders(module: Any) -> tuple[str, ...] | None:
-    """A package's folders; None for what is no package, whatever it makes of being asked."""
-    folders = module_attribute(module, "__path__")
-    return tuple(map(str, folders)) if isinstance(folders, Iterable) else None
 
 
 @dataclass(frozen=True)

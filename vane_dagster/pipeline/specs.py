@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Union
+from typing import Any, Final, Literal, Protocol, Union
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ WriteFormat = Literal["parquet", "delta"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
-AUTO = "auto"
+AUTO: Final = "auto"
 """The batch size that a worker finds by itself."""
 
 ERROR_COLUMN = "error"

@@ -18,6 +18,7 @@ from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
@@ -106,7 +107,8 @@ class _Planner:
         self.code = {s: code_digest(pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         self.source = pipeline.source.bind(store)
-        rules = (self.source.definition(), self.source.splitting)
+        self.source_definition = source_definition(self.source)
+        rules = (self.source_definition, self.source.splitting)
         self.source_rules = [rule for rule in rules if rule]
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
@@ -246,7 +248,8 @@ class _Planner:
         fragments = None
         if self.heads:
             table = self.source.split(files, self.rule, self.culprit, key)
-            known[SOURCE], fragments = table.schema, table.fragments
+            known[SOURCE] = table.schema
+            fragments = keyed(table.fragments, self.source_definition)
         fragments = agreed(self.pipeline.name, key, fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"

@@ -11,8 +11,7 @@ from vane_dagster.sources.base import (
     ReadContext,
     Source,
     SourceTable,
-    pack_source,
-    unpack_source,
+    fragment_record,
 )
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.parquet import ParquetSource
@@ -32,6 +31,5 @@ __all__ = [
     "SourceTable",
     "StoredSource",
     "as_source",
-    "pack_source",
-    "unpack_source",
+    "fragment_record",
 ]

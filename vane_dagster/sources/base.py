@@ -8,14 +8,13 @@ code needs no registration: its code is part of the keys, and travels to the wor
 | phase | process | methods |
 |---|---|---|
 | declare | driver | `validate`, `kind`, `describe`, `url_for`, `urls` |
-| plan | driver | `bind`, `definition`, `list_files`, `missing`, `split` |
+| plan | driver | `bind`, `list_files`, `missing`, `split` |
 | execute | worker | `read`, `project`, `current` |
 | trace | driver | `find`, `current` |
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
-from vane_dagster.fingerprint.bundle import load, pickled_by_value
-from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.digest import value_digest
-from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import advice
@@ -109,7 +104,8 @@ class Source(ABC):
 
     Attributes:
         kind: Dagster kind of the source's asset, as "parquet".
-        version: Stands for the code of a class in the user's code; see `definition`.
+        version: Stands for the code of a class in the user's own modules, whose code is part of the
+            keys otherwise.
         asset: Key of the Dagster asset that writes the source, as "a/b", if there is one.
         allow_empty: Whether a partition without any rows is accepted.
     """
@@ -156,25 +152,6 @@ class Source(ABC):
     def bind(self, store: Store) -> Source:
         """The source as a run uses it, with what it needs of the pipeline's store."""
         return self
-
-    def definition(self) -> str:
-        """What decides on the rows of given files: a new value recomputes the pipeline.
-
-        Returns:
-            Empty for sources of this package, whose fragments are keyed by their files alone. For
-            another class, a digest of its code and of the attributes that it adds to those of its
-            base in this package. `version` replaces the code.
-
-        Raises:
-            CodeIdentityError: If the code or an attribute has no stable identity.
-        """
-        if _is_built_in(type(self)):
-            return ""
-        bases = [each for each in type(self).__mro__ if _is_built_in(each)]
-        known = {name for base in bases for name in vars(base).get("__annotations__", ())}
-        values = {n: v for n, v in sorted(vars(self).items()) if n not in known}
-        code = code_identity(type(self), version=self.version, files=LocalFiles(read=False))
-        return _digest(code.digest, value_digest(values, "source", LocalFiles(read=False)))
 
     @property
     def splitting(self) -> str:
@@ -238,7 +215,8 @@ class Source(ABC):
     ) -> SourceTable:
         """Splits the files of a partition into fragments, the same from run to run.
 
-        A fragment holds rows of one file, or whole files (see `grouping`). Make it by `fragment`.
+        A fragment, made by `fragment_record`, holds rows of one file, or whole files (see
+        `grouping`).
         An added or changed file must leave the fragments of the other files as they are.
 
         Args:
@@ -250,15 +228,6 @@ class Source(ABC):
         Raises:
             SourceError: If a file cannot be read, or their columns differ.
         """
-
-    def fragment(self, spans: Sequence[tuple[FileRecord, int, int]], size: int) -> FragmentRecord:
-        """A fragment that is keyed by its files, its rows and the source's `definition`.
-
-        Args:
-            spans: Files, each with its first row and the row after its last.
-            size: Bytes of the rows in memory, as an estimate.
-        """
-        return fragment_record(spans, size, self.definition())
 
     # Reading.
 
@@ -376,28 +345,3 @@ def unreadable(url: str, error: Exception, location: str, fix: str | None = None
     """
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return SourceError(f"{location}: {url!r} cannot be read: {reason}. {fix or advice(error)}")
-
-
-def pack_source(source: Source) -> bytes:
-    """Pickles a source for the workers; a class in the user's code travels by value.
-
-    Raises:
-        CodeIdentityError: If it cannot be pickled.
-    """
-    modules = () if _is_built_in(type(source)) else code_identity(type(source), version="").modules
-    return pickled_by_value(modules, source)
-
-
-@functools.lru_cache(maxsize=32)
-def unpack_source(payload: bytes) -> Source:
-    """The source that `pack_source` pickled."""
-    source: Source = load(payload)
-    return source
-
-
-def _is_built_in(kind: type) -> bool:
-    return kind.__module__.startswith("vane_dagster.")
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

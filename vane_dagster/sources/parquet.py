@@ -227,7 +227,7 @@ def read_footers(
     fragments: list[FragmentRecord] = []
     small: dict[str, tuple[FileRecord, FileSize, str]] = {}
     for file, (own, metadata) in zip(files, footers):
-        types = _kept_types(plain_schema(own)) + source.definition()
+        types = _kept_types(plain_schema(own))
         held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
         size = FileSize(file.url, metadata.num_rows, held)
         if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
+from vane_dagster.storage.manifest import Made, PartInfo, part_footer, part_name
 from vane_dagster.storage.sample import sample_rows
 
 _SAMPLE = 4096
@@ -42,7 +42,16 @@ class PartTarget:
 
 
 def write_part(
-    table: pa.Table, target: PartTarget, wasted: Mapping[str, int] | None = None, **facts: Any
+    table: pa.Table,
+    target: PartTarget,
+    wasted: Mapping[str, int] | None = None,
+    *,
+    rows_in: int = 0,
+    filtered: int = 0,
+    quarantined: int = 0,
+    nulled: int = 0,
+    faults: str = "",
+    made: Made | None = None,
 ) -> PartInfo:
     """Writes a table as a part, once and atomically, under its key and the digest of its rows.
 
@@ -50,7 +59,12 @@ def write_part(
         table: The rows.
         target: Where they go.
         wasted: What answers took of which nothing came out; see `measure`.
-        **facts: What else is known of the part; see `PartInfo`.
+        rows_in: See `PartInfo`; so are all others.
+        filtered: See `PartInfo`.
+        quarantined: See `PartInfo`.
+        nulled: See `PartInfo`.
+        faults: See `PartInfo`.
+        made: See `PartInfo`.
 
     Returns:
         The part, with a sample of its rows.
@@ -62,7 +76,8 @@ def write_part(
     counted = measure(table, target.measured, wasted)
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
-        measures=counted, sample=sample_rows(table), **facts,
+        rows_in=rows_in, filtered=filtered, quarantined=quarantined, nulled=nulled,
+        faults=faults, made=made, measures=counted, sample=sample_rows(table),
     )  # fmt: skip
     sink = pa.BufferOutputStream()
     pq.write_table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import pyarrow as pa
 
@@ -35,13 +36,12 @@ class BatchSize:
         self._rates: list[float] = []
         self._found = False
 
-    def of(self, asked: int | str | None, rows: int) -> int:
+    def of(self, asked: int | Literal["auto"] | None, rows: int) -> int:
         """Rows of the next batch, of `rows` that are left."""
         size = self._size if asked == AUTO else asked or rows
-        assert isinstance(size, int)
         return max(1, min(size, self.fits or size, rows))
 
-    def cut(self, table: pa.Table, asked: int | str | None) -> Iterator[pa.Table]:
+    def cut(self, table: pa.Table, asked: int | Literal["auto"] | None) -> Iterator[pa.Table]:
         """Batches of a table, each of the size that is the best by then."""
         if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
             self.fits, self._limited_at = 2 * self.fits, time.monotonic()
@@ -74,6 +74,6 @@ class BatchSize:
             if self._size > self.fits:
                 self._size, self._found = min(self._best[1], self.fits), True
 
-    def used(self, asked: int | str | None) -> int | None:
+    def used(self, asked: int | Literal["auto"] | None) -> int | None:
         """The size to show: the one that was found, or what memory allows; None if neither is."""
         return self._size if asked == AUTO and self._found else self.fits

@@ -14,19 +14,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster._private_folder import private_folder, user_folder
+from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
-from vane_dagster.compute.processes import MARK
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.manifest import Made, PartInfo
-from vane_dagster.storage.part_file import write_part
+from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.worker import operators, row_order
 from vane_dagster.worker.database import connection
@@ -48,7 +45,16 @@ from vane_dagster.worker.operations import (
     Restore,
 )
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import Fault, LoadReport, ModelSpec, Report, Tally, Work
+from vane_dagster.worker.protocol import (
+    Computed,
+    Fault,
+    LoadReport,
+    ModelSpec,
+    Report,
+    Tally,
+    Work,
+    fault_kind,
+)
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_traceback
 from vane_dagster.worker.user_errors import contained, is_shutdown
@@ -91,7 +97,7 @@ class Host:
                 set_threads(threads)
                 with self.startup.watched(upkeep.startup_timeout_s):
                     if model is not None:
-                        self.models.construct(model, archive, code_root())
+                        self.models.construct(model, archive, worker_folder("code"))
                     else:
                         connection()
                 _check_size(model, upkeep)
@@ -119,7 +125,7 @@ class Host:
         if model is not None:
             try:
                 with self.startup.watched(self._upkeep.startup_timeout_s):
-                    imported = self.models.adopt(model, archive, code_root())
+                    imported = self.models.adopt(model, archive, worker_folder("code"))
                 sick = self._sick(model)
             except OtherCodeError as error:
                 outdated = str(error)
@@ -152,19 +158,19 @@ class Host:
         started = time.perf_counter()
         self.busy += 1
         try:
-            table, facts = self._do(work, tables)
-            if facts.pop("cancelled", False):  # only some of its batches are done
+            computed = self._do(work, tables)
+            if computed.cancelled:
                 return None, Report(cancelled=True)
-            if work.new_ids and (wrong := repeated_or_null(table.column(work.id))):
+            if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
                     f"{work.culprit}: made {wrong} in {work.id!r}, which has to be unique and not "
                     "null. Return ids of their own, or leave the column out of the schema"
                 )
-            faults = facts.pop("aside", None)
+            table, part = computed.rows, None
             if work.target:
-                facts["part"] = self._write(table, work, facts["tally"], faults, started)
+                part = self._write(computed, work, work.target, started)
             else:
-                table = attach(table, faults)
+                table = attach(table, computed.aside)
         except SickError as error:
             fault = work_fault(work, error.cause) if error.rows else None
             return None, Report(sick=masked(str(error)), fault=fault, output=self._printed.drain())
@@ -176,24 +182,32 @@ class Host:
         finally:
             self.busy -= 1
             check_descriptors()
-        self.served += facts.get("batches", 1)
-        if isinstance(work.op, CallUdf) and (rows := facts["tally"].rows_in):
+        calls_model = isinstance(work.op, CallUdf)
+        self.served += computed.batches if calls_model else 1
+        if calls_model and (rows := computed.tally.rows_in):
             self._row_seconds = (time.perf_counter() - started) / rows
         report = Report(
+            tally=computed.tally,
             rows_out=table.num_rows,
+            shares=computed.shares,
             bytes_out=table.nbytes if work.keep else 0,
             seconds=time.perf_counter() - started,
+            call_seconds=computed.call_seconds,
+            batches=computed.batches,
+            retries=computed.retries,
+            fits=computed.fits,
+            faults=computed.faults,
+            part=part,
             output=self._printed.drain(),
             spent=spent(self._upkeep, self.served),
-            **facts,
         )
         return (table if work.keep else None), report
 
-    def _do(self, work: Work, tables: Sequence[pa.Table]) -> tuple[pa.Table, dict[str, Any]]:
+    def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:
         op = work.op
         if isinstance(op, Project):
             table, given = operators.project(op, work.inputs[0], tables, work)
-            return table.cast(work.schema), {"tally": Tally(given, given - table.num_rows)}
+            return Computed(table.cast(work.schema), Tally(given, given - table.num_rows))
         inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
             revoked = functools.partial(self._revoked.__contains__, work.lease)
@@ -201,19 +215,19 @@ class Host:
                 return caller.call(op, inputs[0], work, revoked)
         if isinstance(op, Join):
             table, given = operators.join(op, inputs, work)
-            return table, {"tally": Tally(given, given - table.num_rows)}
+            return Computed(table, Tally(given, given - table.num_rows))
         if isinstance(op, Pick):
             picked = operators.pick(op, inputs[0])
-            return picked, {"tally": Tally(picked.num_rows)}
+            return Computed(picked, Tally(picked.num_rows))
         if isinstance(op, Mend):
             assert work.tally is not None
             rows = operators.mend(op, inputs, work)
-            return rows.cast(work.schema), {"tally": work.tally, "aside": detach(inputs)}
+            return Computed(rows.cast(work.schema), work.tally, detach(inputs))
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
             table, shares = row_order.arrange(inputs[0], op.order, op.shares)
-            return table, {"tally": Tally(table.num_rows), "shares": shares}
+            return Computed(table, Tally(table.num_rows), shares=shares)
         faults = detach(inputs)
         if isinstance(op, Restore):
             table = row_order.restore(inputs[:-1], inputs[-1], op.id)
@@ -221,19 +235,19 @@ class Host:
             assert isinstance(op, Gather)
             table = operators.gather(inputs, work)
         tally = work.tally or Tally(table.num_rows)
-        return table.cast(work.schema), {"tally": tally, "aside": faults}
+        return Computed(table.cast(work.schema), tally, faults)
 
     def _write(
-        self, table: pa.Table, work: Work, tally: Tally, faults: pa.Table | None, started: float
+        self, computed: Computed, work: Work, target: PartTarget, started: float
     ) -> PartInfo:
-        assert work.target is not None
-        aside = "" if faults is None else write_faults(work.target.folder, work.target.key, faults)
+        tally, faults = computed.tally, computed.aside
+        aside = "" if faults is None else write_faults(target.folder, target.key, faults)
         seconds = tally.seconds + time.perf_counter() - started
         workers = tally.workers or (work.worker,)
         made = Made(work.run_id, workers, time.time(), seconds, tally.packages)
         return write_part(
-            table,
-            work.target,
+            computed.rows,
+            target,
             tally.wasted,
             rows_in=tally.rows_in,
             filtered=tally.filtered,
@@ -251,19 +265,6 @@ def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
             f"{model.label}: its worker {told}, before its first batch, and would be replaced "
             "after each. Raise max_rss"
         )
-
-
-def code_root() -> Path:
-    """The private folder for users' modules.
-
-    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
-    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
-    folder for temporary files. Ray's own session folder is no place for it: all users can write
-    there.
-    """
-    if head := os.environ.get(MARK):
-        return private_folder(Path(head, "code"))
-    return user_folder("code")
 
 
 def set_threads(threads: int) -> None:
@@ -288,7 +289,7 @@ def device() -> str:
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
     """A failed construction as text."""
     if isinstance(error, ModelLoadError):
-        return Fault(type(error).__name__, str(error))
+        return Fault("ModelLoadError", str(error))
     label = model.label if model else "worker"
     hint = ""
     if isinstance(error, ModuleNotFoundError):
@@ -309,9 +310,9 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     if isinstance(error, BatchError):
         where, error = f"{where}: {error}", error.cause
     if isinstance(error, DamagedPartError):
-        return Fault(type(error).__name__, str(error), part=error.part)
+        return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
-        return Fault(type(error).__name__, str(error))
+        return Fault(fault_kind(error), str(error))
     message = f"{where}: {type(error).__name__}: {error}"
     return Fault("UdfError" if isinstance(work.op, CallUdf) else "ComputeError", message,
                  user_traceback(error))  # fmt: skip

@@ -9,25 +9,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from vane_dagster._secrets import masked
+from vane_dagster.worker.protocol import Starting
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Starting:
-    """What a worker says while it constructs its model.
-
-    Attributes:
-        seconds: Since when it does; None if it does not.
-        at: The stack of the thread that does.
-    """
-
-    seconds: float | None = None
-    at: str = ""
 
 
 class Startup:

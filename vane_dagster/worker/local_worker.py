@@ -10,13 +10,22 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
 
-from vane_dagster.compute.api import load_failed
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.protocol import Fault, Report
+from vane_dagster.worker.protocol import (
+    Fault,
+    LoadCall,
+    LoadReport,
+    Reply,
+    Report,
+    Request,
+    RunCall,
+    StartingCall,
+    load_failed,
+)
 from vane_dagster.worker.user_errors import contained
 
 CLOSED_STATUS = 88
@@ -32,18 +41,19 @@ class _Channel:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def send(self, answer: tuple[Any, ...]) -> None:
+    def send(self, reply: Reply) -> None:
         with self._lock:
             self._check_is_ours()
             try:
-                self._connection.send(answer)
+                self._connection.send(reply)
             except OSError:
                 self._end()
 
-    def receive(self) -> Any:
+    def receive(self) -> Request:
         self._check_is_ours()
         try:
-            return self._connection.recv()
+            request: Request = self._connection.recv()
+            return request
         except (EOFError, OSError):
             self._end()
 
@@ -70,33 +80,32 @@ class _Channel:
 
 
 def serve(connection: Connection, folder: str, slots: int) -> None:
-    """Answers (ticket, method, arguments) with (ticket, report, path of the table's file)."""
+    """Answers requests, up to `slots` of them at the same time."""
     host = Host()
     channel = _Channel(connection, folder)
 
-    def answer(ticket: int, method: str, args: tuple[Any, ...]) -> None:
+    def answer(ticket: int, call: LoadCall | RunCall) -> None:
         path = None
-        report: Any
+        report: Report | LoadReport
         try:
-            if method == "load":
-                report = host.load(*args)
+            if isinstance(call, LoadCall):
+                report = host.load(call.model, call.archive, call.threads, call.env, call.upkeep)
             else:
-                work, *paths = args
-                table, report = host.run(work, *(read_table(p) for p in paths))
+                table, report = host.run(call.work, *(read_table(path) for path in call.tables))
                 path = None if table is None else write_table(table, folder)
         except BaseException as error:  # the driver waits for an answer, whatever was raised
             error = contained(error)
             fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
-            report = load_failed(fault) if method == "load" else Report(fault=fault)
-        channel.send((ticket, report, path))
+            report = load_failed(fault) if isinstance(call, LoadCall) else Report(fault=fault)
+        channel.send(Reply(ticket, report, path))
 
     with ThreadPoolExecutor(max_workers=slots) as threads:
         while True:
-            call = channel.receive()
-            if call[1] == "starting":  # asked while the model is constructed
-                channel.send((call[0], host.startup.told(), None))
+            request = channel.receive()
+            if isinstance(request.call, StartingCall):  # asked while the model is constructed
+                channel.send(Reply(request.ticket, host.startup.told()))
                 continue
-            threads.submit(answer, *call)
+            threads.submit(answer, request.ticket, request.call)
 
 
 def write_table(table: pa.Table, folder: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
-from vane_dagster.fingerprint import bundle
+from vane_dagster.worker import user_code
 from vane_dagster.worker.health import SickError
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.protocol import ModelSpec
@@ -54,9 +54,9 @@ class ModelVersions:
 
     def construct(self, model: ModelSpec, archive: bytes, root: Path) -> None:
         """Constructs the model from the run's own code; the first thing that a worker does."""
-        folder = bundle.unpack(archive, model.code, root)
-        bundle.activate(folder)
-        target, args, kwargs = bundle.load(model.payload)
+        folder = user_code.unpack(archive, model.code, root)
+        user_code.activate(folder)
+        target, args, kwargs = user_code.load(model.payload)
         keep_arguments(args, kwargs)
         _failpoints.at_load(model.label)
         with one_process():
@@ -98,10 +98,10 @@ class ModelVersions:
         """Imports a version's modules, and makes a caller that shares the state."""
         assert self._made is not None
         self._check_state()
-        folder = bundle.unpack(archive, model.code, root)
+        folder = user_code.unpack(archive, model.code, root)
         try:
-            bundle.activate(folder)
-            target, args, kwargs = bundle.load(model.payload)
+            user_code.activate(folder)
+            target, args, kwargs = user_code.load(model.payload)
             keep_arguments(args, kwargs)
             shared = view(target, self._instance) if model.stateful else target
         except BaseException as error:  # a user's module may raise anything when it is imported
@@ -128,7 +128,7 @@ class ModelVersions:
 
     def _discard(self, folder: Path | None) -> None:
         if folder and all(version.folder != folder for version in self._versions.values()):
-            bundle.discard(folder)
+            user_code.discard(folder)
 
     def _keep(self, content: str) -> None:
         """Notes that a version is in use; drops the one that was not for the longest time."""
@@ -164,7 +164,7 @@ class ModelVersions:
 
     def _activate(self, version: _Version) -> None:
         if version.folder is not None:
-            bundle.activate(version.folder)
+            user_code.activate(version.folder)
 
 
 def view(cls: type, instance: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Literal, Union
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.specs import BatchFormat, Cardinality, JoinHow, RowOrder
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
-from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.retry import Policy, RowLoss
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SourceRows:
     """The rows of a fragment of the source, read by the worker.
 
     Attributes:
-        source: The source, as `sources.pack_source` pickled it.
+        source: The source, as `planning.source_code.pack_source` pickled it.
         fragment: The fragment.
         schema: What is read.
         files: The fragment's files as they were planned, which they must still be.
@@ -92,7 +92,7 @@ class CallUdf:
     arguments: bytes = field(repr=False)
     columns: tuple[str, ...] | None
     batch_format: BatchFormat
-    batch_size: int | str | None
+    batch_size: int | Literal["auto"] | None
     cardinality: Cardinality
     max_concurrency: int
     ids: tuple[str, ...]
@@ -198,7 +198,7 @@ class Reject:
 
     call: CallUdf
     model: str
-    error: str
+    error: RowLoss
     message: str
     attempts: int
 

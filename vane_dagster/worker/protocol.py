@@ -6,16 +6,38 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict, Union
 
 import pyarrow as pa
 
-from vane_dagster import errors
 from vane_dagster._secrets import masked
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import (
+    BudgetError,
+    ClusterLostError,
+    CodeIdentityError,
+    ComputeError,
+    DamagedPartError,
+    DefinitionError,
+    IntegrityError,
+    ModelLoadError,
+    NewerFormatError,
+    PlanError,
+    PreflightError,
+    SchemaError,
+    SourceError,
+    StoreError,
+    TraceError,
+    UdfError,
+    VaneError,
+)
+from vane_dagster.pipeline.udf import CallStyle
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.operations import Op, Rows
+
+IDLE_SECONDS = 600.0
+"""How long a pool stays warm without a lease, by default."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +114,54 @@ class Work:
     fragment: str = ""
 
 
+FaultKind = Literal[
+    "BudgetError",
+    "ClusterLostError",
+    "CodeIdentityError",
+    "ComputeError",
+    "DamagedPartError",
+    "DefinitionError",
+    "IntegrityError",
+    "ModelLoadError",
+    "NewerFormatError",
+    "PlanError",
+    "PreflightError",
+    "SchemaError",
+    "SourceError",
+    "StoreError",
+    "TraceError",
+    "UdfError",
+    "VaneError",
+]
+"""The error that a driver raises for what failed in a worker."""
+
+ERRORS: Mapping[FaultKind, type[VaneError]] = {
+    "BudgetError": BudgetError,
+    "ClusterLostError": ClusterLostError,
+    "CodeIdentityError": CodeIdentityError,
+    "ComputeError": ComputeError,
+    "DamagedPartError": DamagedPartError,
+    "DefinitionError": DefinitionError,
+    "IntegrityError": IntegrityError,
+    "ModelLoadError": ModelLoadError,
+    "NewerFormatError": NewerFormatError,
+    "PlanError": PlanError,
+    "PreflightError": PreflightError,
+    "SchemaError": SchemaError,
+    "SourceError": SourceError,
+    "StoreError": StoreError,
+    "TraceError": TraceError,
+    "UdfError": UdfError,
+    "VaneError": VaneError,
+}
+_KINDS = {error: kind for kind, error in ERRORS.items()}
+
+
+def fault_kind(error: VaneError) -> FaultKind:
+    """The name of an error's class, or of its nearest base that a driver knows."""
+    return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+
+
 @dataclass(frozen=True)
 class Fault:
     """An error that a worker met, as text, so that no class of the user's need be unpickled.
@@ -99,13 +169,13 @@ class Fault:
     Secrets that the worker knows are masked in it.
 
     Attributes:
-        kind: Name of the `VaneError` subclass to raise.
+        kind: The error to raise.
         message: What to say.
         traceback: The user's own traceback, or the worker's.
         part: Name of the file, where a part in the store is damaged.
     """
 
-    kind: str
+    kind: FaultKind
     message: str
     traceback: str = ""
     part: str = ""
@@ -115,10 +185,36 @@ class Fault:
         object.__setattr__(self, "traceback", masked(self.traceback))
 
     def error(self) -> VaneError:
-        """The exception to raise in the driver."""
+        """The exception to raise in the driver; a `VaneError` for a kind that it does not know."""
         text = f"{self.message}\n\n{self.traceback}".rstrip()
-        cls: type[VaneError] = getattr(errors, self.kind)
-        return cls(text)
+        if self.kind == "DamagedPartError":
+            return DamagedPartError(text, self.part)
+        error = ERRORS.get(self.kind)
+        return error(text) if error is not None else VaneError(f"{self.kind}: {text}")
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The rows that an operation made; it stays in the worker, which makes a `Report` of it.
+
+    Attributes:
+        rows: The rows.
+        tally: See `Report`.
+        aside: Records of the rows that were set aside; None if there are none.
+        cancelled: Whether only some of the batches were computed, as the lease had ended.
+        shares: See `Report`, and so are the others.
+    """
+
+    rows: pa.Table
+    tally: Tally
+    aside: pa.Table | None = None
+    cancelled: bool = False
+    shares: tuple[int, ...] = ()
+    call_seconds: float = 0.0
+    batches: int = 0
+    retries: int = 0
+    fits: int | None = None
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +288,7 @@ class ModelSpec:
 
     label: str
     stateful: bool
-    style: str
+    style: CallStyle
     code: str
     payload: bytes = field(repr=False)
     packages: tuple[str, ...] = ()
@@ -267,3 +363,90 @@ class LoadReport:
     row_seconds: float | None = None
     sick: str = ""
     outdated: str = ""
+
+
+@dataclass(frozen=True)
+class Starting:
+    """What a worker says while it constructs its model.
+
+    Attributes:
+        seconds: Since when it does; None if it does not.
+        at: The stack of the thread that does.
+    """
+
+    seconds: float | None = None
+    at: str = ""
+
+
+def load_failed(fault: Fault) -> LoadReport:
+    """The answer to a load of which no answer came."""
+    return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a lease asks of one pool."""
+
+    identity: str
+    label: str
+    workers: tuple[int, int]
+    bundle: Mapping[str, float]
+    slots: int
+    threads: int = 0
+    idle_seconds: float = IDLE_SECONDS
+
+
+WorkerState = Literal["busy", "ready", "starting", "dead"]
+
+
+class WorkerInfo(TypedDict, total=False):
+    """What `vane-dagster pools` shows of a worker, in plain values, as its code may be another."""
+
+    name: str
+    state: WorkerState
+    pid: int
+    node: str
+    device: str | None
+    load_seconds: float | None
+    batches: int
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """A call of `Host.load`, as a driver sends it to a worker process of its own."""
+
+    model: ModelSpec | None
+    archive: bytes
+    threads: int
+    env: Mapping[str, str]
+    upkeep: Upkeep
+
+
+@dataclass(frozen=True)
+class RunCall:
+    """A call of `Host.run`; tables are in Arrow files."""
+
+    work: Work
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StartingCall:
+    """A question how the construction of the model goes."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a driver sends to a worker process."""
+
+    ticket: int
+    call: Union[LoadCall, RunCall, StartingCall]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a `Request`; `table` is the path of the Arrow file with the rows."""
+
+    ticket: int
+    report: Union[Report, LoadReport, Starting]
+    table: str | None = None

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import ray
 
-from vane_dagster.compute.pool_state import Claim
 from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.lifecycle import Starting
-from vane_dagster.worker.protocol import LoadReport, ModelSpec, Report, Work
+from vane_dagster.worker.protocol import (
+    Claim,
+    LoadReport,
+    ModelSpec,
+    Report,
+    Starting,
+    Work,
+    WorkerInfo,
+    WorkerState,
+)
 
 
 class HostActor:
@@ -65,12 +71,14 @@ class HostActor:
         return self._claim, ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> WorkerInfo:
         """What `vane-dagster pools` shows of a worker, in plain values."""
         loaded = self._loaded
-        ready = loaded is not None and loaded.fault is None
+        state: WorkerState = "starting"
+        if loaded is not None and loaded.fault is None:
+            state = "busy" if self._host.busy else "ready"
         return {
-            "state": ("busy" if self._host.busy else "ready") if ready else "starting",
+            "state": state,
             "pid": os.getpid(),
             "node": socket.gethostname(),
             "device": loaded.device if loaded else None,

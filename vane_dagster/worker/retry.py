@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Final, Literal, Union
 
 import pyarrow as pa
 
@@ -24,9 +24,10 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRunti
 """Names of classes by which libraries say that a device's memory is used up."""
 
 
-WORKER_DIED = "WorkerDied"
+RowLoss = Literal["WorkerDied", "TimeoutError"]
+WORKER_DIED: Final = "WorkerDied"
 """What a row is at fault of that kills the process it is computed in."""
-TIMED_OUT = "TimeoutError"
+TIMED_OUT: Final = "TimeoutError"
 """What a row is at fault of that takes too long."""
 
 
@@ -75,7 +76,7 @@ class RowFault:
     batch: pa.Table
     error: BaseException
     attempts: int
-    kind: str = ""
+    kind: RowLoss | None = None
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from types import FrameType
-from typing import Any
 
 import pyarrow as pa
 
@@ -15,7 +14,7 @@ from vane_dagster._secrets import masked
 from vane_dagster.pipeline.specs import ERROR_COLUMN
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
 from vane_dagster.worker.operations import CallUdf, Reject
-from vane_dagster.worker.protocol import Tally, Work
+from vane_dagster.worker.protocol import Computed, Tally, Work
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.user_errors import clean
 
@@ -62,17 +61,18 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
     return pa.table(columns, schema=work.schema)
 
 
-def rejected(op: Reject, row: pa.Table, work: Work) -> tuple[pa.Table, dict[str, Any]]:
-    """A row that is given up unseen: what comes out in its place, and the facts for the report."""
+def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
+    """What comes out in the place of a row that is given up unseen."""
     call = op.call
     fault = RowFault(row, Exception(op.message), op.attempts, op.error)
     nulls = call.policy.on_error == "null"
     table = null_row(fault, work, call) if nulls else work.schema.empty_table()
-    return table, {
-        "tally": Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
-        "aside": fault_table([fault], work, call, op.model),
-        "faults": (told(fault, call.ids[0]),),
-    }
+    return Computed(
+        table,
+        Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
+        fault_table([fault], work, call, op.model),
+        faults=(told(fault, call.ids[0]),),
+    )
 
 
 def told(fault: RowFault, id: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from vane_dagster.errors import IntegrityError, SourceError, VaneError
-from vane_dagster.sources import ReadContext, unpack_source
+from vane_dagster.sources import ReadContext, Source
 from vane_dagster.sources.base import unreadable
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.transient_errors import persistently
@@ -16,6 +16,7 @@ from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.operations import Project, SourceRows
 from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.user_code import load
 
 
 def scan(rows: SourceRows, work: Work) -> pa.Table:
@@ -107,3 +108,10 @@ def _check_files(rows: SourceRows, work: Work) -> None:
                 f"{work.culprit}: {file.url!r} was replaced while the run read it ({file.size} "
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
+
+
+@functools.lru_cache(maxsize=32)
+def unpack_source(payload: bytes) -> Source:
+    """The source that `planning.source_code.pack_source` pickled."""
+    source: Source = load(payload)
+    return source

@@ -31,7 +31,7 @@ from vane_dagster.worker.batch_size import BatchSize
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import begin_user_code, one_process, protect_tasks
 from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import ModelSpec, Tally, Work
+from vane_dagster.worker.protocol import Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.retry import Answer, Outcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import fault_table, null_row, told
 from vane_dagster.worker.user_errors import contained, is_shutdown
@@ -73,7 +73,7 @@ class Caller:
 
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
-    ) -> tuple[pa.Table, dict[str, Any]]:
+    ) -> Computed:
         """Runs over a table's batches.
 
         Args:
@@ -83,7 +83,7 @@ class Caller:
             revoked: Asked between batches whether to stop.
 
         Returns:
-            The output in the order of the batches, and counts for the report.
+            The output, in the order of the batches.
 
         Raises:
             UdfError: If what was returned does not fit.
@@ -106,8 +106,9 @@ class Caller:
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         aside = len(faults) if op.policy.on_error == "quarantine" else 0
-        return rows, {
-            "tally": Tally(
+        return Computed(
+            rows,
+            Tally(
                 table.num_rows,
                 table.num_rows - passed - aside,
                 aside,
@@ -115,14 +116,14 @@ class Caller:
                 wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
                 packages=self._packages,
             ),
-            "batches": run.calls,
-            "call_seconds": seconds,
-            "retries": sum(outcome.retries for outcome in outcomes),
-            "fits": self.sizes.used(op.batch_size),
-            "aside": fault_table(faults, work, op, self._label) if faults else None,
-            "faults": tuple(told(fault, op.ids[0]) for fault in faults[:_FAULTS_TOLD]),
-            "cancelled": run.stopped,
-        }
+            aside=fault_table(faults, work, op, self._label) if faults else None,
+            cancelled=run.stopped,
+            call_seconds=seconds,
+            batches=run.calls,
+            retries=sum(outcome.retries for outcome in outcomes),
+            fits=self.sizes.used(op.batch_size),
+            faults=tuple(told(fault, op.ids[0]) for fault in faults[:_FAULTS_TOLD]),
+        )
 
     def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[Outcome]:
         assert self._loop is not None

@@ -1,0 +1,334 @@
+"""Calls and constructors that hang, in code that holds the interpreter lock too."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.pools_process import Process
+
+ROWS = 4
+BAD = 2
+
+
+def search() -> None:
+    """A search that takes ages and never releases the interpreter lock."""
+    re.match("(a+)+b", "a" * 60)
+
+
+def hang(kind: str) -> None:
+    if kind == "sleep":
+        time.sleep(600)
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)  # this thread may run on for a moment
+    elif kind == "fork":
+        os.fork()  # the child holds the worker's connection
+        time.sleep(600)
+    else:
+        search()
+
+
+class Endless:
+    """A column that hangs when it is read."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __iter__(self):
+        hang(self.kind)
+
+
+def doubled(batch: pa.Table) -> list[int]:
+    return [2 * i for i in batch["id"].to_pylist()]
+
+
+def plain(batch, kind):
+    if BAD in batch["id"].to_pylist():
+        hang(kind)
+    return {"y": doubled(batch)}
+
+
+def output(batch, kind):
+    return {"y": Endless(kind) if BAD in batch["id"].to_pylist() else doubled(batch)}
+
+
+def generated(batch, kind):
+    yield pa.table({"id": batch["id"], "y": doubled(batch)}).slice(0, 0)
+    yield pa.table({"id": batch["id"], "y": plain(batch, kind)["y"]})
+
+
+async def blocking(batch, kind):
+    return plain(batch, kind)
+
+
+async def stubborn(batch, kind):
+    """Does not end when it is cancelled."""
+    import asyncio
+
+    while BAD in batch["id"].to_pylist():
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            continue
+    return {"y": doubled(batch)}
+
+
+class Sick:
+    """Hangs when it is asked how it is, the first instance alone."""
+
+    def __init__(self, folder: str) -> None:
+        from vane_dagster.worker import health
+
+        health._ANSWER_SECONDS = 1.0
+        self.first = not os.path.exists(folder)
+        Path(folder).touch()
+
+    def check_health(self) -> None:
+        if self.first:
+            search()
+
+    def __call__(self, batch):
+        if self.first:
+            raise ValueError("not now")
+        return {"y": doubled(batch)}
+
+
+def pipeline(tmp_path: Path, fn, **kwargs) -> vd.Pipeline:
+    if not (tmp_path / "source").exists():
+        write_source(tmp_path / "source", {"id": pa.array(range(ROWS), pa.int64())})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+    given = {"schema": {"y": "BIGINT"}, "batch_size": 2, "version": "1", "concurrency": 1}
+    options = {"on_error": "quarantine", "max_error_rate": 0.5, "max_retries": 0}
+    docs.map_batches("double", fn, **{**given, **options, **kwargs})
+    return docs
+
+
+def quarantined(tmp_path: Path) -> list[tuple[int, str, str]]:
+    table = vd.quarantine("docs/double", store=str(tmp_path / "store"))
+    return [(row["id"], row["error"], row["message"]) for row in table.to_pylist()]
+
+
+def published(tmp_path: Path) -> list[int]:
+    return read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+
+
+EXPECTED = [2 * i for i in range(ROWS) if i != BAD]
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (plain, "search"),
+        (plain, "stop"),
+        (plain, "fork"),
+        (output, "search"),
+        (generated, "search"),
+    ],
+)
+def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, local, materialize):
+    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=0.5)
+
+    materialize(docs, local)
+
+    assert published(tmp_path) == EXPECTED
+    ((id, error, message),) = quarantined(tmp_path)
+    assert (id, error) == (BAD, "TimeoutError")
+    assert "took longer than timeout_s=0.5" in message
+
+
+@pytest.mark.parametrize("kind", ["sleep", "search"])
+@pytest.mark.parametrize("fn", [blocking, stubborn])
+def test_a_coroutine_that_blocks_is_ended(fn, kind, tmp_path, local, materialize):
+    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=0.5, max_concurrency=4)
+
+    materialize(docs, local)
+
+    assert published(tmp_path) == EXPECTED
+    ((id, error, _),) = quarantined(tmp_path)
+    assert (id, error) == (BAD, "TimeoutError")
+
+
+def test_a_call_that_holds_the_lock_is_ended_on_ray(tmp_path, cluster, materialize, capfd):
+    docs = pipeline(tmp_path, plain, fn_kwargs={"kind": "search"}, timeout_s=0.5)
+
+    materialize(docs, vd.RayCompute(cluster=cluster))
+
+    assert published(tmp_path) == EXPECTED
+    ((id, error, message),) = quarantined(tmp_path)
+    assert (id, error) == (BAD, "TimeoutError")
+    assert "took longer than timeout_s=0.5" in message
+    assert "longer than timeout_s=0.5" in capfd.readouterr().err  # of the run's log
+
+
+def test_a_crash_is_not_taken_for_a_hang(tmp_path, local, materialize):
+    docs = pipeline(tmp_path, dies_late, timeout_s=30)
+
+    materialize(docs, local)
+
+    assert [error for _, error, _ in quarantined(tmp_path)] == ["WorkerDied"]
+
+
+def dies_late(batch):
+    if BAD in batch["id"].to_pylist():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"y": doubled(batch)}
+
+
+def test_a_model_that_hangs_when_it_is_asked_is_replaced(tmp_path, local, materialize):
+    folder = str(tmp_path / "first")
+    docs = pipeline(tmp_path, Sick, fn_constructor_kwargs={"folder": folder})
+
+    materialize(docs, local)
+
+    assert published(tmp_path) == [2 * i for i in range(ROWS)]
+
+
+# The mechanism
+
+
+def ended(script: str) -> subprocess.CompletedProcess[str]:
+    head = "import os, re, signal, sys, time\nfrom vane_dagster.worker.watchdog import deadline\n"
+    return subprocess.run([sys.executable, "-c", head + script], capture_output=True, text=True)
+
+
+def test_a_deadline_prints_where_it_was():
+    done = ended("def search():\n  re.match('(a+)+b', 'a' * 60)\nwith deadline(0.2): search()")
+
+    assert done.returncode < 0
+    assert "in search" in done.stderr
+
+
+def test_user_code_does_not_disturb_a_deadline():
+    done = ended(
+        "import faulthandler\n"
+        "with deadline(0.3):\n"
+        "  faulthandler.dump_traceback_later(100)\n"
+        "  faulthandler.cancel_dump_traceback_later()\n"
+        "  signal.alarm(0)\n"
+        "  signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "  signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
+        "  time.sleep(60)\n"
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_the_earliest_of_several_deadlines_counts():
+    done = ended("with deadline(60), deadline(0.3):\n  with deadline(30): pass\n  time.sleep(60)\n")
+    assert done.returncode < 0
+
+
+ERRORS = """
+import cloudpickle, pyarrow as pa
+import vane_dagster as vd
+from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.worker.retry import Policy
+from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.operations import CallUdf
+from vane_dagster.worker.protocol import ModelSpec, Work
+
+class Hangs(Exception):
+    def __str__(self): time.sleep(60)
+
+class Column:
+    def __iter__(self): time.sleep(60)
+
+def raises(batch): raise ERROR
+async def raises_later(batch): raise ERROR
+
+policy = Policy("quarantine", 0, (), 0.3)
+call = CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 2, "one_to_one", 4, ("id",),
+               policy=policy, most_faults=5)
+caller = Caller(ModelSpec("m", False, make_udf("m", FN).style, "", b""), FN)
+schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
+work = Work("m", call, (), schema, "id", None, True)
+caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)
+"""
+
+
+@pytest.mark.parametrize("fn", ["raises", "raises_later"])
+@pytest.mark.parametrize("error", ["Hangs()", "vd.RowErrors({0: ValueError()}, {'y': Column()})"])
+def test_a_deadline_covers_the_handling_of_an_error(error, fn):
+    done = ended(ERRORS.replace("ERROR", error).replace("FN", fn))
+
+    assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
+
+
+def test_a_deadline_that_was_kept_ends_nothing():
+    done = ended(
+        "for _ in range(3):\n"
+        "  with deadline(0.3): pass\n"
+        "with deadline(0.3):\n"
+        "  if not (pid := os.fork()): time.sleep(1); os._exit(5)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert done.returncode == 5, done.stderr
+
+
+# The driver is killed
+
+HANGS = """
+import os, re, subprocess, sys, time
+
+def note(folder, *pids):
+    with open(os.path.join(folder, "pids.new"), "w") as opened:
+        opened.write(" ".join(map(str, pids)))
+    os.rename(os.path.join(folder, "pids.new"), os.path.join(folder, "pids"))
+
+class Call:
+    def __init__(self, log):
+        self.log = log
+
+    def __call__(self, batch):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        note(self.log, os.getpid(), child.pid)
+        re.match("(a+)+b", "a" * 60)
+
+class Constructor(Call):
+    def __init__(self, log):
+        self.log = log
+        self(None)
+"""
+
+
+@pytest.mark.parametrize("model", ["Call", "Constructor"])
+def test_workers_end_with_their_driver(model, tmp_path):
+    write_source(tmp_path / "src" / "a", {"id": range(10)})
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "models.py").write_text(HANGS)
+    before = shared()
+    run = Process(tmp_path, {"one": {"model": model}}, "a", local=True)
+    pids = tmp_path / "pids"
+    deadline = time.monotonic() + 60
+    while not pids.exists():
+        assert time.monotonic() < deadline, "the model was not called"
+        assert run.process.poll() is None, run.failed()
+        time.sleep(0.05)
+    workers = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+
+    run.kill()
+
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    try:
+        assert not alive
+        while shared() - before:
+            assert time.monotonic() < deadline, "its tables were left"
+            time.sleep(0.05)
+    finally:
+        for process in alive:
+            process.kill()
+
+
+def shared() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("vane-")}

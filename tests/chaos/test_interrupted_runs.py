@@ -1,0 +1,58 @@
+"""A run that is interrupted has an event for each manifest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+
+from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
+from support.paths import TESTS
+
+STAGES = ("vectors", "labels")
+
+
+def materializations(
+    instance: dg.DagsterInstance, stage: str
+) -> dict[str | None, dg.AssetMaterialization]:
+    key = dg.AssetKey(["docs", stage])
+    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
+    found = [record.asset_materialization for record in records]
+    assert len({each.partition for each in found}) == len(found), "one was logged twice"
+    return {each.partition: each for each in found}
+
+
+def test_an_interrupted_run_has_an_event_for_each_manifest(tmp_path):
+    (tmp_path / "dagster.yaml").touch()
+    code = f"import test_events as t; t.run_of_a_process(t.Path({str(tmp_path)!r}))"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def in_force() -> set[tuple[str, str]]:
+        found = (tmp_path / "store" / "docs").glob("*/manifests/*/*.json")
+        return {(path.parts[-4], path.parts[-2]) for path in found}
+
+    try:
+        until = time.monotonic() + 120
+        while len(in_force()) < 4 and time.monotonic() < until:
+            assert run.poll() is None, "the run ended early"
+            time.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        run.wait(60)
+    finally:
+        run.kill()
+    committed = in_force()
+    assert 4 <= len(committed) < len(KEYS) * len(STAGES)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        reported = {(s, key) for s in STAGES for key in materializations(instance, s)}
+    assert reported == committed

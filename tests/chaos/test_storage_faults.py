@@ -1,0 +1,624 @@
+"""Storage that fails: a full disk, no permission, a busy or flaky S3, damaged files.
+
+Whatever happens, a partition is seen whole or as it was before, and the next run puts it right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+import vane_dagster as vd
+from support.damage import (
+    blank,
+    cut,
+    flip,
+    parts,
+    quick,  # noqa: F401  # fixtures
+)
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+from vane_dagster.engine import committer
+from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.part_file import PartTarget, read_part, write_part
+from vane_dagster.storage.publish.parquet import publish as committer_publish
+from vane_dagster.storage.store import Store, read_part_info
+
+ROWS = 30
+
+
+def double(batch: pa.Table) -> pa.Table:
+    return pa.table({"y": [2 * x for x in batch["x"].to_pylist()]})
+
+
+def negate(batch: pa.Table) -> pa.Table:
+    return pa.table({"z": [-y for y in batch["y"].to_pylist()]})
+
+
+def make(tmp_path: Path) -> vd.Pipeline:
+    """source -> clean -> double -> negate, three fragments of ten rows."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+    clean = docs.project("clean", ["x", "note"])
+    doubled = clean.map_batches("double", double, schema={"y": "BIGINT"})
+    doubled.map_batches("negate", negate, schema={"z": "BIGINT"})
+    return docs
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Thirty rows whose text takes most of the file."""
+    notes = [f"{i:04}" * 50 for i in range(ROWS)]
+    rows = {"id": range(ROWS), "x": range(ROWS), "note": notes}
+    return write_source(tmp_path / "src", rows, row_group_size=10, compression="none")
+
+
+def rows_of(tmp_path: Path, stage: str, column: str) -> list[int]:
+    return read_stage(tmp_path / "store", "docs", stage)[column].to_pylist()
+
+
+DOUBLED = [2 * x for x in range(ROWS)]
+NEGATED = [-y for y in DOUBLED]
+
+
+def manifests(tmp_path: Path) -> dict[str, bytes]:
+    found = (tmp_path / "store").rglob("manifests/*/*.json")
+    return {str(path): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+def warnings_of(result: dg.ExecuteInProcessResult, instance: dg.DagsterInstance) -> str:
+    logs = instance.all_logs(result.run_id)
+    return "\n".join(log.user_message for log in logs if log.level == logging.WARNING)
+
+
+# Full disks and permissions
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can only be mounted by root, and not in every container")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_full_disk(tiny, tmp_path, source, local, materialize):
+    materialize(make(tmp_path), local)
+    before = manifests(tmp_path)
+    rows = {"id": range(ROWS), "x": range(1, ROWS + 1), "note": ["new"] * ROWS}
+    write_source(tmp_path / "src", rows)
+    filling = tiny / "filling"
+    fill(filling)
+
+    told = failure(materialize(make(tmp_path), local, raises=False))
+    assert "No space left on device" in told
+    assert "The disk is full: make room there" in told
+    assert str(tiny) in told
+    assert manifests(tmp_path) == before
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert not list(tiny.rglob(f"{TEMPORARY}*"))
+
+    filling.unlink()
+    materialize(make(tmp_path), local)
+    assert rows_of(tmp_path, "negate", "z") == [-2 * x for x in range(1, ROWS + 1)]
+
+
+LIMITED = """
+    import resource, signal, sys
+    from vane_dagster.storage.filesystem import Location
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        Location(sys.argv[1]).write("f", bytes(5000))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_file_that_may_not_be_that_large(tmp_path):
+    code = "\n".join(line[4:] for line in LIMITED.splitlines())
+    Location(str(tmp_path)).write("f", b"before")
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("StoreError")
+    assert "A file may not be that large there" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"before"
+
+
+DENIED = """
+    import os, sys
+    from vane_dagster.storage.filesystem import Location
+    folder = Location(sys.argv[1])
+    folder.names()
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    for action in (
+        lambda: folder.write("f", b"new"),
+        lambda: folder.child("deeper").write("f", b"new"),
+        lambda: folder.delete(["f"]),
+        lambda: folder.child("closed").names(),
+        lambda: folder.child("closed").entries(),
+    ):
+        try:
+            action()
+            print("done")
+        except Exception as error:
+            print(type(error).__name__, error)
+"""
+
+
+def test_permission_is_denied():
+    """As another user, where this one may do everything."""
+    import shutil
+    import tempfile
+
+    place = Path(tempfile.mkdtemp(prefix="vane-denied-", dir="/tmp"))
+    try:
+        (place / "f").write_bytes(b"before")
+        (place / "closed").mkdir(mode=0o000)
+        place.chmod(0o555)
+        code = "\n".join(line[4:] for line in DENIED.splitlines())
+        command = [sys.executable, "-c", code, str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        assert len(lines) == 5
+        for line, verb in zip(lines, ["written", "written", "deleted from", "listed", "listed"]):
+            assert line.startswith("StoreError"), line
+            assert f"cannot be {verb}" in line
+            assert "Permission is denied: give the user or the credentials" in line
+        assert (place / "f").read_bytes() == b"before"
+    finally:
+        place.chmod(0o755)
+        (place / "closed").chmod(0o755)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+def test_damaged_parts_are_computed_again(harm, tmp_path, source, local, materialize, instance):
+    """Two of them, of a stage whose partition is in force, read by the stage below."""
+    materialize(make(tmp_path), local, select=["clean", "double"])
+    harmed = [parts(tmp_path, "double")[i] for i in (0, 2)]
+    whole = {path: path.read_bytes() for path in harmed}
+    others = {p: p.stat().st_mtime_ns for p in parts(tmp_path, "double") if p not in harmed}
+    before = manifests(tmp_path)
+    for path in harmed:
+        harm(path)
+    result = materialize(make(tmp_path), local, instance=instance)
+
+    assert rows_of(tmp_path, "double", "y") == DOUBLED
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert {path: pq.read_table(path) for path in harmed} == {
+        path: pq.read_table(pa.BufferReader(data)) for path, data in whole.items()
+    }
+    assert {p: p.stat().st_mtime_ns for p in others} == others
+    assert manifests(tmp_path).items() >= before.items()
+    assert metadata(result, "negate")["dagster/row_count"] == ROWS
+    if harm is not Path.unlink:  # a part that is not there is seen by the planner
+        told = warnings_of(result, instance)
+        for path in harmed:
+            assert told.count(path.name) == 1
+        assert "It belongs to the stage 'docs/double'; it was removed, to be computed" in told
+
+
+def test_a_damaged_part_above_a_damaged_part(tmp_path, source, local, materialize):
+    """To make the one again the other is read, which turns out to be damaged too."""
+    materialize(make(tmp_path), local, select=["clean", "double"])
+    flip(parts(tmp_path, "double")[1])
+    for path in parts(tmp_path, "clean"):
+        flip(path, "x")
+    materialize(make(tmp_path), local)
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert sum(damage_of(Location(str(p.parent)), p.name) is None
+               for p in parts(tmp_path, "double")) == 3  # fmt: skip
+
+
+def test_partitions_that_wait_for_a_damaged_one_are_made_too(tmp_path, local, instance):
+    """A check that compares partitions commits them in order: the second waits for the first."""
+    days = dg.StaticPartitionsDefinition(["a", "b"])
+    for key, first in (("a", 0), ("b", 100)):
+        ids = list(range(first, first + ROWS))
+        write_source(tmp_path / "src" / key, {"id": ids, "x": ids, "note": ["n"] * ROWS})
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=days,
+    )
+    clean = docs.project("clean", ["x", "note"])
+    clean.map_batches("double", double, schema={"y": "BIGINT"}, checks=[vd.checks.Drift("y")])
+
+    def run(*select: str) -> dg.ExecuteInProcessResult:
+        return dg.materialize(
+            [docs.build_assets()],
+            instance=instance,
+            selection=[docs[name].key for name in select],
+            tags={
+                "dagster/asset_partition_range_start": "a",
+                "dagster/asset_partition_range_end": "b",
+            },
+            resources={"compute": local, "store": vd.FragmentStore(root=f"{tmp_path}/store")},
+        )
+
+    run("clean")
+    (harmed,) = (tmp_path / "store/docs/clean/parts/a").glob("*.parquet")
+    flip(harmed, "x")
+    run("clean", "double")
+    for key, first in (("a", 0), ("b", 100)):
+        table = read_stage(tmp_path / "store", "docs", "double", key)
+        assert table["y"].to_pylist() == [2 * x for x in range(first, first + ROWS)]
+
+
+def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, local, materialize):
+    materialize(make(tmp_path), local, select=["clean", "double"])
+    victim = parts(tmp_path, "double")[1]
+    flip(victim)
+    before = manifests(tmp_path)
+    told = failure(materialize(make(tmp_path), local, select=["negate"], raises=False))
+    assert victim.name in told
+    assert "It belongs to the stage 'docs/double', which is not selected" in told
+    assert "select 'double' together with 'negate'" in told
+    assert victim.exists()
+    assert manifests(tmp_path) == before
+
+    materialize(make(tmp_path), local, select=["double", "negate"])
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+
+
+def test_a_part_that_nobody_names_yet_is_passed_over(
+    tmp_path, source, local, materialize, instance
+):
+    """What a killed run has left, found by the planner."""
+    materialize(make(tmp_path), local)
+    for path in manifests(tmp_path):
+        if "/double/" in path:
+            Path(path).unlink()
+    cut(parts(tmp_path, "double")[0])
+    result = materialize(make(tmp_path), local, instance=instance)
+    assert metadata(result, "double")["fragments_computed"] == 1
+    assert rows_of(tmp_path, "double", "y") == DOUBLED
+    assert "is damaged and cannot be read" in warnings_of(result, instance)
+    assert "It is computed again" in warnings_of(result, instance)
+
+
+@pytest.mark.parametrize("as_", [pa.Table, "polars"])
+def test_a_reader_of_a_damaged_part(as_, tmp_path, source, local, materialize):
+    if as_ == "polars":
+        as_ = pytest.importorskip("polars", reason="polars is not installed").DataFrame
+    materialize(make(tmp_path), local)
+    store = str(tmp_path / "store")
+    assert len(vd.load("docs/double", store=store, as_=as_)) == ROWS
+    victim = parts(tmp_path, "double")[1]
+    flip(victim)
+    with pytest.raises(vd.StoreError) as raised:
+        vd.load("docs/double", store=store, as_=as_)
+    told = str(raised.value)
+    assert re.search(rf"'docs/double', file '\S+{victim.name}': a file is damaged or gone", told)
+    assert "Materialize 'docs/double' again with force" in told
+    materialize(make(tmp_path), local, select=["double"], config={"force": True})
+    assert vd.load("docs/double", store=store)["y"].to_pylist() == DOUBLED
+
+
+def test_a_damaged_part_that_a_commit_reads(tmp_path, source, local, materialize, monkeypatch):
+    """What was published before stays, the part is removed, and the next run mends it."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+    docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", target_file_bytes=1 << 20)
+    materialize(docs, local)
+    before = {path.name for path in (tmp_path / "out").glob("*.parquet")}
+    rows = {"id": range(ROWS), "x": range(1, ROWS + 1), "note": ["new"] * ROWS}
+    write_source(tmp_path / "src", rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging"))
+        told = failure(materialize(docs, local, raises=False))
+    assert "could not be committed" in told
+    assert "is damaged and cannot be read" in told
+    assert "it was removed. Run again, and it is computed again" in told
+    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == before
+    assert vd.load("docs/out", store=str(tmp_path / "store"))["x"].to_pylist() == [*range(ROWS)]
+
+    result = materialize(docs, local)
+    assert metadata(result, "out")["fragments_computed"] == 1
+    read = vd.load("docs/out", store=str(tmp_path / "store"))
+    assert read["x"].to_pylist() == [*range(1, ROWS + 1)]
+
+
+def harming(staging: Path) -> Callable[..., Any]:
+    """Damages a staged part before it is published."""
+
+    def publish(*given: Any) -> Any:
+        flip(sorted(staging.glob("*.parquet"))[1], "x")
+        return committer_publish(*given)
+
+    return publish
+
+
+# Damaged source files
+
+
+@pytest.mark.parametrize("harm", [cut, blank])
+def test_a_source_file_without_its_footer(harm, tmp_path, source, local, materialize):
+    materialize(make(tmp_path), local)
+    before, whole = manifests(tmp_path), source.read_bytes()
+    harm(source)
+    told = failure(materialize(make(tmp_path), local, raises=False))
+    assert "a.parquet'" in told
+    assert "cannot be read as Parquet" in told
+    assert "Write it again, or take it out of the source" in told
+    assert manifests(tmp_path) == before
+    source.write_bytes(whole)
+    materialize(make(tmp_path), local)
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+
+
+def test_a_source_file_with_a_damaged_page(tmp_path, local, materialize):
+    """Its footer is whole: it is found in a worker, and what is made of other files is kept."""
+    rows = {"id": range(ROWS), "x": range(ROWS), "note": ["n"] * ROWS}
+    write_source(tmp_path / "src", rows, "a.parquet")
+    more = {**rows, "id": range(100, 100 + ROWS)}
+    bad = write_source(tmp_path / "src", more, "b.parquet", use_dictionary=False)
+    whole = bad.read_bytes()
+    place = pq.read_metadata(bad).row_group(0).column(1).data_page_offset
+    bad.write_bytes(whole[:place] + bytes(20) + whole[place + 20 :])
+    told = failure(materialize(make(tmp_path), local, raises=False))
+    assert "stage 'docs/clean', fragment" in told
+    assert re.search(r"b\.parquet' cannot be read: .*Write it again", told)
+    assert not manifests(tmp_path)
+    bad.write_bytes(whole)
+    materialize(make(tmp_path), local)
+    assert rows_of(tmp_path, "double", "y") == [*DOUBLED, *DOUBLED]
+
+
+# An S3 that fails
+
+
+@dataclass
+class Faults:
+    """What the proxy does to requests that a rule picks, each rule as often as it says."""
+
+    rules: list[tuple[Callable[[str, str], bool], str, int]] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, kind: str, times: int, method: str, word: str = "") -> None:
+        self.rules.append((lambda m, path: m == method and word in path, kind, times))
+
+    def take(self, method: str, path: str) -> str | None:
+        with self.lock:
+            for i, (picks, kind, times) in enumerate(self.rules):
+                if times and picks(method, path):
+                    self.rules[i] = (picks, kind, times - 1)
+                    self.done.append(kind)
+                    return kind
+        return None
+
+
+SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>slow</Message></Error>"
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Hands requests on to a server, or fails them."""
+
+    protocol_version = "HTTP/1.1"
+    target: tuple[str, int]
+    faults: Faults
+
+    def _handle(self) -> None:
+        kind = self.faults.take(self.command, self.path)
+        size = int(self.headers.get("Content-Length") or 0)
+        if kind == "cut":  # in the middle of what it is sent
+            self.rfile.read(min(size, 100))
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        body = self.rfile.read(size)
+        if kind == "503":
+            self._answer(503, {"Content-Type": "application/xml"}, SLOW_DOWN)
+            return
+        if kind == "late":
+            time.sleep(2)
+        connection = HTTPConnection(*self.target, timeout=30)
+        headers = dict(self.headers.items())
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        given = {k: v for k, v in answer.getheaders() if k.lower() not in _HOP}
+        length = answer.getheader("Content-Length")
+        if kind == "half":  # of what it answers
+            self.send_response(answer.status)
+            for name, value in {**given, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        else:
+            self._answer(answer.status, given, data, length if self.command == "HEAD" else None)
+        connection.close()
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
+
+    def _answer(
+        self, status: int, headers: dict[str, str], body: bytes, length: str | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+_HOP = {"content-length", "transfer-encoding", "connection", "date", "server"}
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[tuple[str, int]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": "dummy", "aws_secret_access_key": "dummy"}
+    url = f"http://{host}:{port}"
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys).create_bucket(
+        Bucket="lake"
+    )
+    yield host, port
+    server.stop()
+
+
+@pytest.fixture
+def faulty(moto: tuple[str, int]) -> Iterator[tuple[Faults, dict[str, Any]]]:
+    """What is to fail, and storage options that lead through it; drivers don't try again."""
+    faults = Faults()
+    handler = type("Handler", (Proxy,), {"target": moto, "faults": faults})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    options = {
+        "key": "dummy",
+        "secret": "dummy",
+        "endpoint_url": f"http://127.0.0.1:{server.server_port}",
+        "client_kwargs": {"region_name": "us-east-1"},
+        "config_kwargs": {"retries": {"max_attempts": 0}, "read_timeout": 1},
+    }
+    yield faults, options
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def bucket(faulty: tuple[Faults, dict[str, Any]], tmp_path: Path) -> Location:
+    folder = Location(f"s3://lake/{tmp_path.name}", faulty[1])
+    folder.fs.retries = 1  # those of s3fs
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["503", "cut", "late"])
+@pytest.mark.usefixtures("quick")
+def test_a_write_goes_on_after_faults(kind, faulty, bucket):
+    faults, _ = faulty
+    data = os.urandom(300_000)
+    faults.add(kind, 2, "PUT", "/f")
+    bucket.write("f", data)
+    assert faults.done == [kind] * 2
+    assert bucket.read("f") == data
+    assert bucket.names() == {"f": len(data)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_write_that_fails_for_good_leaves_what_was_there(faulty, bucket):
+    faults, _ = faulty
+    bucket.write("f", b"before")
+    for kind in ("503", "cut"):
+        faults.rules.clear()
+        faults.done.clear()
+        faults.add(kind, 1000, "PUT", "/f")
+        with pytest.raises(vd.StoreError, match=r"cannot be written: .*tried several times"):
+            bucket.write("f", bytes(300_000))
+        assert len(faults.done) >= 4
+        assert bucket.read("f") == b"before"
+    assert bucket.names() == {"f": 6}
+
+
+@pytest.mark.parametrize("kind", ["503", "half"])
+@pytest.mark.usefixtures("quick")
+def test_reads_and_listings_go_on_after_faults(kind, faulty, bucket):
+    faults, _ = faulty
+    info = write_part(pa.table({"id": range(5000)}), PartTarget(bucket, "a" * 40, "id"))
+    faults.add(kind, 2, "GET")
+    assert bucket.names().keys() == {info.name}
+    faults.add(kind, 2, "GET", info.name)
+    assert read_part(bucket, info.name).num_rows == 5000
+    faults.add(kind, 2, "GET", info.name)
+    assert read_part_info(bucket, info.name) == info
+    faults.add("503", 2, "DELETE")
+    faults.add("503", 2, "POST")
+    bucket.delete([info.name])
+    assert bucket.names() == {}
+
+
+def test_a_run_with_an_s3_that_fails_now_and_then(faulty, tmp_path, source, local):
+    """503s and cut connections in all phases; then one for good, and a run that mends it."""
+    faults, options = faulty
+    url = f"s3://lake/{tmp_path.name}"
+    given = {**options, "config_kwargs": {"read_timeout": 20}}
+
+    def run(raises: bool = True) -> dg.ExecuteInProcessResult:
+        store = vd.FragmentStore(root=url, storage_options=given)
+        resources = {"compute": local, "store": store}
+        return dg.materialize(
+            [make(tmp_path).build_assets()], resources=resources, raise_on_error=raises
+        )
+
+    def negated() -> list[int]:
+        opened = Store(Location(url, given))
+        found = opened.in_force("docs", "negate", None)
+        assert found is not None
+        folder = opened.parts("docs", "negate", None)
+        tables = [read_part(folder, part.name) for part in found.parts]
+        return pa.concat_tables(tables)["z"].to_pylist()
+
+    for kind in ("503", "cut"):
+        faults.add(kind, 3, "PUT", "/parts/")
+        faults.add(kind, 2, "PUT", "/manifests/")
+        faults.add(kind, 2, "GET")
+    run()
+    assert faults.done.count("503") >= 6
+    assert faults.done.count("cut") >= 4
+    assert negated() == NEGATED
+
+    rows = {"id": range(ROWS), "x": range(1, ROWS + 1), "note": ["new"] * ROWS}
+    write_source(tmp_path / "src", rows)
+    given["config_kwargs"] = {"retries": {"max_attempts": 0}}
+    faults.rules.clear()
+    faults.add("503", 10_000, "PUT", "/negate/")
+    told = failure(run(raises=False))
+    assert "docs/negate" in told
+    assert "tried several times" in told
+    assert negated() == NEGATED
+    faults.rules.clear()
+    run()
+    assert negated() == [-2 * x for x in range(1, ROWS + 1)]

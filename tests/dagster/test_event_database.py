@@ -1,0 +1,82 @@
+"""How many times a run writes to Dagster's database, and groups of events on SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from typing import Any
+
+import dagster as dg
+import sqlalchemy
+from dagster._core.storage.event_log import SqlEventLogStorage
+from sqlalchemy.engine import Engine
+
+from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
+from vane_dagster.orchestration import reporting
+
+
+def test_connections_and_look_ups_do_not_grow_with_partitions(
+    world, instance, one_group, monkeypatch
+):
+    assert world.run(instance, *KEYS).success
+    look_up = SqlEventLogStorage.get_latest_storage_id_by_partition
+    looked_up: Counter[str] = Counter()
+    monkeypatch.setattr(
+        SqlEventLogStorage,
+        "get_latest_storage_id_by_partition",
+        lambda self, key, *rest, **more: (
+            looked_up.update([key.path[-1]]) or look_up(self, key, *rest, **more)
+        ),
+    )
+
+    count: Counter[str] = Counter()
+    flush = reporting.RunReport.flush
+
+    def counted(report: reporting.RunReport) -> None:
+        """Without the connections by which Dagster stores what it has planned."""
+
+        def connected(*given: Any) -> None:
+            count["connections"] += 1
+
+        sqlalchemy.event.listen(Engine, "engine_connect", connected)
+        try:
+            flush(report)
+        finally:
+            sqlalchemy.event.remove(Engine, "engine_connect", connected)
+
+    monkeypatch.setattr(reporting.RunReport, "flush", counted)
+
+    def connections(*keys: str) -> int:
+        """Connections of a run that reports what an earlier one has made."""
+        count.clear()
+        assert world.run(instance, *keys).success
+        return count["connections"]
+
+    few = connections(*KEYS[:2])
+    assert looked_up == {"vectors": 1, "labels": 1}
+    looked_up.clear()
+    many = connections(*KEYS)
+    assert looked_up == {"vectors": 1, "labels": 1}
+    assert many == few < 10
+
+
+def test_a_group_on_sqlite_is_written_whole_or_not_at_all(world, tmp_path, monkeypatch):
+    """So that a killed run has no evaluation without its materialization."""
+    store_event = SqlEventLogStorage.store_asset_check_event
+
+    def failing(self: Any, event: Any, id: Any) -> None:
+        if event.dagster_event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            raise OSError("the disk is full")
+        store_event(self, event, id)
+
+    monkeypatch.setattr(SqlEventLogStorage, "store_asset_check_event", failing)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        result = world.run(instance, *KEYS[:2])
+        assert not result.success
+        assert not instance.fetch_materializations(dg.AssetKey(["docs", "vectors"]), 1).records
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        assert not instance.all_logs(result.run_id, of_type=kind)
+    (index,) = tmp_path.glob("**/index.db")
+    with sqlite3.connect(index) as connection:
+        query = "SELECT count(*) FROM asset_event_tags"
+        assert connection.execute(query).fetchone() == (0,)

@@ -1,0 +1,48 @@
+"""The examples, each run as its reader would run it: twice, by its file name.
+
+Those that load a model are in `test_model_examples.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.example_runs import (  # noqa: F401  # fixtures
+    EXAMPLES,
+    ON_MODELS,
+    PRINTED,
+    endpoint,
+    environment,
+    run,
+    runs_twice,
+)
+from support.llm_server import KEY, Server
+
+
+def test_every_example_is_run_here_and_listed() -> None:
+    files = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert files == set(PRINTED)
+    listed = re.findall(r"^\| \[(\w+)\.py\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(PRINTED)
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED.keys() - set(ON_MODELS)))
+def test_example(name: str, environment: dict[str, str]) -> None:
+    runs_twice(name, environment)
+
+
+def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
+    environment: dict[str, str], endpoint: tuple[Server, str], tmp_path: Path
+) -> None:
+    endpoint[0].clear()
+    printed, _ = run("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
+    assert "asked again: 1" in printed
+    times = {prompt: n for prompt, n in endpoint[0].seen.items() if n > 1}
+    assert times == {"Write a slogan for a busy coffee machine.": 2}
+    assert len(endpoint[0].seen) == 4
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -1,0 +1,462 @@
+"""The check that computes stored rows again: what it samples, compares and tells."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.recomputed import table, value
+from support.results import failure
+from vane_dagster.checks.recomputed import OUTCOME
+from vane_dagster.storage import packages
+
+# Through Dagster
+
+DAYS = dg.StaticPartitionsDefinition(["a", "b"])
+
+
+class Stars:
+    """A model that reads a file whenever it is called, which no key can know."""
+
+    def __init__(self, path: str) -> None:
+        self.folder = path.rpartition("/")[0]
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        factor = float(Path(self.folder, "factor.txt").read_text())
+        texts = batch["text"].to_pylist()
+        return {"stars": [len(text) * factor for text in texts], "label": [t[:1] for t in texts]}
+
+
+class Checked:
+    """A pipeline in one instance, over one store."""
+
+    def __init__(self, tmp_path, compute, instance) -> None:
+        self.folder, self.compute, self.instance = tmp_path, compute, instance
+        self.store = vd.FragmentStore(root=str(tmp_path / "store"))
+
+    def source(self, rows: int, key: str = "") -> None:
+        texts = [f"{'x' * (i % 7)}{i}" for i in range(rows)]
+        table = pa.table({"id": pa.array(range(rows), pa.int64()), "text": texts})
+        write_source(self.folder / "source" / key, table)
+
+    def run(self, docs, checks_alone: bool = True, partition=None, config=None, **kwargs):
+        assets = docs.build_assets()
+        selection = None
+        if checks_alone:
+            selection = dg.AssetSelection.checks(
+                *(k for k in assets.check_keys if k.name.startswith("repro"))
+            )
+        config = {"ops": {"docs_pipeline": {"config": config}}} if config else None
+        return dg.materialize(
+            [assets],
+            selection=selection,
+            partition_key=partition,
+            run_config=config,
+            instance=self.instance,
+            resources={"compute": self.compute, "store": self.store},
+            **kwargs,
+        )
+
+    def evaluation(self, docs, *args, **kwargs) -> dg.AssetCheckEvaluation:
+        (found,) = self.evaluations(docs, *args, **kwargs)
+        return found
+
+    def evaluations(self, docs, *args, **kwargs) -> list[dg.AssetCheckEvaluation]:
+        result = self.run(docs, *args, **kwargs)
+        kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        events = self.instance.all_logs(result.run_id, of_type=kind)
+        return [event.dagster_event.asset_check_evaluation_data for event in events]
+
+
+@pytest.fixture
+def checked(tmp_path, local) -> Iterator[Checked]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Checked(tmp_path, local, instance)
+
+
+def stars_pipeline(tmp_path, check=None, partitioned=False, **kwargs) -> vd.Pipeline:
+    where = tmp_path / "source" / ("{partition_key}" if partitioned else "")
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(where)),
+        id="id",
+        partitions_def=DAYS if partitioned else None,
+        fragment_rows=32,
+    )
+    docs.map_batches(
+        "stars",
+        Stars,
+        fn_constructor_args=[f"{tmp_path}/data/there"],
+        schema={"stars": "DOUBLE", "label": "VARCHAR"},
+        checks=[check or vd.checks.Reproducible(rows=10)],
+        **kwargs,
+    )
+    return docs
+
+
+def factor(tmp_path, text: str) -> None:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / "factor.txt").write_text(text)
+
+
+def test_a_file_that_was_edited_is_found_and_the_rows_are_named(tmp_path, checked):
+    factor(tmp_path, "2.0")
+    checked.source(200)
+    docs = stars_pipeline(tmp_path)
+    assert checked.run(docs, checks_alone=False).success
+    files = sorted((tmp_path / "store").rglob("*"))
+    found = checked.evaluation(docs, config={"reproduce_seed": 7})
+    assert found.passed, found.description
+    assert "10 rows were computed again" in found.description
+    assert (value(found, "rows"), value(found, "differing"), value(found, "seed")) == (10, 0, "7")
+    assert value(found, "code_changed") is False
+
+    factor(tmp_path, "3.0")
+    assert checked.run(docs, checks_alone=False).success, "the key knows nothing of it"
+    found = checked.evaluation(docs, config={"reproduce_seed": 7})
+    assert not found.passed
+    assert "10 of 10 rows differ from the stored rows" in found.description
+    assert found.severity == dg.AssetCheckSeverity.ERROR
+    rows = table(found)
+    assert len(rows) == 10
+    assert {row["column"] for row in rows} == {"stars"}
+    for row in rows:
+        length = len(f"{'x' * (int(row['id']) % 7)}{row['id']}")
+        assert (row["stored"], row["computed"]) == (str(length * 2.0), str(length * 3.0))
+    assert sorted((tmp_path / "store").rglob("*")) == files, "nothing is left behind or committed"
+
+
+def length_of_most(batch: pa.Table) -> dict[str, Any]:
+    """Fails for every fifth row."""
+    if bad := [i for i in batch["id"].to_pylist() if i % 5 == 0]:
+        raise ValueError(f"cannot do {bad}")
+    return {"n": [len(text) for text in batch["text"].to_pylist()]}
+
+
+def letters(batch: pa.Table) -> dict[str, Any]:
+    """As many rows as an id says, perhaps none, and of other texts each time if a file says so."""
+    ids = [i for i in batch["id"].to_pylist() for _ in range(i % 4)]
+    places = [n for i in batch["id"].to_pylist() for n in range(i % 4)]
+    return {
+        "id": ids,
+        "letter_id": [f"{i}-{n}" for i, n in zip(ids, places)],
+        "letter": ["abc"[n] for n in places],
+    }
+
+
+def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_path, checked):
+    checked.source(90)
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=16)
+    given = [vd.checks.Reproducible(rows=30)]
+    columns = {"text": "text", "twice": "id * 2"}
+    long = docs.project("long", columns, where="id % 3 < 2", checks=given)
+    options = {"schema": {"n": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.5}
+    lengths = long.map_batches("lengths", length_of_most, checks=given, batch_size=4, **options)
+    options = {"schema": {"n": "BIGINT"}, "on_error": "null", "max_error_rate": 0.5}
+    long.map_batches("nulls", length_of_most, checks=given, batch_size=4, **options)
+    options = {"schema": {"letter": "VARCHAR"}, "cardinality": "zero_to_many", "id": "letter_id"}
+    words = lengths.map_batches("words", letters, columns=["n"], checks=given, **options)
+    words.map_batches("upper", upper, schema={"upper": "VARCHAR"}, checks=given)
+    docs.join("rows", lengths, words, children="rows", checks=given)
+    docs.join("lists", long, words, how="left", children="list", checks=given)
+    columns = {"lengths": ["n"]}
+    docs.join("carried", lengths, source_columns=["text"], columns=columns, checks=given)
+    assert checked.run(docs, checks_alone=False).success
+    found = checked.evaluations(docs)
+    told = {each.asset_key.path[-1]: each.description for each in found}
+    assert set(told) == {stage.name for stage in docs}
+    assert all(each.passed for each in found), told
+    rows = [value(each, "rows") for each in found]
+    assert all(0 < n <= 30 for n in rows), rows
+
+
+def upper(batch: pa.Table) -> dict[str, Any]:
+    return {"upper": [letter.upper() for letter in batch["letter"].to_pylist()]}
+
+
+class Moody:
+    """What it does with a row is in a file: it fails, or makes other rows of it."""
+
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        mood = Path(os.environ["MOOD"]).read_text()
+        if mood == "fails" and (bad := [i for i in batch["id"].to_pylist() if i % 2]):
+            raise ValueError(f"cannot do {bad}")
+        times = [(1 + i % 2) if mood == "less" else 2 for i in batch["id"].to_pylist()]
+        ids = [i for i, n in zip(batch["id"].to_pylist(), times) for _ in range(n)]
+        numbers = [n for times in times for n in range(times)]
+        made = {"id": ids, "letter_id": [f"{i}-{n}" for i, n in zip(ids, numbers)]}
+        return {**made, "letter": ["x" if mood == "other" else "y"] * len(ids)}
+
+
+def test_children_that_differ_are_told_by_their_parent(tmp_path, checked, monkeypatch):
+    mood = tmp_path / "mood"
+    monkeypatch.setenv("MOOD", str(mood))
+    mood.write_text("good")
+    checked.source(20)
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+    docs.map_batches(
+        "made",
+        Moody,
+        schema={"letter": "VARCHAR"},
+        cardinality="one_to_many",
+        id="letter_id",
+        on_error="quarantine",
+        checks=[vd.checks.Reproducible(rows=100)],
+    )
+    assert checked.run(docs, checks_alone=False).success
+    assert checked.evaluation(docs).passed
+
+    mood.write_text("other")
+    found = table(checked.evaluation(docs))
+    assert len(found) == 40
+    assert {(row["column"], row["stored"], row["computed"]) for row in found} == {
+        ("letter", "'y'", "'x'")
+    }
+    mood.write_text("less")
+    found = checked.evaluation(docs)
+    assert value(found, "differing") == 10
+    assert {(row["column"], row["stored"], row["computed"]) for row in table(found)} == {
+        (OUTCOME, "2 rows", "1 row")
+    }
+    assert {int(row["id"]) % 2 for row in table(found)} == {0}
+    mood.write_text("fails")
+    found = table(checked.evaluation(docs))
+    assert {int(row["id"]) for row in found} == set(range(1, 20, 2))
+    assert {row["computed"] for row in found} == {"failed: ValueError"}
+
+
+def guess(batch: pa.Table) -> dict[str, Any]:
+    return {"n": [random.random() for _ in range(len(batch))]}
+
+
+def test_a_function_that_gives_other_results_each_time_is_found(tmp_path, checked):
+    for key in "ab":
+        checked.source(10, key)
+    source = vd.parquet(str(tmp_path / "source" / "{partition_key}"))
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=DAYS)
+    docs.map_batches("n", guess, schema={"n": "DOUBLE"}, checks=[vd.checks.Reproducible(5)])
+    for key in "ab":
+        run = checked.run(docs, checks_alone=False, partition=key)
+        assert run.success
+        names = [each.check_name for each in run.get_asset_check_evaluations()]
+        assert "reproducible" not in names, "it is executed alone"
+    found = checked.evaluation(docs, config={"reproduce_partitions": ["b"]})
+    assert not found.passed
+    assert found.partition == "b"
+    assert len(table(found)) == 5
+    both = checked.evaluations(docs)
+    assert sorted(each.partition for each in both) == ["a", "b"]
+    only = {"reproduce_rows": 8, "reproduce_partitions": ["a"]}
+    rows = checked.evaluation(docs, config=only)
+    assert value(rows, "rows") == 8
+
+
+def plus_one(batch: pa.Table) -> dict[str, Any]:
+    return {"m": [n + 1 for n in batch["n"].to_pylist()]}
+
+
+def fails_late(batch: pa.Table) -> dict[str, Any]:
+    mood = Path(os.environ["MOOD"]).read_text()
+    if mood == "fails" and max(batch["id"].to_pylist()) == 63:
+        raise ValueError("the last row")
+    return {"n": [i * 2 for i in batch["id"].to_pylist()]}
+
+
+def test_a_sample_that_fails_halfway_leaves_no_part(tmp_path, checked, monkeypatch):
+    mood = tmp_path / "mood"
+    monkeypatch.setenv("MOOD", str(mood))
+    mood.write_text("good")
+    checked.source(64)
+    docs = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=16
+    )
+    check = vd.checks.Reproducible(rows=100)
+    docs.map_batches("n", fails_late, schema={"n": "BIGINT"}, checks=[check], concurrency=1)
+    assert checked.run(docs, checks_alone=False).success
+    parts = set((tmp_path / "store").rglob("*.parquet"))
+    mood.write_text("fails")
+    found = checked.evaluation(docs)
+    assert "the last row" in found.description
+    assert set((tmp_path / "store").rglob("*.parquet")) == parts
+
+
+def test_stages_above_are_known_by_what_they_computed_and_not_by_their_names(tmp_path, checked):
+    """What is below a renamed stage keeps its manifest, which has the former names."""
+    checked.source(40)
+
+    def declared(one: str, other: str) -> vd.Pipeline:
+        source = vd.parquet(str(tmp_path / "source"))
+        docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=16)
+        given = [vd.checks.Reproducible(rows=30)]
+        first = docs.project(one, {"n": "id * 2"})
+        second = docs.project(other, {"n": "id * 3"})
+        first.map_batches("below", plus_one, schema={"m": "BIGINT"}, checks=given)
+        columns = {one: {"twice": "n"}, other: {"thrice": "n"}}
+        docs.join("both", first, second, columns=columns, checks=given)
+        return docs
+
+    assert checked.run(declared("one", "other"), checks_alone=False).success
+    for names in (("first", "other"), ("other", "first")):
+        docs = declared(*names)
+        assert checked.run(docs, checks_alone=False).success
+        for found in checked.evaluations(docs):
+            assert found.passed, (names, found.asset_key, found.description)
+            assert value(found, "rows") == 30
+
+
+def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
+    factor(tmp_path, "2.0")
+    checked.source(64)
+    docs = stars_pipeline(tmp_path)
+    docs["stars"].project("texts", {"label": "label"}, checks=[vd.checks.Reproducible()])
+    assert checked.run(docs, checks_alone=False).success
+    checked.source(65)  # other rows stand at the same places
+    source, below = checked.evaluations(docs)
+    assert not source.passed
+    assert source.severity == dg.AssetCheckSeverity.WARN
+    assert "source files of 2 of 2 fragments have changed since" in source.description
+    assert value(source, "rows") == 0
+    assert below.passed, "it reads the part that it was made from"
+    assert value(below, "rows") == 20
+
+
+def test_a_function_that_fails_now_fails_the_check(tmp_path, checked):
+    factor(tmp_path, "2.0")
+    checked.source(64)
+    docs = stars_pipeline(tmp_path)
+    assert checked.run(docs, checks_alone=False).success
+    (tmp_path / "data" / "factor.txt").unlink()
+    found = checked.evaluation(docs)
+    assert not found.passed
+    assert "could not be computed again" in found.description
+    assert "FileNotFoundError" in found.description
+
+
+def test_a_stage_that_was_never_materialized_has_nothing_to_check(tmp_path, checked):
+    factor(tmp_path, "2.0")
+    checked.source(64)
+    result = checked.run(stars_pipeline(tmp_path), raise_on_error=False)
+    assert not result.success
+    assert "never materialized" in failure(result)
+
+
+def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
+    checked.source(1)
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("texts", {"text": "text"}, checks=[vd.checks.Reproducible()])
+    assert checked.run(docs, checks_alone=False).success
+    found = checked.evaluation(docs)
+    assert found.description == "1 row was computed again and matches the stored row"
+
+    (part,) = (tmp_path / "store").rglob("*.parquet")
+    part.unlink()
+    found = checked.evaluation(docs)
+    assert not found.passed
+    assert "could not be compared with what is stored" in found.description
+    assert "is gone" in value(found, "error")
+
+    one = {"reproduce_partitions": ["a"]}
+    result = checked.run(docs, config=one, raise_on_error=False)
+    assert "has no partitions; leave it out" in failure(result)
+
+
+def test_rows_that_another_column_identifies_now_are_not_compared(tmp_path, checked):
+    checked.source(20)
+
+    def declared(id: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id=id)
+        docs.project("n", {"n": "1"}, checks=[vd.checks.Reproducible()])
+        return docs
+
+    assert checked.run(declared("id"), checks_alone=False).success
+    found = checked.evaluation(declared("text"))
+    assert not found.passed
+    assert "identified by 'id' in the store, and by 'text' now" in found.description
+
+
+def test_a_warm_pool_computes_the_sample_with_no_load(tmp_path, cluster):
+    compute = vd.RayCompute(cluster=cluster)
+    factor(tmp_path, "2.0")
+    with dg.DagsterInstance.ephemeral() as instance:
+        checked = Checked(tmp_path, compute, instance)
+        checked.source(200)
+        docs = stars_pipeline(tmp_path, concurrency=2)
+        assert checked.run(docs, checks_alone=False).success
+        found = checked.evaluation(docs)
+        assert found.passed, found.description
+        assert (value(found, "loads"), value(found, "warm")) == (0, 1)
+        factor(tmp_path, "4.0")
+        found = checked.evaluation(docs)
+        assert not found.passed
+        assert value(found, "loads") == 0
+
+
+def install(folder: Path, version: str) -> None:
+    """Installs a package, as pip would."""
+    for old in folder.glob("vt_package-*"):
+        shutil.rmtree(old)
+    about = folder / f"vt_package-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vt-package\nVersion: {version}\n"
+    )
+    (about / "top_level.txt").write_text("vt_module\n")
+    (folder / "vt_module.py").write_text("def plus(n):\n    return n + 1\n")
+    importlib.invalidate_caches()
+    for cached in (packages.version_of, packages._by_module):  # those of a new process are empty
+        cached.cache_clear()
+
+
+def added(batch: pa.Table) -> dict[str, Any]:
+    from vt_module import plus
+
+    return {"n": [plus(i) for i in batch["id"].to_pylist()]}
+
+
+def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, checked, monkeypatch):
+    folder = tmp_path / "site-packages"
+    install(folder, "1.0")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    checked.source(20)
+    write_source(tmp_path / "source" / "more", pa.table({"id": [100], "text": ["new"]}))
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+    docs.map_batches("n", added, schema={"n": "BIGINT"})
+
+    def found() -> dg.AssetCheckEvaluation:
+        result = checked.run(docs, checks_alone=False)
+        assert result.success
+        evaluations = result.get_asset_check_evaluations()
+        return next(e for e in evaluations if e.check_name == "packages_unchanged")
+
+    assert found().passed
+    manifest = checked.store.open().in_force("docs", "n", None)
+    assert all("vt-package==1.0" in part.made.packages for part in manifest.parts)
+    assert found().passed
+    install(folder, "2.0")
+    told = found()
+    assert not told.passed
+    assert told.severity == dg.AssetCheckSeverity.WARN
+    assert "vt-package is 2.0 and was 1.0 when 2 of 2 fragments" in told.description
+    assert (value(told, "then/vt-package"), value(told, "now/vt-package")) == ("1.0", "2.0")
+
+    write_source(tmp_path / "source" / "more", pa.table({"id": [101], "text": ["newer"]}))
+    assert "1 of 2 fragments" in found().description, "the other was computed again"
+    assert checked.run(docs, checks_alone=False, config={"force": True}).success
+    assert found().passed

@@ -1,0 +1,359 @@
+"""The checks of stages in Dagster: evaluated for each partition, and gating what lies below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.embedded import SCHEMA, embed
+from support.results import failure
+from vane_dagster import checks
+
+DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
+
+
+def source(tmp_path, key: str, texts: list[str]) -> None:
+    table = {"id": pa.array(range(len(texts)), pa.int64()), "text": texts}
+    write_source(tmp_path / "source" / key, table)
+
+
+def pipeline(tmp_path, given=(), below: bool = True, partitioned: bool = True) -> vd.Pipeline:
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "source" / ("{partition_key}" if partitioned else ""))),
+        id="id",
+        partitions_def=DAYS if partitioned else None,
+    )
+    vectors = docs.map_batches("vectors", embed, schema=SCHEMA, checks=given)
+    if below:
+        vectors.project("labels", ["label"]).write(
+            "out", str(tmp_path / "out" / ("{partition_key}" if partitioned else ""))
+        )
+    return docs
+
+
+class Runs:
+    """Runs of one instance over one store."""
+
+    def __init__(self, tmp_path, compute, instance) -> None:
+        self.instance = instance
+        self.store = vd.FragmentStore(root=str(tmp_path / "store"))
+        self.compute = compute
+
+    def __call__(self, docs, *keys, selection=None, **kwargs):
+        tags = {}
+        if len(keys) > 1:
+            tags = {
+                "dagster/asset_partition_range_start": keys[0],
+                "dagster/asset_partition_range_end": keys[-1],
+            }
+        return dg.materialize(
+            [docs.build_assets()],
+            instance=self.instance,
+            partition_key=keys[0] if len(keys) == 1 else None,
+            tags=tags,
+            selection=selection,
+            resources={"compute": self.compute, "store": self.store},
+            raise_on_error=False,
+            **kwargs,
+        )
+
+    def sequence(self, stage: str, partition: str | None = None) -> int:
+        found = self.store.open().latest("docs", stage, [partition])
+        return found[partition].sequence if found else 0
+
+
+@pytest.fixture
+def runs(tmp_path, local) -> Iterator[Runs]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Runs(tmp_path, local, instance)
+
+
+def evaluations(result, instance) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    events = instance.all_logs(result.run_id, of_type=kind)
+    found = [event.dagster_event.asset_check_evaluation_data for event in events]
+    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
+    assert len(keyed) == len(found), "an evaluation was logged twice"
+    return keyed
+
+
+def materializations(result, instance) -> list[dg.AssetMaterialization]:
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    events = instance.all_logs(result.run_id, of_type=kind)
+    return [event.asset_materialization for event in events]
+
+
+def values(evaluation: dg.AssetCheckEvaluation) -> dict:
+    return {name: value.value for name, value in evaluation.metadata.items()}
+
+
+def test_every_stage_has_checks_for_each_partition_with_numbers(tmp_path, runs):
+    for key in "ab":
+        source(tmp_path, key, ["one", "two", "null", "blank"])
+    result = runs(pipeline(tmp_path), "a", "b")
+    assert result.success
+    found = evaluations(result, runs.instance)
+    always = ["ids_complete", "error_rate"]
+    assert set(found) == {
+        (stage, name, key)
+        for key in "ab"
+        for stage, names in {
+            "vectors": [*always, "packages_unchanged", "null_rate", "vectors", "text"],
+            "labels": always,
+            "out": always,
+        }.items()
+        for name in names
+    }
+    assert all(evaluation.passed for evaluation in found.values())
+    blocking = {name for (_, name, _), e in found.items() if e.blocking}
+    assert blocking == {"ids_complete", "error_rate"}
+    ids = values(found["vectors", "ids_complete", "a"])
+    assert (ids["rows_in"], ids["rows"], ids["filtered"], ids["quarantined"]) == (4, 4, 0, 0)
+    assert 0.25 in values(found["vectors", "null_rate", "b"]).values()
+    key = dg.AssetCheckKey(dg.AssetKey(["docs", "vectors"]), "vectors")
+    history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 10)
+    assert {record.partition for record in history} == {"a", "b"}
+    assert {record.status.value for record in history} == {"SUCCEEDED"}
+
+
+def test_thresholds_are_set_on_the_stage_and_checks_turned_off(tmp_path, runs):
+    source(tmp_path, "a", ["one", "zero", "null", "null"])
+    given = [checks.NullRate(0.1), checks.Off("vectors"), checks.Text(name="words")]
+    found = evaluations(runs(pipeline(tmp_path, given, below=False), "a"), runs.instance)
+    assert {name for _, name, _ in found} == {
+        "ids_complete", "error_rate", "packages_unchanged", "null_rate", "text", "words",
+    }  # fmt: skip
+    failed = found["vectors", "null_rate", "a"]
+    assert not failed.passed
+    assert failed.severity == dg.AssetCheckSeverity.WARN
+    assert "label" in failed.description
+
+
+def test_a_failed_check_that_does_not_block_stops_nothing(tmp_path, runs):
+    source(tmp_path, "a", ["one", "zero"])
+    result = runs(pipeline(tmp_path), "a")
+    assert result.success
+    assert not evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
+    assert runs.sequence("out", "a") == 1
+
+
+def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
+    given = [checks.Vectors(blocking=True)]
+    for key in "abc":
+        source(tmp_path, key, ["one", "two"])
+    assert runs(pipeline(tmp_path, given), "a", "b", "c").success
+    before = sorted(p.name for p in (tmp_path / "out" / "b").glob("*.parquet"))
+    for key, texts in {"a": ["three", "four"], "b": ["five", "zero"], "c": ["six"]}.items():
+        source(tmp_path, key, texts)
+    result = runs(pipeline(tmp_path, given), "a", "b", "c")
+    told = failure(result)
+    assert "'vectors'" in told
+    assert "1 of 3 partitions failed ('b')" in told
+    assert "its former version stays in force" in told
+    stages = ("vectors", "labels", "out")
+    assert {s: runs.sequence(s, "a") for s in stages} == {"vectors": 2, "labels": 2, "out": 2}
+    assert {s: runs.sequence(s, "b") for s in stages} == {"vectors": 2, "labels": 1, "out": 1}
+    assert {s: runs.sequence(s, "c") for s in stages} == {"vectors": 2, "labels": 2, "out": 2}
+    assert sorted(p.name for p in (tmp_path / "out" / "b").glob("*.parquet")) == before
+    found = evaluations(result, runs.instance)
+    assert not found["vectors", "vectors", "b"].passed
+    assert found["vectors", "vectors", "a"].passed
+    assert not found["labels", "ids_complete", "b"].passed
+    assert "not evaluated" in found["labels", "ids_complete", "b"].description
+    made = {(m.asset_key.path[-1], m.partition) for m in materializations(result, runs.instance)}
+    assert ("vectors", "b") in made
+    assert ("labels", "b") not in made
+
+
+def test_the_check_blocks_a_later_run_too_until_its_cause_is_mended(tmp_path, runs):
+    given = [checks.Vectors(blocking=True)]
+    source(tmp_path, "a", ["one", "zero"])
+    assert "has no former version" in failure(runs(pipeline(tmp_path, given), "a"))
+    assert not runs(pipeline(tmp_path, given), "a").success
+    assert runs.sequence("vectors", "a") == 1
+    assert runs.sequence("labels", "a") == 0
+    tolerant = [checks.Vectors(max_rate=0.5, blocking=True)]
+    result = runs(pipeline(tmp_path, tolerant), "a")
+    assert result.success
+    assert evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
+    assert runs.sequence("vectors", "a") == 1
+    assert runs.sequence("out", "a") == 1
+
+
+def test_what_is_selected_alone_is_blocked_too(tmp_path, runs):
+    """Else a backfill that is executed again from its failure would publish what was withheld."""
+    given = [checks.Vectors(blocking=True)]
+    source(tmp_path, "a", ["one", "zero"])
+    docs = pipeline(tmp_path, given)
+    assert not runs(docs, "a").success
+    assert "'vectors'" in failure(runs(docs, "a", selection=[docs["labels"].key]))
+    assert runs.sequence("labels", "a") == 0
+    tolerant = pipeline(tmp_path, [checks.Vectors(max_rate=0.5, blocking=True)])
+    assert runs(tolerant, "a", selection=[tolerant["labels"].key]).success
+
+
+def test_a_blocking_check_of_the_last_stage_fails_the_step(tmp_path, runs):
+    source(tmp_path, "a", ["zero"])
+    result = runs(pipeline(tmp_path, [checks.Vectors(blocking=True)], below=False), "a")
+    assert "vectors" in failure(result)
+    assert runs.sequence("vectors", "a") == 1
+
+
+def test_checks_run_alone_over_what_is_there(tmp_path, runs):
+    source(tmp_path, "a", ["one", "zero"])
+    docs = pipeline(tmp_path, below=False)
+    assert runs(docs, "a").success
+    key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
+    only = dg.AssetSelection.checks(key)
+    result = runs(docs, selection=only)
+    assert result.success
+    found = evaluations(result, runs.instance)
+    assert set(found) == {("vectors", "vectors", "a")}
+    assert not found["vectors", "vectors", "a"].passed
+    assert not materializations(result, runs.instance)
+
+
+def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
+    for key, text in {"a": "one", "b": "zero"}.items():
+        source(tmp_path, key, [text])
+    docs = pipeline(tmp_path, [checks.Vectors(blocking=True)])
+    assert not runs(docs, "a", "b", selection=[docs["vectors"].key]).success
+    check, other = (
+        dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, name))
+        for name in ("vectors", "ids_complete")
+    )
+    assert runs(docs, selection=other).success
+    result = runs(docs, "a", "b", selection=check | dg.AssetSelection.assets(docs["labels"].key))
+    assert "stage 'vectors', partition 'b': vectors: " in failure(result)
+    found = evaluations(result, runs.instance)
+    assert found["vectors", "vectors", "a"].passed
+    assert not found["vectors", "vectors", "b"].passed
+    assert runs.sequence("labels", "a") == runs.sequence("labels", "b") == 0
+
+
+def test_a_partition_that_failed_has_no_check_left_planned(tmp_path, runs):
+    source(tmp_path, "a", ["one"])
+    source(tmp_path, "b", ["one"])
+    table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
+    write_source(tmp_path / "source" / "b", table)
+    result = runs(pipeline(tmp_path), "a", "b")
+    assert not result.success
+    found = evaluations(result, runs.instance)
+    assert found["vectors", "ids_complete", "a"].passed
+    assert not found["vectors", "ids_complete", "b"].passed
+    assert "more than once" in found["vectors", "ids_complete", "b"].description
+
+
+def test_drift_against_the_partition_before(tmp_path, runs):
+    given = [checks.Drift("label", min_rows=10, severity="ERROR", blocking=True)]
+    source(tmp_path, "a", ["x", "y"] * 100)
+    source(tmp_path, "b", ["x", "y"] * 90)
+    source(tmp_path, "c", ["x"] * 10 + ["z"] * 190)
+    result = runs(pipeline(tmp_path, given), "a", "b", "c")
+    found = evaluations(result, runs.instance)
+    assert [found["vectors", "drift_label", key].passed for key in "abc"] == [True, True, False]
+    assert values(found["vectors", "drift_label", "b"])["previous"] == "a"
+    assert values(found["vectors", "drift_label", "c"])["previous"] == "b"
+    assert [runs.sequence("labels", key) for key in "abc"] == [1, 1, 0]
+
+
+def test_expected_outputs_of_some_ids(tmp_path, runs):
+    source(tmp_path, "a", ["one", "two"])
+    expected = {"id": [0, 1], "vector": [[1.0, 3.0], [1.0, 4.0]], "label": ["one", "two"]}
+    given = [checks.Golden(expected)]
+    found = evaluations(runs(pipeline(tmp_path, given, below=False), "a"), runs.instance)
+    evaluation = found["vectors", "golden", "a"]
+    assert not evaluation.passed
+    assert "1" in evaluation.description
+
+
+def test_unpartitioned_stages_have_unpartitioned_evaluations(tmp_path, runs):
+    write_source(tmp_path / "source", {"id": pa.array([1], pa.int64()), "text": ["a"]})
+    found = evaluations(runs(pipeline(tmp_path, partitioned=False)), runs.instance)
+    assert {partition for _, _, partition in found} == {None}
+    assert all(evaluation.passed for evaluation in found.values())
+
+
+def counted(instance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
+    """The partitions of each status, as Dagster counts them for the asset's page."""
+    states = instance.event_log_storage.get_asset_check_state([(key, DAYS)])
+    return {
+        status.value: set(subset.value.get_partition_keys())
+        for status, subset in states[key].subsets.items()
+        if not subset.is_empty
+    }
+
+
+def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
+    """Dagster forgets an evaluation that does not say which materialization it is of."""
+    for key, texts in {"a": ["one"], "b": ["zero"], "c": ["one"]}.items():
+        source(tmp_path, key, texts)
+    docs = pipeline(tmp_path, below=False)
+    key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
+    assert runs(docs, "a", "b", "c").success
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
+    source(tmp_path, "a", ["zero"])
+    source(tmp_path, "b", ["one"])
+    table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
+    write_source(tmp_path / "source" / "c", table)
+    failed = runs(docs, "a", "b", "c")
+    assert not failed.success
+    # partition c failed before it was committed, so its version in force was not evaluated
+    found = evaluations(failed, runs.instance)["vectors", "vectors", "c"]
+    assert not found.passed
+    assert found.target_materialization_data is None
+    history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
+    assert "PLANNED" not in {record.status.value for record in history}
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"b"}, "FAILED": {"a"}}
+    assert runs(docs, selection=dg.AssetSelection.checks(key)).success
+    assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
+
+
+def test_column_lineage_and_sample_rows_are_in_the_metadata(tmp_path, runs):
+    source(tmp_path, "a", ["a|b", "*c*"])
+    docs = pipeline(tmp_path, below=False)
+    longer = docs.project("longer", {"long": "text || id", "same": "text"})
+    docs.map_batches(
+        "declared", embed, schema=SCHEMA, columns=["text"], column_lineage={"label": ["text"]}
+    )
+    docs.join("all", docs["vectors"], longer, columns={"longer": {"longest": "long"}})
+    made = {m.asset_key.path[-1]: m.metadata for m in materializations(
+        runs(docs, "a"), runs.instance
+    )}  # fmt: skip
+    assert _sources(made["longer"]) == {
+        "id": [("docs/source", "id")],
+        "long": [("docs/source", "id"), ("docs/source", "text")],
+        "same": [("docs/source", "text")],
+    }
+    everything = [("docs/source", "id"), ("docs/source", "text")]
+    assert _sources(made["vectors"])["vector"] == everything
+    assert _sources(made["declared"])["label"] == [("docs/source", "text")]
+    assert _sources(made["all"]) == {
+        "id": [("docs/vectors", "id")],
+        "vector": [("docs/vectors", "vector")],
+        "label": [("docs/vectors", "label")],
+        "longest": [("docs/longer", "long")],
+    }
+    columns = made["longer"]["dagster/column_schema"].value.columns
+    assert {c.name: c.description for c in columns} == {
+        "id": "from docs/source: id",
+        "long": "from docs/source: id, text",
+        "same": "from docs/source: text",
+    }
+    head, _, first, second = made["longer"]["sample"].value.splitlines()
+    assert head == "| id | long | same |"
+    assert {first, second} == {r"| 0 | a\|b0 | a\|b |", r"| 1 | \*c\*1 | \*c\* |"}
+
+
+def _sources(metadata) -> dict[str, list[tuple[str, str]]]:
+    lineage = metadata["dagster/column_lineage"].value.deps_by_column
+    return {
+        name: [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps]
+        for name, deps in lineage.items()
+    }

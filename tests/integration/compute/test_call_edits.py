@@ -1,0 +1,214 @@
+"""Edits of a model between two runs, on both computes: which of them load it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.edits import Project
+from support.results import metadata
+from support.warm_pools import clear
+from vane_dagster.compute.api import Backend
+from vane_dagster.compute.local_backend import LocalBackend
+
+SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
+ROWS = 20
+MODELS = """
+import os
+
+import helpers
+
+FACTOR = 2
+START = 5
+
+
+def note(log, *values):
+    with open(os.path.join(log, "loads"), "a") as opened:
+        opened.write("".join(f"{value}\\n" for value in values))
+
+
+class Base:
+    def __init__(self, start):
+        self.start = start
+
+    def added(self):
+        return 0
+
+
+class Model(Base):
+    LEAST = 0
+
+    def __init__(self, log, tag=""):
+        super().__init__(max(START, self.LEAST))
+        self.log = log
+        note(log, os.getpid())
+
+    def made(self, n):
+        return self.start + FACTOR * n + helpers.more(n) + self.added()
+
+    def __call__(self, batch):
+        ids = batch["id"].to_pylist()
+        return {"id": ids, "out": [self.made(n) for n in ids], "pid": [os.getpid()] * len(ids)}
+
+
+class Slotted:
+    __slots__ = ("log",)
+
+    def __init__(self, log, tag=""):
+        self.log = log
+        note(log, os.getpid())
+
+    def __call__(self, batch):
+        ids = batch["id"].to_pylist()
+        return {"id": ids, "out": [FACTOR * n for n in ids], "pid": [os.getpid()] * len(ids)}
+
+
+def plain(batch):
+    ids = batch["id"].to_pylist()
+    return {"id": ids, "out": [FACTOR * n for n in ids], "pid": [os.getpid()] * len(ids)}
+"""
+
+
+_kept: list[LocalBackend] = []
+
+
+class KeptLocal(vd.LocalCompute):
+    """Subprocesses that outlive a run, as the workers of Ray do."""
+
+    def backend(self, told: Callable[[str], None]) -> LocalBackend:
+        if not _kept:
+            _kept.append(LocalBackend(num_cpus=2))
+        return _kept[0]
+
+    def close(self, backend: Backend) -> None:
+        pass
+
+
+@pytest.fixture(params=["local", "ray"])
+def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Both computes in turn, without models' pools on the cluster before and after."""
+    if request.param == "local":
+        yield KeptLocal()
+        _kept.pop().close()
+        return
+    cluster = request.getfixturevalue("cluster")
+    cluster.connect()
+    clear()
+    yield vd.RayCompute(cluster=cluster)
+    cluster.connect()
+    clear()
+
+
+class Runs:
+    """Runs of one pipeline, before and after edits of its models."""
+
+    def __init__(self, project: Project, tmp_path: Path, materialize: Any, compute: Any) -> None:
+        self.project, self._folder, self._compute = project, tmp_path, compute
+        self._materialize = materialize
+
+    def run(self, model: str = "Model", tag: str = "", force: bool = False) -> Any:
+        """Materializes; gives the metadata, the rows' outputs, the pids, and the code version."""
+        docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
+        found = self.project.load(model, "models")
+        kwargs = {"log": str(self._folder), "tag": tag} if isinstance(found, type) else None
+        docs.map_batches(
+            "out", found, schema=SCHEMA, batch_size=5, concurrency=1, fn_constructor_kwargs=kwargs
+        )
+        config = {"force": True} if force else None
+        result: dg.ExecuteInProcessResult = self._materialize(docs, self._compute, config=config)
+        rows = read_stage(self._folder / "store", "docs", "out").sort_by("id")
+        (pid,) = set(rows["pid"].to_pylist())
+        return metadata(result, "out"), rows["out"].to_pylist(), pid
+
+    @property
+    def loads(self) -> list[int]:
+        file = self._folder / "loads"
+        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def runs(
+    tmp_path: Path, materialize: Any, compute: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runs]:
+    project = Project(tmp_path / "models")
+    monkeypatch.syspath_prepend(str(project.root))
+    project.write(models=MODELS, helpers="def more(n):\n    return 100\n")
+    write_source(tmp_path / "src", {"id": range(ROWS)})
+    yield Runs(project, tmp_path, materialize, compute)
+    project.forget()
+
+
+def test_edits_of_the_call_keep_the_model(runs):
+    _, out, pid = runs.run()
+    assert out == [5 + 2 * n + 100 for n in range(ROWS)]
+    edits = [
+        ("models.py", "FACTOR = 2", "FACTOR = 3", lambda n: 5 + 3 * n + 100),
+        ("models.py", "return self.start + FACTOR", "return self.start - FACTOR",
+         lambda n: 5 - 3 * n + 100),
+        ("models.py", "[self.made(n)", "[10 * self.made(n)", lambda n: 10 * (5 - 3 * n + 100)),
+        ("helpers.py", "return 100", "return 200", lambda n: 10 * (5 - 3 * n + 200)),
+        ("models.py", "return 0", "return 1", lambda n: 10 * (5 - 3 * n + 201)),
+    ]  # fmt: skip
+    for *edit, expected in edits:
+        runs.project.edit(*edit)
+        found, out, same = runs.run()
+        assert out == [expected(n) for n in range(ROWS)]
+        assert (found["model_loads"], found["warm_hits"]) == (0, 1)
+        assert found["fragments_computed"] == 1, "under new keys"
+        assert same == pid
+    assert runs.loads == [pid]
+
+
+def test_edits_of_what_is_constructed_load_it_again(runs):
+    runs.run()
+    edits = [
+        ("models.py", "self.start = start", "self.start = start + 1"),
+        ("models.py", "LEAST = 0", "LEAST = 10"),
+        ("models.py", "START = 5", "START = 20"),
+        ("models.py", "self.log = log", "self.log = str(log)"),
+    ]
+    for count, edit in enumerate(edits, 2):
+        runs.project.edit(*edit)
+        found, out, pid = runs.run()
+        assert found["model_loads"] == 1
+        assert runs.loads[count - 1 :] == [pid]
+    assert out == [20 + 1 + 2 * n + 100 for n in range(ROWS)]
+    assert runs.run(tag="other")[0]["model_loads"] == 1
+    assert len(set(runs.loads)) == 6
+
+
+def test_slots_are_loaded_again(runs):
+    _, _, pid = runs.run("Slotted")
+    runs.project.edit("models.py", "FACTOR = 2", "FACTOR = 3")
+    found, out, other = runs.run("Slotted")
+    assert out == [3 * n for n in range(ROWS)]
+    assert found["model_loads"] == 1
+    assert runs.loads == [pid, other]
+    assert pid != other
+
+
+def test_an_edited_function_runs_in_the_same_worker(runs):
+    _, out, pid = runs.run("plain")
+    runs.project.edit("models.py", "FACTOR = 2", "FACTOR = 3")
+    _, edited, same = runs.run("plain")
+    assert edited == [3 * n for n in range(ROWS)] != out
+    assert (pid, pid != os.getpid()) == (same, True)
+
+
+def test_a_forced_run_keeps_a_model_only_if_its_own_code_made_it(runs):
+    _, _, pid = runs.run()
+    found, _, same = runs.run(force=True)
+    assert (found["model_loads"], found["warm_hits"], same) == (0, 1, pid)
+    runs.project.edit("models.py", "FACTOR = 2", "FACTOR = 3")
+    found, out, other = runs.run(force=True)
+    assert out == [5 + 3 * n + 100 for n in range(ROWS)]
+    assert (found["model_loads"], found["warm_hits"]) == (1, 0)
+    assert runs.loads == [pid, other]
+    assert pid != other

@@ -1,0 +1,656 @@
+"""Warm pools on a real Ray cluster: who shares them, what ends them, what they survive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.pools_process import CLUSTER, Process
+from support.pools_run import ShortLease
+from support.results import failure, metadata
+from support.warm_pools import clear
+from vane_dagster.cli.main import main
+from vane_dagster.compute import local_backend
+from vane_dagster.compute.api import Cancelled
+from vane_dagster.compute.client import keepers
+from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.pool_state import LeaseRecord
+from vane_dagster.compute.processes import marked
+from vane_dagster.compute.ray_backend import RayBackend
+from vane_dagster.compute.waits import Waits
+from vane_dagster.errors import ComputeError
+from vane_dagster.events import Waiting
+from vane_dagster.worker.protocol import Claim, PoolSpec
+
+SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
+ONE = {"resources": {"accelerator": 1}}
+
+
+class Model:
+    """Says who loads it, and which ids it is given."""
+
+    def __init__(self, log: str, factor: int = 2, sleep: float = 0.0, needs: str = "") -> None:
+        self.log, self.factor, self.sleep = Path(log), factor, sleep
+        if needs and not os.path.exists(needs):
+            raise RuntimeError(f"no weights at {needs}")
+        note(self.log / "loads", os.getpid())
+
+    def __call__(self, batch):
+        ids = batch["id"].to_pylist()
+        note(self.log / "calls", *ids)
+        time.sleep(self.sleep)
+        return {"id": ids, "out": [self.factor * n for n in ids], "pid": [os.getpid()] * len(ids)}
+
+
+class Chained:
+    """Adds to what a model before it gave."""
+
+    def __init__(self, log: str, plus: int) -> None:
+        self.plus = plus
+        note(Path(log) / "loads", os.getpid())
+
+    def __call__(self, batch):
+        outs = [n + self.plus for n in batch["out"].to_pylist()]
+        return {"id": batch["id"], "out": outs, "pid": [os.getpid()] * len(outs)}
+
+
+def note(file: Path, *values: int) -> None:
+    file.parent.mkdir(exist_ok=True, parents=True)
+    with open(file, "a") as opened:
+        opened.write("".join(f"{value}\n" for value in values))
+
+
+def noted(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def docs(tmp_path: Path, rows: int = 60) -> vd.Pipeline:
+    write_source(tmp_path / "src", {"id": range(rows)})
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+
+def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: Any) -> vd.Stage:
+    """Adds a stage of `Model` to a pipeline; what the class takes is sorted out."""
+    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs", "plus") if k in settings}
+    given = {"batch_size": 5, "concurrency": 1, **settings}
+    kwargs = {"log": str(tmp_path), **own}
+    return above.map_batches(name, model, schema=SCHEMA, fn_constructor_kwargs=kwargs, **given)
+
+
+def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:
+    return read_stage(tmp_path / "store", "docs", stage, partition).sort_by("id")
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
+    """Waits until something is true, and gives it."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def listed() -> list[dict[str, Any]]:
+    """The models' pools of the cluster that this process is connected to."""
+    import ray
+
+    answers = [ray.get(keeper.pools.remote(), timeout=30) for keeper in keepers().values()]
+    return [pool for answer in answers for pool in answer if pool["identity"] != "io"]
+
+
+@pytest.fixture
+def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
+    """The session's cluster, connected, and without models' pools before and after."""
+    cluster.connect()
+    clear()
+    yield vd.RayCompute(cluster=cluster)
+    cluster.connect()
+    clear()
+
+
+def partitions(tmp_path: Path, keys: str, count: int = 60) -> None:
+    for key in keys:
+        write_source(tmp_path / "src" / key, {"id": range(count)})
+
+
+# Sharing
+
+
+def test_processes_share_actors_until_the_class_is_edited(tmp_path, ray_compute):
+    partitions(tmp_path, "abcd")
+    stage = {"concurrency": 2, "fn_constructor_kwargs": {"sleep": 0.02}}
+
+    first = Process(tmp_path, {"out": dict(stage)}, "a").done()
+    second = Process(tmp_path, {"out": dict(stage)}, "b").done()
+
+    loads = noted(tmp_path / "loads")
+    assert len(loads) == 2, "two loads in all"
+    assert [found["model_loads"] for found in first + second] == [2, 0]
+    assert [found["warm_hits"] for found in first + second] == [0, 2]
+    for key in "ab":
+        assert set(rows(tmp_path, "out", key)["pid"].to_pylist()) == set(loads)
+
+    module = tmp_path / "models" / "models.py"
+    module.write_text(module.read_text().replace("this is a comment", "this is another"))
+    Process(tmp_path, {"out": dict(stage)}, "c").done()
+    assert noted(tmp_path / "loads") == loads, "a comment is no change"
+
+    text = module.read_text().replace("self.log, self.sleep = log, sleep", "self.log = log")
+    loads_noted = 'note(log, "loads"'
+    module.write_text(text.replace(loads_noted, f"self.sleep = sleep\n        {loads_noted}"))
+    Process(tmp_path, {"out": dict(stage)}, "d").done()
+    fresh = noted(tmp_path / "loads")[2:]
+    assert len(set(fresh)) == 2
+    assert not set(fresh) & set(loads)
+    assert rows(tmp_path, "out", "d")["out"].to_pylist() == [2 * n for n in range(60)]
+    assert set(rows(tmp_path, "out", "d")["pid"].to_pylist()) <= set(fresh)
+
+
+def test_two_runs_with_two_versions_of_the_call_share_a_worker(tmp_path, ray_compute):
+    """Each gets its own results, from one model that is loaded once."""
+    partitions(tmp_path, "ab", 100)
+    stage = {"fn_constructor_kwargs": {"sleep": 0.2}}
+    first = Process(tmp_path, {"out": dict(stage)}, "a")
+    until(lambda: len(noted(tmp_path / "calls")) > 5, "the first run is under way")
+    module = tmp_path / "models" / "models.py"
+    module.write_text(module.read_text().replace("FACTOR = 2", "FACTOR = 3"))
+    second = Process(tmp_path, {"out": dict(stage)}, "b")
+    until(lambda: len(noted(tmp_path / "calls")) > 60, "the second run is under way")
+    assert first.process.poll() is None
+    assert [found["model_loads"] for found in first.done() + second.done()] == [1, 0]
+    (pid,) = noted(tmp_path / "loads")
+    for key, factor in (("a", 2), ("b", 3)):
+        found = rows(tmp_path, "out", key)
+        assert found["out"].to_pylist() == [factor * n for n in range(100)]
+        assert set(found["pid"].to_pylist()) == {pid}
+
+
+def test_a_pool_that_grows_keeps_its_first_actor(tmp_path, ray_compute, materialize):
+    for concurrency in (1, 2):
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, concurrency=concurrency)
+        result = materialize(pipeline, ray_compute, config={"force": True})
+    assert metadata(result, "out")["warm_hits"] == 1
+    first, second = until(lambda: all_loaded(tmp_path, 2), "the second actor is ready")
+    (pool,) = listed()
+    assert {worker["pid"] for worker in pool["workers"]} == {first, second}
+
+
+def all_loaded(tmp_path: Path, count: int) -> list[int] | None:
+    """The pids that loaded the model, once they are as many."""
+    pids = noted(tmp_path / "loads")
+    return pids if len(pids) == count else None
+
+
+def test_stages_of_one_model_share_a_pool(tmp_path, compute_clean, materialize):
+    pipeline = docs(tmp_path)
+    add(pipeline, "one", tmp_path)
+    add(pipeline, "two", tmp_path, batch_size=7, columns=["id"])
+    add(pipeline, "other", tmp_path, factor=3)
+
+    materialize(pipeline, compute_clean)
+
+    assert len(noted(tmp_path / "loads")) == 2
+    pids = [set(rows(tmp_path, stage)["pid"].to_pylist()) for stage in ("one", "two", "other")]
+    assert pids[0] == pids[1]
+    assert pids[0] != pids[2]
+
+
+@pytest.fixture(params=["local", "ray"])
+def compute_clean(request: pytest.FixtureRequest) -> Any:
+    """Both computes in turn, without models' pools on the cluster."""
+    if request.param == "local":
+        return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
+    return request.getfixturevalue("ray_compute")
+
+
+# What a run survives
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Does something beside a run, and raises what it raised."""
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    yield
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_a_run_goes_on_while_the_keeper_is_killed(tmp_path, cluster, ray_compute, materialize):
+    pipeline = docs(tmp_path, rows=200)
+    add(pipeline, "out", tmp_path, sleep=0.4, concurrency=2)
+    seen: dict[str, Any] = {}
+
+    def kill_keeper() -> None:
+        until(lambda: len(noted(tmp_path / "calls")) > 20, "the run is under way")
+        mark = str(LocalHead(**CLUSTER).temp_dir)
+        commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in marked(mark)}
+        (keeper,) = [pid for pid, command in commands.items() if "Keeper" in command]
+        seen["before"] = listed()
+        os.kill(keeper, signal.SIGKILL)
+        seen["after"] = until(lambda: [p for p in listed() if p["leases"]], "leases are learnt", 20)
+        seen["calls"] = len(noted(tmp_path / "calls"))
+
+    with meanwhile(kill_keeper):
+        materialize(pipeline, ShortLease(cluster=cluster))
+
+    assert seen["calls"] < 200, "the keeper came back during the run"
+    (before,), (after,) = seen["before"], seen["after"]
+    assert after["leases"] == before["leases"]
+    assert {w["pid"] for w in after["workers"]} == {w["pid"] for w in before["workers"]}
+    assert rows(tmp_path, "out")["out"].to_pylist() == [2 * n for n in range(200)]
+    (pool,) = listed()
+    assert pool["leases"] == []
+    assert len(noted(tmp_path / "loads")) == 2
+
+
+def test_a_killed_actor_is_replaced(tmp_path, compute_clean, materialize):
+    pipeline = docs(tmp_path, rows=100)
+    add(pipeline, "out", tmp_path, sleep=0.1)
+
+    def kill_actor() -> None:
+        until(lambda: len(noted(tmp_path / "calls")) > 10, "the run is under way")
+        os.kill(noted(tmp_path / "loads")[0], signal.SIGKILL)
+
+    with meanwhile(kill_actor):
+        materialize(pipeline, compute_clean)
+
+    assert len(noted(tmp_path / "loads")) == 2
+    assert rows(tmp_path, "out")["out"].to_pylist() == [2 * n for n in range(100)]
+
+
+def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute, materialize):
+    for run in (1, 2):
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, concurrency=4)
+        materialize(pipeline, ray_compute, config={"force": True})
+        # It is called before the loop goes on.
+        pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023
+        for pid in pids[-4:]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_lease_of_a_killed_driver_expires(tmp_path, ray_compute):
+    partitions(tmp_path, "a", 400)
+    stage = {"fn_constructor_kwargs": {"sleep": 0.3}}
+    killed = Process(tmp_path, {"out": dict(stage)}, "a")
+    until(lambda: len(noted(tmp_path / "calls")) > 5, "the run is under way")
+    assert listed()[0]["leases"]
+    killed.kill()
+
+    until(lambda: not listed()[0]["leases"], "the lease expires", 10)
+    time.sleep(1.0)
+    calls = len(noted(tmp_path / "calls"))
+    time.sleep(1.0)
+    assert len(noted(tmp_path / "calls")) == calls, "queued calls are not done"
+    assert calls < 200
+
+    partitions(tmp_path, "b", 20)
+    (found,) = Process(tmp_path, {"out": dict(stage)}, "b").done()
+    assert found["warm_hits"] == 1
+    assert len(noted(tmp_path / "loads")) == 1
+    assert rows(tmp_path, "out", "b")["out"].to_pylist() == [2 * n for n in range(20)]
+
+
+# What ends a pool
+
+
+def test_an_idle_pool_ends_after_its_time(tmp_path, cluster, ray_compute, materialize):
+    pipeline = docs(tmp_path)
+    add(pipeline, "out", tmp_path)
+    materialize(pipeline, vd.RayCompute(cluster=cluster, idle_timeout=1.0))
+    (pid,) = noted(tmp_path / "loads")
+    until(lambda: not listed(), "the pool ends", 10)
+    until(lambda: not alive(pid), "its process ends", 10)
+
+
+def test_a_pool_goes_when_another_needs_what_it_holds(tmp_path, ray_compute, materialize):
+    for factor in (2, 3):
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, factor=factor, **ONE)
+        materialize(pipeline, ray_compute)
+        assert rows(tmp_path, "out")["out"].to_pylist() == [factor * n for n in range(60)]
+    first, second = noted(tmp_path / "loads")
+    until(lambda: not alive(first), "the first model's process ends", 10)
+    assert alive(second)
+    assert len(listed()) == 1
+
+
+def test_three_models_that_need_all_run_wave_by_wave(tmp_path, compute_clean, materialize):
+    pipeline = docs(tmp_path)
+    one = add(pipeline, "one", tmp_path, **ONE)
+    two = add(one, "two", tmp_path, Chained, plus=1, **ONE)
+    add(two, "three", tmp_path, Chained, plus=10, **ONE)
+
+    materialize(pipeline, compute_clean)
+
+    assert rows(tmp_path, "three")["out"].to_pylist() == [2 * n + 11 for n in range(60)]
+    assert len(set(noted(tmp_path / "loads"))) == 3
+
+
+def test_runs_that_want_each_others_models_never_deadlock(tmp_path, ray_compute):
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        partitions(tmp_path / name, "abc", 20)
+    log = {"log": str(tmp_path)}
+    one = {"fn_constructor_kwargs": {"tag": "1", **log}, **ONE}
+    two = {"fn_constructor_kwargs": {"tag": "2", **log}, **ONE}
+    forth = Process(tmp_path / "x", {"one": dict(one), "two": dict(two)}, "abc")
+    back = Process(tmp_path / "y", {"two": dict(two), "one": dict(one)}, "abc")
+    assert len(forth.done()) == len(back.done()) == 6
+    assert [pool["leases"] for pool in listed()] == [[]]
+
+
+# Refusals
+
+
+def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
+    tmp_path, compute_clean, materialize
+):
+    weights = tmp_path / "weights"
+
+    def pipeline() -> vd.Pipeline:
+        made = docs(tmp_path)
+        add(made, "bad", tmp_path, needs=str(weights), concurrency=2)
+        add(made, "good", tmp_path)
+        return made
+
+    result = materialize(pipeline(), compute_clean, raises=False)
+    said = failure(result)
+    assert f"RuntimeError: no weights at {weights}" in said
+    assert 'raise RuntimeError(f"no weights at {needs}")' in said, "the user's own traceback"
+    assert rows(tmp_path, "good").num_rows == 60, "the other branch is committed"
+    if isinstance(compute_clean, vd.RayCompute):
+        assert [len(pool["workers"]) for pool in listed()] == [1], "only the good one's is left"
+
+    weights.touch()
+    materialize(pipeline(), compute_clean)
+    assert rows(tmp_path, "bad")["out"].to_pylist() == [2 * n for n in range(60)]
+
+
+def test_a_constructor_that_kills_its_process_fails_the_stage(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.map_batches("out", Dies, schema=SCHEMA, concurrency=1)
+    said = failure(materialize(pipeline, local, raises=False))
+    assert "died while its model was constructed" in said
+    assert "exit code 7" in said
+
+
+class Dies:
+    """Takes its process with it."""
+
+    def __init__(self) -> None:
+        os._exit(7)
+
+    def __call__(self, batch):
+        return batch
+
+
+def exits(batch):
+    """As a script would."""
+    sys.exit("no more rows")
+
+
+def test_a_function_that_exits_fails_its_stage_not_its_worker(tmp_path, compute_clean, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.map_batches("out", exits, schema=SCHEMA, concurrency=1)
+    said = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "SystemExit: no more rows" in said
+    assert 'sys.exit("no more rows")' in said
+
+
+def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
+    tmp_path, compute_clean, materialize
+):
+    pipeline = docs(tmp_path)
+    one = add(pipeline, "one", tmp_path, **ONE)
+    add(one, "two", tmp_path, Chained, plus=1, resources={"accelerator": 2})
+    said = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "Chained: 1 workers of 2 accelerator each were asked for; the cluster has 1" in said
+    assert noted(tmp_path / "loads") == []
+
+
+def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
+    told: list[Any] = []
+    backend = RayBackend()
+    pool = PoolSpec("mine", "Mine", (1, 1), {"accelerator": 1})
+    other = PoolSpec("theirs", "Theirs", (1, 1), {"accelerator": 1})
+    lease = backend.lease("run-1", [pool])
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    with pytest.raises(Cancelled):
+        backend.lease("run-2", [other], stop, waits=Waits(told.append))
+    text = "waiting for Theirs: its resources are leased or awaited by run run-1"
+    assert told == [Waiting("lease", text, ("run-1",))]
+    lease.release()
+    backend.lease("run-3", [other]).release()
+    assert [pool["label"] for pool in listed()] == ["Theirs"]
+
+
+def test_a_pool_that_does_not_fit_is_an_error_of_the_lease(ray_compute):
+    with pytest.raises(ComputeError, match="the cluster has 2 CPU"):
+        RayBackend().lease("run-1", [PoolSpec("p", "P", (1, 1), {"CPU": 99})])
+    assert listed() == []
+
+
+# What others hold
+
+
+def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, materialize):
+    import ray
+
+    class Holder:
+        def hold(self) -> bool:
+            return True
+
+    other = ray.remote(Holder).options(resources={"accelerator": 1}, num_cpus=0).remote()
+    assert ray.get(other.hold.remote())
+
+    def let_go() -> None:
+        until(lambda: [w for p in listed() for w in p["workers"]], "a worker is to start")
+        time.sleep(1.0)
+        assert noted(tmp_path / "loads") == []
+        ray.kill(other)
+
+    pipeline = docs(tmp_path)
+    add(pipeline, "out", tmp_path, **ONE)
+    with meanwhile(let_go):
+        materialize(pipeline, ray_compute)
+    assert rows(tmp_path, "out").num_rows == 60
+
+
+def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materialize):
+    import ray
+
+    from vane_dagster.compute.pool_manager import Keeper
+
+    old = ray.remote(Keeper).options(name="keeper-old", num_cpus=0, lifetime="detached")
+    keeper = old.remote("keeper-old")
+    try:
+        held = Claim("old", "Old", (1, 1), {"accelerator": 1}, 1)
+        request = LeaseRecord("1", "run-1", (held,), 0.0)
+        assert ray.get(keeper.acquire.remote(request))["workers"]
+        until(lambda: listed()[0]["workers"][0]["state"] == "starting", "it is placed")
+        ray.get(keeper.release.remote("1"))
+
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, **ONE)
+        materialize(pipeline, ray_compute)
+        assert [pool["label"] for pool in listed()] == ["Model"]
+    finally:
+        ray.kill(keeper)
+
+
+# The worker's environment
+
+
+class Environment:
+    """Tells what its process was given."""
+
+    def __init__(self, torch: bool) -> None:
+        self.token = os.environ.get("VANE_TEST_TOKEN", "unset")
+        self.torch = 0
+        if torch:
+            import torch as imported
+
+            self.torch = imported.get_num_threads()
+
+    def __call__(self, batch):
+        count = len(batch["id"])
+        omp = int(os.environ["OMP_NUM_THREADS"])
+        facts = {"omp": omp, "arrow": pa.cpu_count(), "torch": self.torch}
+        columns = {name: np.full(count, value) for name, value in facts.items()}
+        return {"id": batch["id"], "token": [self.token[::-1]] * count, **columns}
+
+
+FACTS = {"id": "BIGINT", "token": "VARCHAR", "omp": "BIGINT", "arrow": "BIGINT", "torch": "BIGINT"}
+
+
+def test_variables_and_threads_reach_the_workers(
+    tmp_path, compute_clean, materialize, monkeypatch, capfd
+):
+    monkeypatch.setenv("VANE_TEST_TOKEN", "s3cret-of-mine")
+    on_ray = isinstance(compute_clean, vd.RayCompute)
+    pipeline = docs(tmp_path)
+    kwargs = {"torch": on_ray}
+    pipeline.map_batches(
+        "out", Environment, schema=FACTS, concurrency=1, env_vars=["VANE_TEST_TOKEN"],
+        batch_format="numpy", fn_constructor_kwargs=kwargs,
+    )  # fmt: skip
+
+    materialize(pipeline, compute_clean)
+
+    (found,) = rows(tmp_path, "out").slice(0, 1).drop_columns("id").to_pylist()
+    token = "s3cret-of-mine"[::-1]
+    assert found == {"token": token, "omp": 2, "arrow": 2, "torch": 2 if on_ray else 0}
+    places = [tmp_path / "store"]
+    if on_ray:
+        places.append(LocalHead(**CLUSTER).temp_dir / "r" / "session_latest" / "logs")
+    for file in (file for place in places for file in place.rglob("*") if file.is_file()):
+        assert b"s3cret-of-mine" not in file.read_bytes(), file
+    assert "s3cret-of-mine" not in "".join(capfd.readouterr())
+
+
+# Subprocesses
+
+
+class Parent:
+    """Starts a process of its own, and does not end it."""
+
+    def __init__(self, log: str) -> None:
+        self.loads = Path(log) / "loads"
+        self.child = subprocess.Popen(["sleep", "1000"])
+        note(self.loads, os.getpid(), self.child.pid)
+
+    def __call__(self, batch):
+        until(lambda: len(noted(self.loads)) == 4, "both workers are loaded")
+        return {"id": batch["id"], "out": batch["id"], "pid": batch["id"]}
+
+
+def test_subprocesses_leave_nothing(tmp_path, local, materialize, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setattr(local_backend, "_roomy_folder", lambda: str(tmp_path / "tables"))
+    pipeline = docs(tmp_path)
+    pipeline.map_batches(
+        "out", Parent, schema=SCHEMA, concurrency=2, fn_constructor_kwargs={"log": str(tmp_path)}
+    )
+    materialize(pipeline, local)
+    pids = noted(tmp_path / "loads")
+    assert len(pids) == 4
+    until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)
+    assert not [p for p in psutil.Process().children(True) if "local_worker" in str(p.cmdline())]
+    assert not list((tmp_path / "tables").iterdir())
+
+
+def test_subprocesses_end_with_a_killed_driver(tmp_path):
+    partitions(tmp_path, "a", 400)
+    killed = Process(tmp_path, {"out": {"fn_constructor_kwargs": {"sleep": 0.3}}}, "a", local=True)
+    until(lambda: noted(tmp_path / "calls"), "the run is under way")
+    (pid,) = noted(tmp_path / "loads")
+    (tables,) = {Path(a) for a in psutil.Process(int(pid)).cmdline() if Path(a).name[:5] == "vane-"}
+    assert tables.is_dir()
+    killed.kill()
+    until(lambda: not alive(pid), "the worker ends", 5)
+    until(lambda: not tables.exists(), "its tables go", 5)
+
+
+# vane-dagster pools
+
+
+def test_pools_are_listed_and_evicted(tmp_path, ray_compute, materialize):
+    pipeline = docs(tmp_path)
+    add(pipeline, "out", tmp_path, concurrency=2)
+    materialize(pipeline, ray_compute)
+    pids = until(lambda: all_loaded(tmp_path, 2), "both actors are ready")
+    backend = RayBackend()
+    lease = backend.lease("a-run-of-mine", [PoolSpec("leased", "Leased", (1, 1))])
+
+    def call(*args: str) -> Any:
+        return CliRunner().invoke(main, ["pools", "--name", "tests", *args])
+
+    pools = {pool["label"]: pool for pool in json.loads(call("--json").output)}
+    assert {w["pid"] for w in pools["Model"]["workers"]} == set(pids)
+    assert {w["state"] for w in pools["Model"]["workers"]} == {"ready"}
+    assert sum(w["batches"] for w in pools["Model"]["workers"]) == 12
+    assert pools["Leased"]["leases"] == ["a-run-of-mine"]
+    assert pools["Leased"]["workers"][0]["state"] == "starting"
+    assert pools["read and write"]["identity"] == "io"
+
+    shown = call().output
+    header, *lines = shown.splitlines()
+    assert header.split() == [
+        "MODEL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "LEASES", "IDLE",
+        "BATCHES", "LOAD",
+    ]  # fmt: skip
+    (line,) = [line for line in lines if line.startswith("Model")]
+    assert all(str(pid) in line for pid in pids)
+
+    refused = call("evict", "leased")
+    assert refused.exit_code == 1
+    assert "Leased (leased) is leased by a-run-of-mine; --force ends it" in refused.output
+    identity = pools["Model"]["identity"]
+    ended = call("evict", identity[:6])
+    assert (ended.exit_code, ended.output) == (0, f"Ended Model ({identity}).\n")
+    until(lambda: not any(alive(pid) for pid in pids), "the processes end", 10)
+    assert call("evict", "nothing").exit_code == 1
+    assert call("evict").exit_code == 2
+    assert call("evict", "--all", "--force").exit_code == 0
+    assert call().output.startswith("No pools")
+    lease.release()
+
+
+def test_pools_without_a_cluster():
+    done = CliRunner().invoke(main, ["pools", "--name", "not-there"])
+    assert done.exit_code == 1
+    assert "The local cluster 'not-there' is not running" in done.output

@@ -1,0 +1,478 @@
+"""Bad input: one error that names the culprit, and nothing that is committed is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+from vane_dagster.sources.file_source import _list_together, list_source
+
+
+class Model:
+    """Leaves a file behind when it is constructed, and scales a number."""
+
+    def __init__(self, trace: str) -> None:
+        Path(trace).touch()
+
+    def __call__(self, batch):
+        return {"scaled": pa.array([2 * n for n in batch["n"].to_pylist()], pa.int64())}
+
+
+class Faulty(Model):
+    """Returns a batch without one of its columns."""
+
+    def __call__(self, batch):
+        return {"id": batch["id"]}
+
+
+class Unavailable(Model):
+    """Imports what no worker has."""
+
+    def __init__(self, trace: str) -> None:
+        import a_package_that_nobody_has  # noqa: F401  # its absence is what is tested
+
+
+GOOD = {"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]}
+
+
+def make(
+    tmp_path: Path,
+    where: str | None = None,
+    columns: Any = None,
+    model: Any = Model,
+    id: str = "id",
+    source: vd.ParquetSource | None = None,
+    project: Any = ("n", "text"),
+    partitions: list[str] | None = None,
+    **mapped: Any,
+) -> vd.Pipeline:
+    """source -> clean -> scaled, with a model that leaves a trace."""
+    key = "/{partition_key}" if partitions else ""
+    docs = vd.Pipeline(
+        "docs",
+        source=source or vd.parquet(f"{tmp_path}/src{key}"),
+        id=id,
+        partitions_def=dg.StaticPartitionsDefinition(partitions) if partitions else None,
+    )
+    clean = docs.project("clean", project, where=where)
+    clean.map_batches(
+        "scaled",
+        model,
+        schema={"scaled": "BIGINT"},
+        columns=columns,
+        fn_constructor_kwargs={"trace": str(tmp_path / "constructed")},
+        **mapped,
+    )
+    return docs
+
+
+def manifests(tmp_path: Path) -> dict[str, bytes]:
+    found = (tmp_path / "store").rglob("manifests/*/*.json")
+    return {str(path): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def refused(tmp_path, local, materialize) -> Callable[..., str]:
+    """Runs a pipeline that must fail once, and gives the error; what was committed stays."""
+
+    def run(
+        docs: vd.Pipeline,
+        *words: str,
+        constructed: bool | None = False,
+        unchanged: Sequence[str] = (),
+        **given: Any,
+    ) -> str:
+        before = manifests(tmp_path)
+        trace = tmp_path / "constructed"
+        trace.unlink(missing_ok=True)
+        result = materialize(docs, local, raises=False, **given)
+        text = failure(result)
+        for word in words:
+            assert word in text
+            assert text.count(word) == 1, f"{word!r} is told more than once:\n{text}"
+        assert constructed in (None, trace.exists())
+        assert manifests(tmp_path) == before
+        made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]
+        assert made == list(unchanged)
+        return text
+
+    return run
+
+
+@pytest.fixture
+def committed(tmp_path, local, materialize) -> None:
+    """A good run before the bad one."""
+    write_source(tmp_path / "src", GOOD)
+    materialize(make(tmp_path), local)
+    assert len(manifests(tmp_path)) == 2
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+# Sources
+
+
+def test_a_path_that_is_missing(tmp_path, refused):
+    refused(make(tmp_path), "no Parquet file at", f"{tmp_path}/src'", "Check the path")
+
+
+def test_a_folder_without_parquet(tmp_path, refused):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.csv").write_text("id\n1\n")
+    (tmp_path / "src/_SUCCESS").touch()
+    refused(make(tmp_path), "no Parquet file at", "a folder that holds *.parquet")
+
+
+@pytest.mark.parametrize("url", ["src", "s*c"])
+def test_a_folder_of_other_files(url, tmp_path, refused):
+    """They are named, since nothing that is still to be written is missing."""
+    (tmp_path / "src/sub").mkdir(parents=True)
+    for name in ("a.csv", "_SUCCESS", "sub/.b.crc"):
+        (tmp_path / "src" / name).write_text("id\n1\n")
+    docs = make(tmp_path, source=vd.parquet(f"{tmp_path}/{url}"))
+    text = refused(
+        docs, f"There is '{tmp_path}/src/a.csv', but vd.parquet reads Parquet", "Convert"
+    )
+    assert "SUCCESS" not in text
+    assert "write the partition" not in text
+
+
+def test_a_partition_without_files(tmp_path, refused):
+    write_source(tmp_path / "src/a", GOOD)
+    docs = make(tmp_path, partitions=["a", "b"])
+    refused(docs, "no Parquet file for partition 'b'", f"{tmp_path}/src/b'", partition="b")
+
+
+def test_files_without_rows(tmp_path, refused, local, materialize):
+    write_source(tmp_path / "src", pa.table(GOOD).slice(0, 0))
+    refused(make(tmp_path), "the files of its source hold no rows", "allow_empty=True")
+
+    allowed = vd.parquet(str(tmp_path / "src"), allow_empty=True)
+    result = materialize(make(tmp_path, source=allowed), local)
+    assert metadata(result, "scaled")["dagster/row_count"] == 0
+    assert not (tmp_path / "constructed").exists()
+    assert read_stage(tmp_path / "store", "docs", "scaled").schema.names == ["id", "scaled"]
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_file_that_is_not_parquet(tmp_path, refused):
+    (tmp_path / "src/b.parquet").write_bytes(b"PAR1 and nothing else")
+    refused(make(tmp_path), "b.parquet' (21 bytes)", "cannot be read as Parquet", "Write it again")
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_file_of_another_format(tmp_path, refused):
+    (tmp_path / "src/b.parquet").write_text("id,n,text\n1,2,secret\n")
+    message = refused(make(tmp_path), "b.parquet' (21 bytes)", "is not a Parquet file", "COPY")
+    assert "again" not in message
+    assert "secret" not in message
+
+    csv = make(tmp_path, source=vd.parquet(str(tmp_path / "src/b.csv")))
+    (tmp_path / "src/b.csv").write_text("id,n,text\n")
+    refused(csv, "b.csv'", "is not a Parquet file", "FORMAT parquet")
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/a.parquet"])
+def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
+    write_source(tmp_path / "a [z]", GOOD)
+    url = f"{tmp_path}/{pattern}"
+    docs = make(tmp_path, source=vd.parquet(url.format("a [z]")))
+    refused(docs, "no Parquet file", "make a URL a pattern", "write 'a [[]z]' in place of 'a [z]'")
+
+    escaped = vd.parquet(url.format("a [[]z]"))
+    assert len(list_source(escaped, [None], "here")[None]) == 1
+    assert len(_list_together(escaped, [None], "here")[None]) == 1
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_file_that_is_cut_short(tmp_path, refused):
+    whole = write_source(tmp_path / "src", {**GOOD, "id": [4, 5, 6]}, "b.parquet").read_bytes()
+    (tmp_path / "src/b.parquet").write_bytes(whole[: len(whole) // 2])
+    refused(make(tmp_path), "b.parquet'", "cannot be read as Parquet")
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_file_with_broken_pages(tmp_path, refused):
+    """Its footer is whole, so that it is found only when it is read."""
+    table = pa.table({"id": range(4, 1004), "n": range(1000), "text": ["x" * 20] * 1000})
+    file = write_source(tmp_path / "src", table, "b.parquet", compression="zstd")
+    data = bytearray(file.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    file.write_bytes(data)
+    result = refused(
+        make(tmp_path), "stage 'docs/clean', fragment 1 (rows 0 to 1000", "cannot be read",
+        constructed=None,
+    )  # fmt: skip
+    assert "b.parquet" in result
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"n": ["10"]}, ["column 'n' is string in", "but int64 in"]),
+        ({}, ["column 'n' is no such column in", "but int64 in"]),
+    ],
+)
+def test_files_of_different_schemas(column, words, tmp_path, refused):
+    write_source(tmp_path / "src", {"id": [4], "text": ["d"], **column}, "b.parquet")
+    refused(make(tmp_path), *words, "b.parquet'", "a.parquet'", "same columns and types")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"id": [1], "n": [1], "N": [2]}, ["'n' and 'N'", "ignores case"]),
+        ({"id": [1], "file_row_number": [1]}, ["'file_row_number'", "rename it"]),
+    ],
+)
+def test_columns_that_the_reader_cannot_tell_apart(columns, words, tmp_path, refused):
+    write_source(tmp_path / "src", columns)
+    refused(make(tmp_path, project=["id"], columns=["id"]), *words)
+
+
+def test_columns_of_types_that_are_not_needed_are_not_looked_at(tmp_path, local, materialize):
+    """DuckDB knows neither in memory; a column that no stage needs must not fail the run."""
+    half = pa.array([1.5, 2.5, 3.5], pa.float16())
+    large = pa.array([1, 2, 3], pa.decimal256(50, 2))
+    write_source(tmp_path / "src", pa.table({**GOOD, "half": half, "large": large}))
+    result = materialize(make(tmp_path), local)
+    assert metadata(result, "scaled")["dagster/row_count"] == 3
+
+
+# Columns
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_column_that_a_project_names_in_vain(tmp_path, refused):
+    refused(
+        make(tmp_path, project=["n", "txt"]),
+        "stage 'docs/clean': column 'txt' =", "does not fit", "id int64, n int64, text string",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_column_that_where_names_in_vain(tmp_path, refused):
+    refused(make(tmp_path, where="lenght > 1"), "stage 'docs/clean': where = 'lenght > 1'")
+
+
+@pytest.mark.usefixtures("committed")
+def test_an_expression_of_another_type(tmp_path, refused):
+    refused(
+        make(tmp_path, project={"n": "n", "t": "trim(n)"}),
+        "column 't' = 'trim(n)' does not fit its input",
+    )
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_column_that_a_map_asks_for_in_vain(tmp_path, refused):
+    refused(
+        make(tmp_path, columns=["n", "txt"]),
+        "stage 'docs/scaled': needs 'txt', which 'clean' does not have",
+        "it has 'id', 'n', 'text'",
+    )
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_column_that_does_not_come_back(tmp_path, refused):
+    write_source(tmp_path / "src", {"id": [4], "n": [40], "text": ["d"]}, "b.parquet")
+    before = {path for path in manifests(tmp_path) if "/scaled/" in path}
+    docs = make(tmp_path, model=Faulty)
+    refused(
+        docs, "stage 'docs/scaled', fragment 0", "'scaled' is declared in the schema",
+        "returned: 'id'", constructed=True, select=["scaled"],
+    )  # fmt: skip
+    assert {path for path in manifests(tmp_path) if "/scaled/" in path} == before
+
+
+def test_names_that_meet_in_a_join(tmp_path, refused):
+    write_source(tmp_path / "src", GOOD)
+    docs = make(tmp_path)
+    docs.join("both", docs["clean"], docs.project("other", ["n"]))
+    both = "'docs/both': column 'n' comes from both 'clean' and 'other'"
+    refused(docs, both, "name the columns to take")
+
+
+# Ids
+
+
+def test_a_source_without_the_id(tmp_path, refused):
+    write_source(tmp_path / "src", GOOD)
+    refused(
+        make(tmp_path, id="key"),
+        "source of pipeline 'docs': has no id column 'key'; it has 'id', 'n', 'text'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind"),
+    [([1.0, 2.0, 3.0], "double"), ([True, False, None], "bool"), ([[1], [2], [3]], "list<item")],
+)
+def test_ids_of_a_type_that_cannot_be(ids, kind, tmp_path, refused):
+    write_source(tmp_path / "src", {**GOOD, "id": ids})
+    refused(make(tmp_path), f"the id 'id' is {kind}", "expected whole numbers or text")
+
+
+def test_an_id_declared_as_another_type(tmp_path, refused):
+    write_source(tmp_path / "src", GOOD)
+    docs = make(tmp_path)
+    docs["clean"].map_batches("sized", echo, schema={"id": "VARCHAR", "n": "BIGINT"})
+    refused(docs, "'docs/sized': schema declares the id 'id' as string", "comes in as int64")
+
+
+def echo(batch):
+    return batch
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([4, 5, 4, 5, 6], "the source has 2 ids more than once: 4, 5 in 'id'"),
+        ([4, None, 5, 6, 7], "the source has 1 null ids in 'id'"),
+    ],
+)
+def test_ids_twice_or_null_inside_a_fragment(ids, words, tmp_path, refused):
+    rows = {"id": ids, "n": range(5), "text": ["x"] * 5}
+    write_source(tmp_path / "src", rows, "b.parquet")
+    text = refused(make(tmp_path), "stage 'docs/clean', fragment 1", words, constructed=None)
+    assert "b.parquet" in text
+
+
+def test_rows_that_are_filtered_out_may_lack_an_id(tmp_path, local, materialize):
+    rows = {"id": [1, None, 2, 2], "n": [1, 2, 3, 4], "text": ["x"] * 4}
+    write_source(tmp_path / "src", rows)
+    result = materialize(make(tmp_path, where="id IS NOT NULL AND n < 4"), local)
+    assert metadata(result, "scaled")["dagster/row_count"] == 2
+
+
+@pytest.mark.usefixtures("committed")
+def test_an_id_in_two_files(tmp_path, refused):
+    write_source(tmp_path / "src", {**GOOD, "id": [9, 8, 3]}, "b.parquet")
+    text = refused(
+        make(tmp_path),
+        "stage 'docs/clean': ids 3 of 'id' are in more than one fragment",
+        "must be unique inside a partition",
+        constructed=True,
+    )
+    assert "a.parquet'" in text
+    assert "b.parquet'" in text
+
+
+def test_an_id_in_two_fragments_of_a_file(tmp_path, refused):
+    write_source(tmp_path / "src", {"id": [1, 2, 3, 2], "n": range(4), "text": ["x"] * 4})
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=2)
+    docs.project("clean", ["n"])
+    refused(docs, "ids 2 of 'id' are in more than one fragment")
+
+
+def test_an_id_may_be_in_two_partitions(tmp_path, local, materialize):
+    for key in "ab":
+        write_source(tmp_path / "src" / key, GOOD)
+        materialize(make(tmp_path, partitions=["a", "b"]), local, partition=key)
+    assert read_stage(tmp_path / "store", "docs", "scaled", "b")["id"].to_pylist() == [1, 2, 3]
+
+
+# Code and cluster
+
+
+@pytest.mark.usefixtures("committed")
+def test_code_that_a_worker_cannot_import(tmp_path, refused):
+    refused(
+        make(tmp_path, model=Unavailable),
+        "Unavailable could not be constructed in a worker: ModuleNotFoundError",
+        "Install 'a_package_that_nobody_has' where the workers run",
+        unchanged=["clean"],
+    )
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"gpus": 1}, ["1 workers of 1 GPU each", "the cluster has 0 GPU"]),
+        ({"num_cpus": 1, "concurrency": 3}, ["3 workers of 1 CPU each", "concurrency=(1, 3)"]),
+        ({"num_cpus": 64}, ["1 workers of 64 CPU each", "the cluster has 2 CPU on 1 node"]),
+        ({"memory": 1 << 60}, ["the cluster has", "memory on 1 node"]),
+        ({"resources": {"tape": 1}}, ["1 tape each", "the cluster has 0 tape"]),
+        ({"accelerator_type": "H100"}, ["accelerator_type:H100 each", "the cluster has 0 acc"]),
+    ],
+)
+def test_more_than_the_cluster_has(asked, words, tmp_path, refused):
+    write_source(tmp_path / "src", {"id": [4], "n": [4], "text": ["d"]}, "b.parquet")
+    text = refused(make(tmp_path, **asked), *words)
+    assert "Model" in text
+
+
+def test_an_unselected_upstream_that_was_never_made(tmp_path, refused):
+    write_source(tmp_path / "src", GOOD)
+    refused(make(tmp_path), "'scaled' reads 'clean'", "Select it too", select=["scaled"])
+
+
+# Ranges
+
+
+def bad_files() -> Mapping[str, dict[str, Any]]:
+    return {
+        "corrupt": {},
+        "duplicate": {**GOOD, "id": [1, 1, 2]},
+        "typed": {**GOOD, "id": [1.5, 2.5, 3.5]},
+        "without n": {"id": [1], "text": ["a"]},
+    }
+
+
+@pytest.mark.parametrize("bad", bad_files())
+def test_a_bad_partition_leaves_the_others(bad, tmp_path, local, instance):
+    keys = ["a", "b", "c"]
+    for key in keys:
+        write_source(tmp_path / "src" / key, GOOD if key != "b" else bad_files()[bad] or GOOD)
+    if bad == "corrupt":
+        (tmp_path / "src/b/a.parquet").write_bytes(b"nothing")
+    docs = make(tmp_path, partitions=keys)
+    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
+    result = dg.materialize(
+        [docs.build_assets()],
+        instance=instance,
+        resources=resources,
+        tags={
+            "dagster/asset_partition_range_start": "a",
+            "dagster/asset_partition_range_end": "c",
+        },
+        raise_on_error=False,
+    )
+    text = failure(result)
+    assert "1 of 3 partitions failed ('b'); the others are materialized" in text
+    for stage in docs:
+        assert instance.get_materialized_partitions(stage.key) == {"a", "c"}
+    for key in "ac":
+        scaled = read_stage(tmp_path / "store", "docs", "scaled", key)
+        assert scaled["scaled"].to_pylist() == [20, 40, 60]
+    assert not [path for path in manifests(tmp_path) if "/manifests/b/" in path]
+
+    write_source(tmp_path / "src/b", GOOD)
+    mended = dg.materialize([docs.build_assets()], resources=resources, partition_key="b")
+    assert metadata(mended, "scaled")["dagster/partition_row_count"] == 3
+
+
+def test_a_source_file_that_vanishes(tmp_path, local, materialize):
+    """Between two runs: what it gave is no longer part of the partition, and nothing fails."""
+    write_source(tmp_path / "src", GOOD)
+    extra = write_source(tmp_path / "src", {"id": [4], "n": [4], "text": ["d"]}, "b.parquet")
+    materialize(make(tmp_path), local)
+    (tmp_path / "constructed").unlink()  # an argument that names a file counts with its content
+    extra.unlink()
+    result = materialize(make(tmp_path), local)
+    assert metadata(result, "scaled")["fragments_computed"] == 0
+    assert read_stage(tmp_path / "store", "docs", "scaled")["id"].to_pylist() == [1, 2, 3]

@@ -1,0 +1,227 @@
+"""What stands in the way of a run is told at once, in one error, before anything is leased."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+from vane_dagster.compute import versions
+
+ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
+
+
+class Model:
+    """Leaves a file behind when it is constructed, and gives its batch back."""
+
+    def __init__(self, trace: str, held: Any = None) -> None:
+        Path(trace).touch()
+
+    def __call__(self, batch):
+        return {"n": batch["n"]}
+
+
+def locked() -> Any:
+    """A function that cannot travel."""
+    lock = threading.Lock()
+
+    def call(batch):
+        with lock:
+            return {"n": batch["n"]}
+
+    return call
+
+
+def make(tmp_path: Path, target: str | None = None, **asked: dict[str, Any]) -> vd.Pipeline:
+    """source -> clean, a map of it for each of `asked`, and perhaps a written one."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+    clean = docs.project("clean", ["n"])
+    for name, given in asked.items():
+        arguments = {"trace": str(tmp_path / "constructed"), **given.pop("kwargs", {})}
+        clean.map_batches(
+            name, Model, schema={"n": "BIGINT"}, fn_constructor_kwargs=arguments, **given
+        )
+    if target is not None:
+        clean.write("published", target)
+    return docs
+
+
+def untouched(tmp_path: Path) -> bool:
+    """Whether nothing was loaded, computed, committed or left behind."""
+    left = [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
+    return not (tmp_path / "constructed").exists() and [p.name for p in left] in (
+        [],
+        ["fragments.json"],
+    )
+
+
+NOBODY_WRITES = "/proc/vane_dagster/folder"  # of root either
+
+
+def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materialize):
+    write_source(tmp_path / "src", ROWS)
+    docs = make(
+        tmp_path,
+        NOBODY_WRITES,
+        on_gpus={"gpus": 8},
+        on_tape={"resources": {"tape": 2}, "concurrency": 3},
+    )
+    docs["clean"].map_batches("locked", locked(), schema={"n": "BIGINT"}, version="1")
+    text = failure(materialize(docs, compute, raises=False))
+    for words in (
+        "4 things stand in the way of this run; nothing was computed",
+        "stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; the cluster has 0",
+        "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
+        "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
+        f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",
+    ):
+        assert text.count(words) == 1, f"{words!r} in\n{text}"
+    assert untouched(tmp_path)
+
+
+def test_what_the_plan_finds_is_told_with_the_rest(tmp_path, local, materialize):
+    """The source is missing, the target lies below a file, and no GPU is there."""
+    (tmp_path / "out").write_text("in the way")
+    docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
+    text = failure(materialize(docs, local, raises=False))
+    for words in ("3 things stand in the way", "no Parquet file at", "of 8 GPU each",
+                  "target of stage 'docs/published': "):  # fmt: skip
+        assert text.count(words) == 1, f"{words!r} in\n{text}"
+
+    write_source(tmp_path / "src", ROWS)  # now the plan looks at the target, and fails by that
+    text = failure(materialize(docs, local, raises=False))
+    assert "2 things stand in the way" in text
+    assert text.count("out/folder/_vane_staging' cannot be listed") == 1
+    assert text.count("of 8 GPU each") == 1
+
+
+def test_a_store_that_cannot_be_written_is_told_with_the_rest(tmp_path, local):
+    write_source(tmp_path / "src", ROWS)
+    docs = make(tmp_path, on_gpus={"gpus": 8})
+    result = dg.materialize(
+        [docs.build_assets()],
+        resources={"compute": local, "store": vd.FragmentStore(root=NOBODY_WRITES)},
+        raise_on_error=False,
+    )
+    text = failure(result)
+    assert "2 things stand in the way" in text
+    assert text.count(f"'{NOBODY_WRITES}/docs' cannot be written") == 1
+    assert text.count("of 8 GPU each") == 1
+
+
+@pytest.fixture
+def s3() -> Iterator[dict[str, Any]]:
+    """A real S3 endpoint with one bucket, "there"."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}"}
+    client = boto3.client(
+        "s3", endpoint_url=options["endpoint_url"], region_name="us-east-1",
+        aws_access_key_id="k", aws_secret_access_key="s",
+    )  # fmt: skip
+    client.create_bucket(Bucket="there")
+    yield {"options": options, "client": client}
+    server.stop()
+
+
+def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
+    """A listing of it finds nothing, as of an empty one: only writing tells."""
+    write_source(tmp_path / "src", ROWS)
+    docs = make(tmp_path, on_gpus={"gpus": 8})
+    docs["clean"].write("lost", "s3://missing/docs", storage_options=s3["options"])
+    docs["clean"].write("kept", "s3://there/docs", storage_options=s3["options"])
+    text = failure(materialize(docs, local, raises=False))
+    assert "2 things stand in the way" in text
+    assert text.count("target of stage 'docs/lost': 's3://missing/docs/_vane_staging'") == 1
+    assert "NoSuchBucket" in text or "bucket does not exist" in text
+    assert "docs/kept" not in text
+    assert "Contents" not in s3["client"].list_objects_v2(Bucket="there"), "the probe is deleted"
+
+
+# Models that cannot start
+
+
+class FirstBroken:
+    """Imports what nobody has."""
+
+    def __init__(self) -> None:
+        import a_first_package_that_nobody_has  # noqa: F401  # its absence is tested
+
+    def __call__(self, batch):
+        return {"n": batch["n"]}
+
+
+class SecondBroken(FirstBroken):
+    """The same, a moment later than the first."""
+
+    def __init__(self) -> None:
+        time.sleep(1)
+        import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
+
+
+def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materialize):
+    """Also one that is below another, and one that is slower; the others are computed."""
+    write_source(tmp_path / "src", ROWS)
+    docs = make(tmp_path, good={})
+    above = docs["clean"].map_batches("above", FirstBroken, schema={"n": "BIGINT"})
+    above.map_batches("below", SecondBroken, schema={"n": "BIGINT"})
+    text = failure(result := materialize(docs, compute, raises=False))
+    assert text.count("Install 'a_first_package_that_nobody_has' where the workers run") == 1
+    assert text.count("Install 'a_second_package_that_nobody_has' where the workers run") == 1
+    made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]
+    assert sorted(made) == ["clean", "good"]
+
+
+def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
+    """The keeper answers for its node, and for those that it remembers: one is told it wrongly."""
+    import ray
+
+    from vane_dagster.compute.client import KeeperClient
+
+    write_source(tmp_path / "src", ROWS)
+    docs = make(tmp_path, on_any={})
+    compute = vd.RayCompute(cluster=cluster)
+    materialize(docs, compute)
+    assert read_stage(tmp_path / "store", "docs", "on_any")["n"].to_pylist() == [10, 20, 30]
+    keeper = KeeperClient()
+    (found,) = versions.of_cluster(keeper).values()
+    assert found == versions.installed()
+
+    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
+    wrong = {node: replace(versions.installed(), pyarrow="1.0")}
+    keeper.ask("versions", wrong)
+    versions._asked.clear()
+    try:
+        write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
+        text = failure(materialize(docs, compute, raises=False))
+        assert f"({node[:8]}): the driver has pyarrow {pa.__version__}; workers" in text
+        assert "there have pyarrow 1.0. Install the driver's versions there" in text
+    finally:
+        keeper.ask("versions", {node: versions.installed()})
+        versions._asked.clear()
+    result = materialize(docs, compute)
+    assert metadata(result, "on_any")["dagster/row_count"] == 6
+
+
+def test_a_node_that_the_keeper_does_not_know_is_asked(cluster):
+    import ray
+
+    cluster.connect()
+    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
+    assert versions._answers([node]) == {node: versions.installed()}
+    began = time.monotonic()
+    assert versions._answers([]) == {}
+    assert time.monotonic() - began < 1

@@ -1,0 +1,177 @@
+"""A run that is killed goes on where it was; and what a run keeps is read by its manifest."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
+from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.store import Store
+
+
+class Sleeper:
+    """Notes when each of its batches begins and ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, batch):
+        began = time.time()
+        time.sleep(self.seconds)
+        times = [began] * batch.num_rows, [time.time()] * batch.num_rows
+        return {"id": batch["id"], "began": times[0], "ended": times[1]}
+
+
+def noted(batch):
+    """Notes when it was called."""
+    return {"called": [time.time()] * batch.num_rows}
+
+
+def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, compute, materialize):
+    write_source(tmp_path / "src", {"id": range(60)})
+    pipeline = vd.Pipeline(
+        "ahead", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
+    )
+    prepared = pipeline.map_batches("prepared", noted, schema={"called": "DOUBLE"})
+    prepared.map_batches(
+        "modelled",
+        Sleeper,
+        schema={"id": "BIGINT", "began": "DOUBLE", "ended": "DOUBLE"},
+        fn_constructor_kwargs={"seconds": 0.3},
+    )
+
+    materialize(pipeline, compute)
+
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    prepared_rows, modelled = (
+        store.dataset(f"ahead/{stage}").to_table() for stage in ("prepared", "modelled")
+    )
+    assert prepared_rows.num_rows == modelled.num_rows == 60
+    ((ahead,),) = duckdb.sql(
+        "SELECT count(*) FROM prepared_rows AS p JOIN modelled AS m ON p.id // 10 = m.id // 10 + 1"
+        " WHERE p.called < m.ended"
+    ).fetchall()
+    assert ahead > 0, "no fragment was prepared while the one before it was in the model"
+
+
+def test_a_renamed_stage_is_taken_over(tmp_path, local, materialize):
+    """A stage below it that was edited reads its parts under the former name."""
+    write_source(tmp_path / "src", {"id": range(40)})
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+
+    def made(name: str, expression: str) -> vd.Pipeline:
+        source = vd.parquet(str(tmp_path / "src"))
+        pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
+        stage = pipeline.map_batches(name, noted, schema={"called": "DOUBLE"})
+        stage.project("below", {"called": expression})
+        return pipeline
+
+    materialize(made("old", "called"), local)
+    before = store.dataset("docs/old").to_table()
+    done = materialize(made("new", "called + 1"), local)
+
+    assert metadata(done, "new")["fragments_computed"] == 0
+    assert metadata(done, "new")["fragments_reused"] == 4
+    assert metadata(done, "below")["fragments_computed"] == 4
+    assert store.dataset("docs/new").to_table() == before
+    assert metadata(materialize(made("new", "called + 1"), local), "new")["fragments_computed"] == 0
+
+
+def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, materialize):
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    source = vd.parquet(str(tmp_path / "src"))
+
+    def project(expression: str) -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=source, id="id")
+        pipeline.project("clean", {"id": "id", "n": expression}).write(
+            "published", str(tmp_path / "out")
+        )
+        return pipeline
+
+    with pytest.raises(vd.StoreError, match="'docs/clean' was never materialized"):
+        store.dataset("docs/clean")
+    write_source(tmp_path / "src", {"id": range(5)})
+    materialize(project("id * 2"), local)
+    materialize(project("id * 3"), local)
+
+    assert store.dataset("docs/clean").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
+    assert store.dataset("docs/published").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
+
+
+def test_a_publication_that_was_cut_off_is_ended_by_the_next_run(
+    tmp_path, local, materialize, monkeypatch
+):
+    """Its manifest was in force already, and the former files were still there."""
+    from vane_dagster.storage.publish.parquet import FolderPublisher
+
+    def cut_off(*args: object) -> None:
+        raise OSError("the store went away")
+
+    write_source(tmp_path / "src", {"id": range(10)})
+    materialize(_publishing(tmp_path, "id < 5"), local)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderPublisher, "retire", cut_off)
+        assert not materialize(_publishing(tmp_path, "id < 8"), local, raises=False).success
+    assert _published(tmp_path) != list(range(8))
+
+    materialize(_publishing(tmp_path, "id < 8"), local)
+
+    assert _published(tmp_path) == list(range(8))
+
+
+def _publishing(tmp_path: Path, where: str) -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
+    return pipeline
+
+
+def test_of_two_publishers_the_later_manifest_wins(tmp_path, local, materialize, monkeypatch):
+    """The other run publishes between this one's manifest and its cleaning up."""
+    write_source(tmp_path / "src", {"id": range(10)})
+    commit = Store.commit
+
+    def overtaken(store: Store, manifest: Manifest) -> ManifestName:
+        name = commit(store, manifest)
+        if manifest.stage == "published":
+            monkeypatch.undo()
+            materialize(_publishing(tmp_path, "id < 8"), local)
+        return name
+
+    monkeypatch.setattr(Store, "commit", overtaken)
+    materialize(_publishing(tmp_path, "id < 5"), local)
+
+    assert _published(tmp_path) == list(range(8))
+
+
+def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_mends_it(
+    tmp_path, local, materialize, monkeypatch
+):
+    """The other run publishes while this one cleans up."""
+    from vane_dagster.storage.publish.parquet import FolderPublisher
+
+    write_source(tmp_path / "src", {"id": range(10)})
+    retire = FolderPublisher.retire
+
+    def raced(*args: Any) -> None:
+        monkeypatch.undo()
+        materialize(_publishing(tmp_path, "id < 8"), local)
+        retire(*args)
+
+    monkeypatch.setattr(FolderPublisher, "retire", raced)
+    result = materialize(_publishing(tmp_path, "id < 5"), local, raises=False)
+    assert "another run published the same partition at the same time" in failure(result)
+
+    materialize(_publishing(tmp_path, "id < 8"), local)
+    assert _published(tmp_path) == list(range(8))
+
+
+def _published(tmp_path: Path) -> list[int]:
+    rows = duckdb.sql(f"SELECT id FROM read_parquet('{tmp_path}/out/*.parquet') ORDER BY id")
+    return [id for (id,) in rows.fetchall()]

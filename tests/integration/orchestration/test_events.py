@@ -1,0 +1,249 @@
+"""Dagster's events of a run: how many writes they take, and what is in them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
+from vane_dagster.orchestration import reporting, run
+
+STAGES = ("vectors", "labels")
+
+
+def materializations(
+    instance: dg.DagsterInstance, stage: str
+) -> dict[str | None, dg.AssetMaterialization]:
+    key = dg.AssetKey(["docs", stage])
+    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
+    found = [record.asset_materialization for record in records]
+    assert len({each.partition for each in found}) == len(found), "one was logged twice"
+    return {each.partition: each for each in found}
+
+
+def evaluations(
+    instance: dg.DagsterInstance, run_id: str
+) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    events = [entry.dagster_event for entry in instance.all_logs(run_id, of_type=kind)]
+    found = [event.asset_check_evaluation_data for event in events]
+    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
+    assert len(keyed) == len(found), "an evaluation was logged twice"
+    return keyed
+
+
+def logged(instance: dg.DagsterInstance, run_id: str) -> str:
+    return "\n".join(entry.message for entry in instance.all_logs(run_id))
+
+
+def statuses(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
+    definition = dg.StaticPartitionsDefinition(KEYS)
+    state = instance.event_log_storage.get_asset_check_state([(key, definition)])[key]
+    return {
+        status.value: set(subset.value.get_partition_keys())
+        for status, subset in state.subsets.items()
+        if not subset.is_empty
+    }
+
+
+def test_a_group_has_the_columns_once_in_the_latest_event(world, instance, one_group):
+    assert world.run(instance, *KEYS).success
+    for stage in STAGES:
+        found = materializations(instance, stage)
+        assert sorted(found) == KEYS
+        with_columns = [k for k, m in found.items() if "dagster/column_schema" in m.metadata]
+        latest = list(found)[-1]
+        assert with_columns == [latest]
+        assert "dagster/column_lineage" in found[latest].metadata
+        assert {m.metadata["dagster/partition_row_count"].value for m in found.values()} == {2}
+
+
+def test_groups_are_written_while_the_run_goes_on(world, instance, monkeypatch):
+    """Each with the columns, as any of them may be the last one that is written."""
+    monkeypatch.setattr(reporting, "_GROUP", 1)
+    assert world.run(instance, *KEYS[:3]).success
+    for stage in STAGES:
+        for materialization in materializations(instance, stage).values():
+            assert "dagster/column_schema" in materialization.metadata
+
+
+def test_events_in_a_group_refer_to_each_other(world, instance, one_group):
+    """Pointers to inputs, and from evaluations to what was evaluated."""
+    result = world.run(instance, *KEYS)
+    assert result.success
+    ids = {
+        key: {
+            record.asset_materialization.partition: record.storage_id
+            for record in instance.fetch_materializations(key, limit=100).records
+        }
+        for key in (dg.AssetKey(["docs", stage]) for stage in STAGES)
+    }
+    vectors, labels = ids
+    for partition, made in materializations(instance, "labels").items():
+        pointer = made.tags["dagster/input_event_pointer/docs/vectors"]
+        assert pointer == str(ids[vectors][partition])
+    found = evaluations(instance, result.run_id)
+    assert len(found) == len(KEYS) * len(world.pipeline().build_assets().check_keys)
+    for (_, _, partition), evaluation in found.items():
+        target = evaluation.target_materialization_data
+        assert target.storage_id == ids[evaluation.asset_key][partition]
+        assert target.run_id == result.run_id
+    key = dg.AssetCheckKey(vectors, "vectors")
+    assert statuses(instance, key) == {"SUCCEEDED": set(KEYS)}
+    assert labels in instance.get_asset_keys()
+
+
+def test_results_in_process_have_the_events(world, instance):
+    result = world.run(instance, *KEYS[:2])
+    made = [event.materialization for event in result.get_asset_materialization_events()]
+    assert len(made) == 4
+    assert {m.asset_key.path[-1] for m in made} == set(STAGES)
+    assert len(result.get_asset_check_evaluations()) == 2 * len(
+        world.pipeline().build_assets().check_keys
+    )
+    assert len(result.asset_materializations_for_node("docs_pipeline")) == 4
+    materializations(instance, "vectors")
+
+
+def test_what_lacks_its_event_is_reported_by_the_next_run(world, instance, tmp_path):
+    """As after a kill between the commit and its event: the manifest alone is there."""
+    with dg.DagsterInstance.ephemeral() as other:
+        assert world.run(other, *KEYS[:2]).success
+    result = world.run(instance, *KEYS[:2])
+    assert result.success
+    for stage in STAGES:
+        found = materializations(instance, stage)
+        assert list(found) == KEYS[:2]
+        assert {m.metadata["fragments_computed"].value for m in found.values()} == {0}
+    assert evaluations(instance, result.run_id)
+
+
+def test_a_late_run_does_not_report_a_version_that_was_replaced(world, instance, monkeypatch):
+    flush = reporting.RunReport.flush
+    newer: list[bool] = []
+
+    def late(report: reporting.RunReport) -> None:
+        if report._count and not newer:
+            newer.append(True)
+            world.source("p00", ["one", "two", "three"])
+            newer.append(world.run(instance, "p00").success)
+        flush(report)
+
+    monkeypatch.setattr(reporting, "_GROUP", 4)
+    monkeypatch.setattr(reporting, "_SECONDS", 600.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
+    monkeypatch.setattr(reporting.RunReport, "flush", late)
+    assert world.run(instance, *KEYS[:2]).success
+    assert newer == [True, True]
+    latest = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["docs", "vectors"]), asset_partitions=["p00"]),
+        limit=1,
+    ).records[0]
+    assert latest.asset_materialization.metadata["dagster/partition_row_count"].value == 3
+
+
+def asset_below(docs: vd.Pipeline) -> dg.AssetsDefinition:
+    policy = dg.BackfillPolicy.single_run() if docs.partitions_def else None
+
+    @dg.multi_asset(
+        specs=[dg.AssetSpec("below", deps=[docs["vectors"].key])],
+        partitions_def=docs.partitions_def,
+        backfill_policy=policy,
+    )
+    def below() -> Iterator[dg.MaterializeResult]:
+        yield dg.MaterializeResult(asset_key="below")
+
+    return below
+
+
+SKIPPED = "did not yield or return expected outputs"
+UNGATED = "emitted no result"
+
+
+@pytest.mark.parametrize("keys", [KEYS[:1], KEYS[:3], ()], ids=["single", "range", "unpartitioned"])
+def test_planned_checks_give_results_that_dagster_sees(world, instance, caplog, keys):
+    docs = world.pipeline(partitioned=bool(keys))
+
+    below = asset_below(docs)
+
+    result = world.run(instance, *keys, assets=[docs.build_assets(), below])
+    assert result.success
+    assert SKIPPED not in logged(instance, result.run_id)
+    assert UNGATED not in caplog.text + logged(instance, result.run_id)
+    assert not [e for e in result.all_events if e.is_step_skipped]
+    found = evaluations(instance, result.run_id)
+    assert {partition for _, _, partition in found} == set(keys or [None])
+    selection = dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, "vectors"))
+    alone = world.run(instance, assets=[docs.build_assets()], selection=selection)
+    assert alone.success
+    assert SKIPPED not in logged(instance, alone.run_id)
+    assert len(evaluations(instance, alone.run_id)) == len(keys or [None])
+
+
+def test_a_failed_blocking_check_withholds_an_ordinary_asset_below(world, instance, caplog):
+    world.source("p00", ["zero"])
+    docs = world.pipeline()
+
+    below = asset_below(docs)
+
+    result = world.run(instance, "p00", assets=[docs.build_assets(), below])
+    assert not result.success
+    assert UNGATED not in caplog.text
+    assert not instance.fetch_materializations(dg.AssetKey("below"), limit=1).records
+    found = evaluations(instance, result.run_id)
+    assert not found["vectors", "vectors", "p00"].passed
+    assert not found["labels", "ids_complete", "p00"].passed
+    history = instance.event_log_storage.get_asset_check_execution_history
+    for key in docs.build_assets().check_keys:
+        assert {record.status.value for record in history(key, 10)} <= {"SUCCEEDED", "FAILED"}
+
+
+def fails_once(batch: pa.Table, folder: str) -> pa.Table:
+    marker = Path(folder) / "failed"
+    if "poison" in batch["text"].to_pylist() and not marker.exists():
+        marker.touch()
+        raise OSError("the network was away")
+    return embed(batch)
+
+
+def test_a_second_attempt_repeats_no_evaluation(world, instance, tmp_path):
+    world.source("p01", ["poison"])
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "source" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+        retry_policy=dg.RetryPolicy(max_retries=1),
+    )
+    schema = {"vector": "FLOAT[1]", "label": "VARCHAR"}
+    fn_kwargs = {"folder": str(tmp_path)}
+    docs.map_batches("vectors", fails_once, schema=schema, fn_kwargs=fn_kwargs)
+    result = world.run(instance, "p00", "p01", assets=[docs.build_assets()])
+    assert result.success
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    events = instance.all_logs(result.run_id, of_type=kind)
+    found = [entry.dagster_event.asset_check_evaluation_data for entry in events]
+    each = Counter((e.check_name, e.partition, e.passed) for e in found)
+    assert set(each.values()) == {1}
+    assert {partition for _, partition, passed in each if not passed} == {"p01"}
+    key = dg.AssetCheckKey(docs["vectors"].key, "ids_complete")
+    assert statuses(instance, key) == {"SUCCEEDED": {"p00", "p01"}}
+
+
+def embed_slowly(batch: pa.Table) -> pa.Table:
+    time.sleep(0.05)
+    return embed(batch)
+
+
+def run_of_a_process(root: Path) -> None:
+    """Materializes all partitions in a process that is interrupted meanwhile."""
+    world = World(root, vd.LocalCompute(num_cpus=2))
+    with dg.DagsterInstance.from_config(str(root)) as instance:
+        world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])

@@ -1,0 +1,413 @@
+"""`FragmentStore` as Dagster's IO manager: stages read by other assets, and their rows kept."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+import vane_dagster as vd
+from support.data import column_of, write_source
+from vane_dagster.storage.gc import Terms, collect
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning"
+)
+
+KEYS = ("a", "b", "c / ü")
+PARTS = dg.StaticPartitionsDefinition(list(KEYS))
+WHOLE = {
+    "dagster/asset_partition_range_start": KEYS[0],
+    "dagster/asset_partition_range_end": KEYS[-1],
+}
+SINGLE_RUN = dg.BackfillPolicy.single_run()
+DAY = 86400.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> vd.FragmentStore:
+    return vd.FragmentStore(root=str(tmp_path / "store"))
+
+
+def docs(root: Path, partitions_def: Any = PARTS) -> vd.Pipeline:
+    made = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{root}/src/{'{partition_key}' if partitions_def else ''}"),
+        id="id",
+        partitions_def=partitions_def,
+        fragment_rows=2,
+    )
+    made.project("clean", {"n": "n * 10"}).project("more", {"m": "n + 1"})
+    return made
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, store: vd.FragmentStore, local: Any) -> vd.Pipeline:
+    """A pipeline whose three partitions of three rows are materialized."""
+    for number, key in enumerate(KEYS):
+        start = 3 * number
+        write_source(
+            tmp_path / "src" / key, {"id": range(start, start + 3), "n": range(start, start + 3)}
+        )
+    made = docs(tmp_path)
+    resources = {"compute": local, "store": store}
+    assert dg.materialize([made.build_assets()], resources=resources, tags=WHOLE).success
+    return made
+
+
+def run(assets: Any, pipeline: vd.Pipeline, store: Any, **given: Any) -> dg.ExecuteInProcessResult:
+    """Materializes ordinary assets and checks beside a pipeline that is materialized already."""
+    selection = dg.AssetSelection.assets(
+        *(asset for asset in assets if not isinstance(asset, dg.AssetChecksDefinition))
+    ) | dg.AssetSelection.checks(
+        *(asset for asset in assets if isinstance(asset, dg.AssetChecksDefinition))
+    )
+    return dg.materialize(
+        [pipeline.build_assets(), *assets],
+        selection=selection,
+        resources={"compute": vd.LocalCompute(), "store": store},
+        **given,
+    )
+
+
+def reader_of(kind: Any, seen: list[Any], **given: Any) -> dg.AssetsDefinition:
+    """An asset that takes "docs/more" as `kind`, and nothing more than a resource from us."""
+
+    def below(more: Any) -> None:
+        seen.append(more)
+
+    below.__annotations__["more"] = kind
+    if kind is None:
+        del below.__annotations__["more"]
+    metadata = given.pop("metadata", None)
+    ins = {"more": dg.AssetIn(["docs", "more"], metadata=metadata)}
+    return dg.asset(ins=ins, **given)(below)
+
+
+def values(read: Any) -> list[int]:
+    return column_of(read, "m")
+
+
+KINDS = [
+    None,
+    pa.Table,
+    ds.Dataset,
+    pa.RecordBatchReader,
+    pd.DataFrame,
+    pl.DataFrame,
+    pl.LazyFrame,
+    duckdb.DuckDBPyRelation,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_asset_takes_a_stage_by_its_annotation(pipeline, store, kind):
+    seen: list[Any] = []
+    below = reader_of(kind, seen, partitions_def=PARTS)
+    assert run([below], pipeline, store, partition_key="c / ü").success
+    (read,) = seen
+    assert isinstance(read, kind or pa.Table)
+    assert values(read) == [61, 71, 81]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_unpartitioned_asset_takes_all_partitions(pipeline, store, kind):
+    seen: list[Any] = []
+    assert run([reader_of(kind, seen)], pipeline, store).success
+    (read,) = seen
+    assert isinstance(read, kind or pa.Table)
+    assert values(read) == [10 * n + 1 for n in range(9)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_an_asset_takes_ray_data(pipeline, store, cluster):
+    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
+    cluster.connect()
+    seen: list[Any] = []
+    assert run([reader_of(ray_data.Dataset, seen)], pipeline, store).success
+    assert sorted(row["m"] for row in seen[0].take_all()) == [10 * n + 1 for n in range(9)]
+
+
+def test_a_range_of_partitions_is_one_table_in_order(pipeline, store):
+    seen: list[Any] = []
+    below = reader_of(pa.Table, seen, partitions_def=PARTS, backfill_policy=SINGLE_RUN)
+    assert run([below], pipeline, store, tags=WHOLE).success
+    assert [values(table) for table in seen] == [[10 * n + 1 for n in range(9)]]
+
+
+def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
+    """The stages are read by the store, and what the asset returns goes where it always went."""
+
+    @dg.asset(ins={"more": dg.AssetIn(["docs", "more"])}, partitions_def=PARTS)
+    def total(more: pa.Table) -> int:
+        return sum(values(more))
+
+    result = dg.materialize(
+        [pipeline.build_assets(), total],
+        selection=[total],
+        partition_key="a",
+        resources={
+            "compute": vd.LocalCompute(),
+            "store": store,
+            "io_manager": dg.FilesystemIOManager(base_dir=str(tmp_path / "pickles")),
+        },
+    )
+    assert result.output_for_node("total") == 33
+    assert (tmp_path / "pickles" / "total" / "a").is_file()
+
+
+def test_columns_are_chosen_by_metadata(pipeline, store):
+    for kind in KINDS:
+        seen: list[Any] = []
+        below = reader_of(kind, seen, partitions_def=PARTS, metadata={"columns": ["m"]})
+        assert run([below], pipeline, store, partition_key="a").success
+        (read,) = seen
+        if isinstance(read, pl.LazyFrame):
+            read = read.collect()
+        listed = read.schema.names if isinstance(read, (ds.Dataset, pa.RecordBatchReader)) else (
+            getattr(read, "column_names", None) or read.columns
+        )  # fmt: skip
+        assert list(listed) == ["m"]
+
+
+def test_missing_partitions(tmp_path, store, local):
+    write_source(tmp_path / "src" / "a", {"id": [1], "n": [1]})
+    made = docs(tmp_path)
+    resources = {"compute": local, "store": store}
+    assert dg.materialize([made.build_assets()], resources=resources, partition_key="a").success
+    with pytest.raises(vd.StoreError) as raised:
+        run([reader_of(pa.Table, [])], made, store)
+    assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
+    assert "allow_missing_partitions" in str(raised.value)
+    seen: list[Any] = []
+    allowed = reader_of(pa.Table, seen, metadata={"allow_missing_partitions": True})
+    assert run([allowed], made, store).success
+    assert values(seen[0]) == [11]
+
+
+def test_an_annotation_that_is_no_form(pipeline, store):
+    for kind in (dict[str, pa.Table], int):
+        with pytest.raises(vd.StoreError) as raised:
+            run([reader_of(kind, [])], pipeline, store)
+        assert "expected one of pyarrow.Table, pyarrow.dataset.Dataset" in str(raised.value)
+
+
+def test_a_partitioned_check_reads_a_stage(pipeline, store):
+    seen: list[Any] = []
+
+    @dg.asset_check(asset=["docs", "more"], partitions_def=PARTS)
+    def is_odd(more: pl.LazyFrame) -> dg.AssetCheckResult:
+        rows = more.collect()
+        seen.append(rows["m"].to_list())
+        return dg.AssetCheckResult(passed=bool((rows["m"] % 2 == 1).all()))
+
+    beside = reader_of(pa.Table, [], partitions_def=PARTS)
+    result = run([beside, is_odd], pipeline, store, partition_key="b")
+    assert seen == [[31, 41, 51]]
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.passed
+
+
+def test_a_part_that_no_manifest_names_is_not_read(pipeline, store, tmp_path):
+    folder = tmp_path / "store" / "docs" / "more" / "parts" / "a"
+    one = next(folder.iterdir())
+    (folder / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(one.read_bytes())
+    seen: list[Any] = []
+    assert run([reader_of(pa.Table, seen)], pipeline, store).success
+    assert values(seen[0]) == [10 * n + 1 for n in range(9)]
+
+
+# What ordinary assets return
+
+
+def ordinary(value: Any, annotation: Any = Any, **given: Any) -> dg.AssetsDefinition:
+    def raw(context: dg.AssetExecutionContext) -> Any:
+        return value(context) if callable(value) else value
+
+    raw.__annotations__["context"] = dg.AssetExecutionContext  # Dagster reads no texts here
+    raw.__annotations__["return"] = annotation
+    if annotation is Any:
+        del raw.__annotations__["return"]
+    return dg.asset(io_manager_key="store", key_prefix=["Raw", "s3"], **given)(raw)
+
+
+def put(asset: dg.AssetsDefinition, store: Any, **given: Any) -> dg.ExecuteInProcessResult:
+    return dg.materialize([asset], resources={"store": store}, **given)
+
+
+def kept(store: Any, partition: Any = None) -> list[int]:
+    return vd.load("Raw/s3/raw", partition, store=store)["id"].to_pylist()
+
+
+def materialization(result: dg.ExecuteInProcessResult) -> Any:
+    (event,) = result.get_asset_materialization_events()
+    return event.materialization
+
+
+ROWS = pa.table({"id": [1, 2, 3], "x": ["a", "b", "c"]})
+
+
+def relation() -> Any:
+    return duckdb.connect().sql("SELECT unnest([1, 2, 3]) AS id, 'a' AS x")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ROWS,
+        lambda: ds.dataset(ROWS),
+        ROWS.to_reader,
+        ROWS.to_pandas,
+        lambda: pl.from_arrow(ROWS),
+        lambda: pl.from_arrow(ROWS).lazy(),
+        relation,
+    ],
+    ids=["table", "dataset", "reader", "pandas", "polars", "lazy", "duckdb"],
+)
+def test_what_an_asset_returns_is_kept(store, make):
+    made = make()
+    result = put(ordinary(lambda _: made, type(made)), store)
+    assert kept(store) == [1, 2, 3]
+    event = materialization(result)
+    found = {name: value.value for name, value in event.metadata.items()}
+    assert found["dagster/row_count"] == 3
+    assert [column.name for column in found["dagster/column_schema"].columns] == ["id", "x"]
+    assert Path(found["dagster/uri"]).is_file()
+    assert found["files"] == 1
+    assert found["bytes"] > 0
+
+
+def test_the_data_version_is_that_of_the_rows(store):
+    def version(rows: pa.Table, **given: Any) -> str:
+        tags = materialization(put(ordinary(rows), store, **given)).tags
+        return str(tags["dagster/data_version"])
+
+    first = version(ROWS)
+    assert version(ROWS) == first
+    assert version(ROWS.slice(1)) != first
+    assert version(ROWS.slice(0)) == first
+
+
+def test_a_data_version_of_the_user_is_kept(store):
+    def chosen(context: dg.AssetExecutionContext) -> pa.Table:
+        context.set_data_version(context.asset_key, dg.DataVersion("mine"))
+        return ROWS
+
+    result = put(ordinary(chosen), store)
+    assert materialization(result).tags["dagster/data_version"] == "mine"
+
+
+def test_partitions_are_kept_apart(store):
+    asset = ordinary(lambda c: ROWS.slice(KEYS.index(c.partition_key)), partitions_def=PARTS)
+    for number, key in enumerate(KEYS):
+        event = materialization(put(asset, store, partition_key=key))
+        assert event.partition == key
+        assert event.metadata["dagster/partition_row_count"].value == 3 - number
+    assert [kept(store, key) for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
+    assert kept(store) == [1, 2, 3, 2, 3, 3]
+
+
+def test_several_partitions_of_a_run(store):
+    given = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN}
+    with pytest.raises(vd.StoreError) as raised:
+        put(ordinary(ROWS, **given), store, tags=WHOLE)
+    assert "for 3 partitions, 'a', 'b', 'c / ü'; expected a dict" in str(raised.value)
+    with pytest.raises(vd.StoreError) as raised:
+        put(ordinary({"a": ROWS, "x": ROWS}, **given), store, tags=WHOLE)
+    assert "rows of the partitions 'a', 'x'; the run is for 'a', 'b', 'c / ü'" in str(raised.value)
+    by_key = {key: ROWS.slice(number) for number, key in enumerate(KEYS)}
+    result = put(ordinary(by_key, **given), store, tags=WHOLE)
+    assert [kept(store, key) for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
+    events = [event.materialization for event in result.get_asset_materialization_events()]
+    assert {event.partition for event in events} == set(KEYS)
+    assert events[0].metadata["rows"].value == 6
+
+
+def test_multi_partitions(store):
+    grid = dg.MultiPartitionsDefinition(
+        {"key": PARTS, "region": dg.StaticPartitionsDefinition(["EU", "eu"])}
+    )
+    asset = ordinary(lambda c: ROWS.slice(len(c.partition_key) % 2), partitions_def=grid)
+    seen: list[Any] = []
+
+    @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])}, partitions_def=grid)
+    def below(raw: pd.DataFrame) -> None:
+        seen.append(list(raw["id"]))
+
+    for number, region in enumerate(("EU", "eu")):
+        key = dg.MultiPartitionKey({"key": "c / ü", "region": region})
+        whole = ordinary(ROWS.slice(number), partitions_def=grid)
+        assert put(whole, store, partition_key=key).success
+        assert dg.materialize(
+            [asset, below], selection=[below], partition_key=key, resources={"store": store}
+        ).success
+    assert seen == [[1, 2, 3], [2, 3]]
+
+
+def test_nothing_and_what_is_no_rows(store, tmp_path):
+    assert put(ordinary(None, None), store).success
+    assert not (tmp_path / "store").exists()
+    for value, told in (
+        (None, "returned a builtins.NoneType; expected one of .*Annotate .* -> None"),
+        ([1, 2], "'Raw/s3/raw' returned a builtins.list; expected one of pyarrow.Table"),
+        ({"a": ROWS}, "returned a builtins.dict"),
+    ):
+        with pytest.raises(vd.StoreError) as raised:
+            put(ordinary(value), store)
+        assert re.search(told, str(raised.value))
+
+
+def test_an_op_is_told_that_assets_alone_are_kept(store):
+    @dg.op(out=dg.Out(io_manager_key="store"))
+    def make():
+        return ROWS
+
+    @dg.job(resource_defs={"store": store})
+    def job():
+        make()
+
+    with pytest.raises(vd.StoreError) as raised:
+        job.execute_in_process()
+    assert "FragmentStore keeps the rows of assets" in str(raised.value)
+
+
+def test_an_ordinary_asset_is_read_by_another(store):
+    seen: list[Any] = []
+
+    @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])}, io_manager_key="store")
+    def doubled(raw: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+        return raw.project("id * 2 AS id")
+
+    @dg.asset
+    def last(doubled: pl.LazyFrame) -> None:
+        seen.append(doubled.collect()["id"].to_list())
+
+    resources = {"store": store}
+    assert dg.materialize([ordinary(ROWS), doubled, last], resources=resources).success
+    assert seen == [[2, 4, 6]]
+
+
+def test_garbage_of_ordinary_assets(store, tmp_path):
+    put(ordinary(ROWS), store)
+    put(ordinary(ROWS.slice(1)), store)
+    opened = store.open()
+    files = sorted((tmp_path / "store").rglob("*.parquet"))
+    assert len(files) == 2
+    now = time.time()
+    first = list(collect(opened, Terms(now + DAY, 60.0, 3600.0)))
+    assert sum(len(stage.condemned) for stage in first) == 1
+    # Rows that are about to be deleted, and come back, go to a file of another name.
+    put(ordinary(ROWS), store)
+    assert kept(store) == [1, 2, 3]
+    second = list(collect(opened, Terms(now + 2 * DAY, 60.0, 3600.0)))
+    assert sum(len(stage.deleted) for stage in second) == 1
+    assert kept(store) == [1, 2, 3]

@@ -1,0 +1,114 @@
+"""Where each column of a stage comes from, as Dagster draws it, and what its metadata shows."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pyarrow as pa
+
+import vane_dagster as vd
+from support.data import write_source
+
+
+def chunks(batch: pa.Table) -> pa.Table:
+    return pa.table({"id": batch["id"], "chunk": batch["text"]})
+
+
+def score(batch: pa.Table) -> pa.Table:
+    vectors = pa.array([[0.25, 0.5, 0.75, 1.0]] * len(batch), pa.list_(pa.float32(), 4))
+    return pa.table({"score": [1.0] * len(batch), "vector": vectors, "label": ["l"] * len(batch)})
+
+
+def lineage(event: dg.AssetMaterialization) -> dict[str, set[str]]:
+    found = event.metadata["dagster/column_lineage"].value.deps_by_column
+    return {
+        column: {f"{dep.asset_key.to_user_string()}:{dep.column_name}" for dep in deps}
+        for column, deps in found.items()
+    }
+
+
+def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materialize):
+    texts = ["x" * 200, "pipe | *bold* <b>", "third"]
+    write_source(
+        tmp_path / "src",
+        {"id": pa.array([1, 2, 3]), "text": texts, "n": [1, 2, 3], "url": ["u"] * 3},
+    )
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    clean = docs.project("clean", {"text": "text", "long": "length(Text) + n"}, where="n > 0")
+    made = clean.map_batches(
+        "chunks",
+        chunks,
+        schema={"chunk": "VARCHAR"},
+        cardinality="one_to_many",
+        id="chunk_id",
+    )
+    scored = made.map_batches(
+        "scored",
+        score,
+        schema={"score": "DOUBLE", "vector": "FLOAT[4]", "label": "VARCHAR"},
+        column_lineage={"score": ["chunk"]},
+    )
+    both = docs.join(
+        "both",
+        clean,
+        scored,
+        children="list",
+        columns={"clean": {"words": "long"}},
+        source_columns=["url"],
+    )
+    both.write("out", str(tmp_path / "out"))
+    docs.join("flat", clean, scored, children="rows", how="inner")
+    result = materialize(docs, local)
+    events = {
+        event.materialization.asset_key.path[-1]: event.materialization
+        for event in result.get_asset_materialization_events()
+    }
+    assert lineage(events["clean"]) == {
+        "id": {"docs/source:id"},
+        "text": {"docs/source:text"},
+        "long": {"docs/source:text", "docs/source:n"},
+    }
+    assert lineage(events["chunks"]) == {
+        "chunk_id": {"docs/clean:id"},
+        "id": {"docs/clean:id"},
+        "chunk": {"docs/clean:id", "docs/clean:text", "docs/clean:long"},
+    }
+    everything = {"docs/chunks:chunk_id", "docs/chunks:id", "docs/chunks:chunk"}
+    assert lineage(events["scored"]) == {
+        "chunk_id": {"docs/chunks:chunk_id"},
+        "id": {"docs/chunks:id"},
+        "score": {"docs/chunks:chunk"},
+        "vector": everything,
+        "label": everything,
+    }
+    scored_columns = {f"docs/scored:{c}" for c in ("chunk_id", "score", "vector", "label")}
+    assert lineage(events["both"]) == {
+        "id": {"docs/clean:id"},
+        "words": {"docs/clean:long"},
+        "url": {"docs/source:url"},
+        "scored": scored_columns,
+    }
+    assert lineage(events["out"])["words"] == {"docs/both:words"}
+    assert lineage(events["flat"])["text"] == {"docs/clean:text"}
+    assert lineage(events["flat"])["vector"] == {"docs/scored:vector"}
+
+    columns = events["scored"].metadata["dagster/column_schema"].value.columns
+    assert [(c.name, c.type) for c in columns] == [
+        ("chunk_id", "VARCHAR"),
+        ("id", "BIGINT"),
+        ("score", "DOUBLE"),
+        ("vector", "FLOAT[4]"),
+        ("label", "VARCHAR"),
+    ]
+    assert [c.name for c in columns if c.constraints.unique] == ["chunk_id"]
+
+    shown = events["clean"].metadata["sample"].value.splitlines()
+    assert len(shown) == 2 + 3
+    assert "x" * 60 in shown[2]
+    assert "x" * 100 not in shown[2]
+    assert r"pipe \| \*bold\* \<b\>" in shown[3]
+    assert "[0.25, 0.5, 0.75, … 4 in all]" in events["scored"].metadata["sample"].value.replace(
+        "\\", ""
+    )
+    trace = events["both"].metadata["trace"].value
+    assert "vane-dagster trace docs/both --id 1" in trace
+    assert result.run_id in trace

@@ -1,0 +1,257 @@
+"""The metadata of all partitions of a run, added up, against what the run did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.counted_runs import (
+    FILES,
+    KEYS,
+    ROWS,
+    Clock,
+    counts,
+    fragment,
+    source,  # noqa: F401  # fixtures
+)
+from support.paths import REPOSITORY
+from vane_dagster import testing
+from vane_dagster.events import WorkerReady
+from vane_dagster.orchestration.reporting import RunReport
+
+PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
+
+
+def note(what: str) -> None:
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(f"{what}\n")
+
+
+class Model:
+    """Notes its construction and each call, with its stage."""
+
+    def __init__(self) -> None:
+        time.sleep(0.2)
+        note("load")
+
+    def __call__(self, batch: pa.Table) -> dict[str, pa.ChunkedArray]:
+        time.sleep(0.01)
+        note("call")
+        return {"y": batch["x"]}
+
+
+def pipeline(folder: Path, **options) -> vd.Pipeline:
+    """Two stages that share a pool, in one wave; partitions of three fragments each."""
+    source = vd.parquet(f"{folder}/src/{{partition_key}}/*.parquet")
+    made = vd.Pipeline("sums", source=source, id="id", partitions_def=PARTITIONS)
+    clean = made.project("clean", ["x"])
+    given = {"schema": {"y": "BIGINT"}, "batch_size": 3, "env_vars": ["NOTES"], **options}
+    clean.map_batches("one", Model, **given)
+    clean.map_batches("two", Model, **given)
+    return made
+
+
+class Ran:
+    """A run over all partitions: its events, its metadata by stage and partition, and notes."""
+
+    def __init__(self, folder: Path, made: vd.Pipeline, compute, instance, monkeypatch, **given):
+        events: list = []
+        listen = RunReport.listen
+        notes = folder / "notes"
+        notes.write_text("")
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                RunReport, "listen", lambda self, e: (events.append(e), listen(self, e))
+            )
+            began = time.perf_counter()
+            self.result = dg.materialize(
+                [made.build_assets()],
+                resources={
+                    "compute": compute,
+                    "store": vd.FragmentStore(root=str(folder / "store")),
+                },
+                raise_on_error=False,
+                instance=instance,
+                tags={
+                    "dagster/asset_partition_range_start": KEYS[0],
+                    "dagster/asset_partition_range_end": KEYS[-1],
+                },
+                **given,
+            )
+            self.seconds = time.perf_counter() - began
+        self.events = events
+        self.notes = Counter(notes.read_text().split())
+        self.found = {
+            (m.asset_key.path[-1], m.partition): {n: v.value for n, v in m.metadata.items()}
+            for m in (e.materialization for e in self.result.get_asset_materialization_events())
+        }
+
+    def sum(self, name: str, *stages: str) -> float:
+        """The sum of an entry over all partitions of some stages, of all without any."""
+        return sum(
+            entries.get(name, 0)
+            for (stage, _), entries in self.found.items()
+            if stage in stages or not stages
+        )
+
+    def ready(self) -> list:
+        """What the run's workers reported."""
+        return [event.report for event in self.events if isinstance(event, WorkerReady)]
+
+
+@pytest.fixture
+def run(source, local, monkeypatch):
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield lambda made=None, compute=local, **given: Ran(
+            source, made or pipeline(source), compute, instance, monkeypatch, **given
+        )
+
+
+def test_loads_add_up_to_those_of_the_run(run):
+    done = run()
+
+    assert done.result.success
+    reports = done.ready()
+    assert done.notes["load"] == len(reports) >= 1
+    assert done.sum("model_loads") == done.notes["load"]
+    assert done.sum("warm_hits") == 0
+    seconds = sum(report.seconds for report in reports)
+    assert done.sum("model_load_seconds") == pytest.approx(seconds, abs=0.01)
+
+
+def test_warm_workers_add_up_and_take_no_time_to_load(run, cluster):
+    compute = vd.RayCompute(cluster=cluster)
+    run(compute=compute)
+    forced = {"ops": {"sums_pipeline": {"config": {"force": True}}}}
+    again = run(compute=compute, run_config=forced)
+
+    warm = [report.warm for report in again.ready()]
+    assert again.notes["load"] == warm.count(False)
+    assert again.sum("model_loads") == warm.count(False)
+    assert again.sum("warm_hits") == warm.count(True) >= 1
+    assert again.sum("model_load_seconds") == pytest.approx(
+        sum(r.seconds for r in again.ready() if not r.warm), abs=0.01
+    )
+
+
+def test_a_load_is_counted_where_its_first_partition_fails(run):
+    with testing.faults(testing.CallFault("one", ids=[0]), testing.CallFault("two", ids=[0])):
+        done = run()
+
+    assert not done.result.success
+    assert ("one", KEYS[0]) not in done.found
+    assert ("one", KEYS[-1]) in done.found
+    assert done.sum("model_loads") == len(done.ready())
+
+
+def test_work_adds_up(run, source):
+    done = run()
+
+    fragments = FILES * len(KEYS)
+    assert done.sum("batches") == done.notes["call"] == 2 * fragments * 3
+    for stage in ("clean", "one", "two"):
+        assert done.sum("fragments_computed", stage) == fragments
+        assert done.sum("fragments", stage) == fragments
+        assert done.sum("fragments_reused", stage) == 0
+        assert done.sum("dagster/partition_row_count", stage) == fragments * ROWS
+        parts = (source / "store/sums" / stage / "parts").rglob("*.parquet")
+        assert done.sum("bytes", stage) == sum(part.stat().st_size for part in parts)
+        assert 0 < done.sum("seconds", stage) <= done.seconds
+        rows = {k: e["rows_per_second"] * e["seconds"] for k, e in done.found.items()}
+        assert sum(rows.values()) == pytest.approx(3 * fragments * ROWS, rel=0.05)
+    for stage in ("one", "two"):
+        in_code = done.sum("seconds_in_user_code", stage)
+        assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
+
+
+def test_what_a_failed_run_left_is_reused_and_counted_once(run):
+    with testing.faults(testing.CallFault("one", ids=[200])):  # in the last fragment of p0
+        first = run()
+    second = run()
+
+    assert not first.result.success
+    assert second.result.success
+    before, after = first.found, second.found
+    assert not [key for key in before if key == ("one", KEYS[0])]
+    found = after["one", KEYS[0]]
+    assert found["fragments_computed"] + found["fragments_reused"] == FILES
+    assert found["fragments_computed"] >= 1
+    assert (
+        second.sum("batches")
+        == second.notes["call"]
+        == 3 * second.sum("fragments_computed", "one", "two")
+    )
+    for key in KEYS[1:]:
+        assert ("one", key) not in after or after["one", key]["fragments_computed"] == 0
+
+
+def test_retries_and_quarantined_rows_add_up(run, source):
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0)
+    bad = [1, 2, 2105, 5203]
+    with testing.faults(
+        testing.CallFault("one", ids=bad, error="ValueError"),
+        testing.CallFault("two", "disconnect", ids=[1001, 4002], times=2),
+    ) as injected:
+        done = run(made)
+
+    assert done.result.success
+    assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
+    assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
+
+
+def test_a_worker_that_dies_counts_its_rows_once(run, source):
+    """A worker that is lost is loaded again, and the fragment that it was at starts over."""
+    with testing.faults(testing.CallFault("one", "kill", ids=[2003], times=1)):
+        done = run(pipeline(source, concurrency=1))
+
+    assert done.result.success
+    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS)
+    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
+
+
+def test_fragments_of_a_second_pass_are_counted_once(run, source):
+    """A part that turns out to be damaged is computed again, after all others."""
+    run(pipeline(source))
+    damaged = sorted((source / "store/sums/clean/parts").rglob("*.parquet"))[0]
+    data = pq.read_table(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    assert data.num_rows == ROWS
+
+    done = run(pipeline(source, batch_size=8, max_retries=1, cardinality="filter"))
+
+    assert done.result.success
+    for stage in ("one", "two"):
+        assert done.sum("fragments_computed", stage) == FILES * len(KEYS)
+        assert done.sum("fragments_reused", stage) == 0
+    assert done.sum("batches") == done.notes["call"]
+    assert done.sum("model_loads") == done.notes["load"]
+
+
+def test_every_entry_is_documented(run, source):
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
+    with testing.faults(
+        testing.CallFault("one", ids=[1], error="ValueError"),
+        testing.CallFault("two", "disconnect", ids=[1001], times=1),
+    ):
+        entries = {name for found in run(made).found.values() for name in found}
+    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
+    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
+    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
+
+
+def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
+    counted, stats = counts(Clock(), [])
+    run = fragment(0)
+    run.mends["a"] = object()
+    run.nodes["a"].pieces = {0: (None, 1), 1: (None, 2)}
+    counted.add_part(run, "a", 1000)
+
+    assert (stats[0, "a"].computed, stats[0, "a"].rows_out) == (1, 3)

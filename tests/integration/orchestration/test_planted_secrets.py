@@ -1,0 +1,219 @@
+"""Secrets planted in options, URLs, variables and arguments are in nothing that a run wrote."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+from pydantic import SecretStr
+
+import vane_dagster as vd
+from support.planted import (
+    Client,
+    denying,  # noqa: F401  # fixtures
+    planted,
+)
+from support.results import failure
+
+
+class Planted:
+    """Secrets in each place that takes some, and a lake on S3."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        names = ("key", "secret", "url_key", "url_secret", "variable", "named", "argument", "call")
+        self.values = {name: planted() for name in names}
+        self.wrapped = planted()
+        self.endpoint = endpoint
+        self.folder = folder
+        self.bucket = f"b{uuid.uuid4().hex}"
+        self.instance = dg.DagsterInstance.local_temp(str(folder))
+        self.client = boto3.client(
+            "s3", endpoint_url=endpoint, region_name="us-east-1",
+            aws_access_key_id="dummy", aws_secret_access_key="dummy",
+        )  # fmt: skip
+        self.client.create_bucket(Bucket=self.bucket)
+        table, sink = pa.table({"id": range(8)}), pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self.client.put_object(
+            Bucket=self.bucket, Key="in/a.parquet", Body=sink.getvalue().to_pybytes()
+        )
+
+    def place(self, path: str) -> str:
+        """A URL in the bucket, with a user and password."""
+        login = f"{self.values['url_key']}:{self.values['url_secret']}"
+        return f"s3://{login}@{self.bucket}/{path}"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """Options without a login, which the URL has."""
+        return {
+            "endpoint_url": self.endpoint,
+            "client_kwargs": {"region_name": "us-east-1"},
+            **more,
+        }
+
+    def run(
+        self, compute: Any, source: str = "in", root: str | None = None,
+        endpoint: str | None = None, fails: str = "", on_error: str = "raise",
+    ) -> dg.ExecuteInProcessResult:  # fmt: skip
+        given = self.options(**({"endpoint_url": endpoint} if endpoint else {}))
+        pipeline = vd.Pipeline(
+            "p", source=vd.parquet(self.place(source), storage_options=given), id="id"
+        )
+        stage = pipeline.map_batches(
+            "m",
+            Client,
+            schema={"y": pa.int64()},
+            fn_constructor_kwargs={
+                "api_key": self.values["argument"],
+                "wrapped": SecretStr(self.wrapped),
+                "fails": fails,
+            },
+            fn_kwargs={"password": self.values["call"]},
+            env_vars=["DEPLOYMENT"],
+            batch_size=4,
+            on_error=on_error,
+            max_error_rate=0.9,
+        )
+        stage.write("out", self.place("out"), storage_options=given)
+        secrets = {"key": self.values["key"], "secret": dg.EnvVar("DEPLOY_SECRET_KEY")}
+        store = vd.FragmentStore(
+            root=root or f"s3://{self.bucket}/store", storage_options=self.options(**secrets)
+        )
+        return dg.materialize(
+            [pipeline.build_assets()],
+            resources={"compute": compute, "store": store},
+            instance=self.instance,
+            raise_on_error=False,
+        )
+
+    def written(self, printed: str, *folders: Path) -> dict[str, str]:
+        """All that runs have written, by where it is."""
+        found = {"printed": printed}
+        for run in self.instance.get_runs():
+            logs = self.instance.all_logs(run.run_id)
+            assert logs
+            found[f"events of {run.run_id}"] = "\n".join(map(dg.serialize_value, logs))
+            found[f"run {run.run_id}"] = dg.serialize_value(run)
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket):
+            for listed in page.get("Contents", ()):
+                key = listed["Key"]
+                body = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+                found[key] = f"{key} {body!r}"
+                if key.endswith(".parquet"):
+                    table = pq.read_table(pa.BufferReader(body))
+                    found[key] += f"{table.to_pylist()} {table.schema.metadata}"
+        for folder in (self.folder, *folders):
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            assert files, folder
+            for path in files:
+                found[str(path)] = f"{path} {path.read_bytes()!r}"
+        return found
+
+    def check(self, written: Mapping[str, str]) -> None:
+        """Finds none of the secrets."""
+        secrets = {**self.values, "wrapped": self.wrapped}
+        found = [(n, where) for n, v in secrets.items() for where, t in written.items() if v in t]
+        assert found == []
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def secrets(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+    (tmp_path / "dagster").mkdir()
+    made = Planted(endpoint, tmp_path / "dagster")
+    monkeypatch.setenv("DEPLOYMENT", made.values["variable"])
+    monkeypatch.setenv("DEPLOY_API_KEY", made.values["named"])
+    monkeypatch.setenv("DEPLOY_SECRET_KEY", made.values["secret"])
+    yield made
+    made.instance.dispose()
+
+
+def test_runs_tell_no_secret(secrets, local, denying, capfd):
+    assert secrets.run(local).success
+    told = failure(secrets.run(local, fails="call"))
+    assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in told
+    assert secrets.run(local, fails="call", on_error="quarantine").success
+    assert secrets.run(local, fails="call", on_error="null").success
+    assert "refused: *** *** ***" in failure(secrets.run(local, fails="constructor"))
+    told = failure(secrets.run(local, source="missing"))
+    assert f"'s3://{secrets.bucket}/missing'" in told
+    at = f"http://127.0.0.1:{denying.server_port}"
+    assert "AWS4-HMAC-SHA256 Credential=***/" in failure(secrets.run(local, endpoint=at))
+    assert "cannot be" in failure(secrets.run(local, root="s3://no-such-bucket/x"))
+
+    out, err = capfd.readouterr()
+    written = secrets.written(out + err)
+    assert any("cannot call with ***" in text for key, text in written.items() if "store/" in key)
+    assert any("/manifests/" in key for key in written)
+    secrets.check(written)
+
+
+def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
+    import ray
+
+    compute = vd.RayCompute(cluster=cluster)
+    assert secrets.run(compute).success
+    assert "cannot call with *** ***" in failure(secrets.run(compute, fails="call"))
+    assert "refused: *** *** ***" in failure(secrets.run(compute, fails="constructor"))
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    home = Path(os.environ["VANE_DAGSTER_HOME"])
+    out, err = capfd.readouterr()
+    written = secrets.written(out + err, session / "logs", home)
+    state = ray._private.state.state
+    actors = state._connect_and_get_accessor().get_actor_table(None, None)
+    assert any(b"OMP_NUM_THREADS" in actor for actor in actors)  # so that variables would be seen
+    written["actors"] = repr(actors)
+    secrets.check(written)
+
+
+def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
+    """What the IO manager raises, with what that was caused by."""
+    at = f"http://127.0.0.1:{denying.server_port}"
+    options = {**secrets.options(), "endpoint_url": at}
+    root = secrets.place("store")
+    store = vd.FragmentStore(root=root, storage_options=options)
+
+    @dg.asset
+    def made() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    result = dg.materialize(
+        [made], resources={"io_manager": store}, instance=secrets.instance, raise_on_error=False
+    )
+    events = list(map(dg.serialize_value, secrets.instance.all_logs(result.run_id)))
+    assert any("Credential=***/" in text for text in events)
+    out, err = capfd.readouterr()
+    secrets.check(secrets.written(out + err))
+
+
+def test_variables_in_the_options_of_a_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("VANE_LAKE_LOGIN", secret := planted())
+    given = {"client_kwargs": {"login": dg.EnvVar("VANE_LAKE_LOGIN")}, "n": 1}
+    seen = []
+
+    @dg.asset(required_resource_keys={"store"})
+    def look(context) -> None:
+        seen.append(context.resources.store.open().root.storage_options)
+
+    store = vd.FragmentStore(root=str(tmp_path), storage_options=given)
+    assert dg.materialize([look], resources={"store": store}).success
+    assert [*seen, store.open().root.storage_options] == [
+        {"client_kwargs": {"login": secret}, "n": 1}
+    ] * 2

@@ -1,0 +1,70 @@
+"""What a run through Dagster logs: progress, prints and its summary."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import dagster as dg
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.events import (
+    Progress,
+)
+from vane_dagster.orchestration.reporting import RunReport
+
+
+def labels(batch):
+    return {"label": batch["id"]}
+
+
+class Slow:
+    """Takes a tenth of a second a batch."""
+
+    def __call__(self, batch):
+        time.sleep(0.1)
+        print("a batch of", batch.num_rows)
+        return batch
+
+
+# Runs
+
+
+def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local):
+    write_source(tmp_path / "src", {"id": range(80)})
+    pipeline = vd.Pipeline("slow", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.map_batches("slept", Slow, schema={"id": "BIGINT"}, batch_size=1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = materialize(pipeline, local, instance=instance)
+
+        records = instance.get_records_for_run(result.run_id).records
+        log = "\n".join(record.event_log_entry.user_message for record in records)
+    assert re.search(r"slept: \d+ of 80 rows \(\d+%\), [\d.]+ rows/s, [\d.]+ s left", log), log
+    assert "slept printed:\na batch of 1" in log
+    assert re.search(r"Slow loaded in [\d.]+ s \(worker .*, pid \d+, cpu\)", log)
+    assert re.search(
+        r"finished in \d.*\n  slept: partitions: 1 committed; 80 rows in .* rows/s; "
+        r"fragments: 1 computed, 0 reused\n  model Slow: \d loads? in \d",
+        log,
+    ), log
+
+
+def test_progress_after_a_filter_ends_with_the_rows_of_the_stage(
+    tmp_path, local, materialize, monkeypatch
+):
+    write_source(tmp_path / "src", {"id": range(160)})
+    source = vd.parquet(str(tmp_path / "src"))
+    pipeline = vd.Pipeline("filtered", source=source, id="id", fragment_rows=16)
+    few = pipeline.project("few", ["id"], where="id % 16 < 3")
+    few.map_batches("labels", labels, schema={"label": "BIGINT"})
+    told = []
+    take = RunReport.listen
+    monkeypatch.setattr(
+        RunReport, "listen", lambda report, event: (told.append(event), take(report, event))
+    )
+
+    materialize(pipeline, local)
+
+    last = [event for event in told if isinstance(event, Progress)][-1]
+    assert last.done == last.total == {"few": 160, "labels": 30}

@@ -1,0 +1,356 @@
+"""What Dagster takes for outdated, and what its automation conditions ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import dagster as dg
+import pyarrow.compute as pc
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
+
+import vane_dagster as vd
+from support.data import write_source
+
+# Dagster says so of itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Parameter `include_sources`")
+
+DAYS = ("2026-01-01", "2026-01-02", "2026-01-03")
+DAILY = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-04")
+STAGES = ("doubled", "kept")
+
+
+def doubled(batch):
+    return {"double": pc.multiply(batch["n"], 2)}
+
+
+def tripled(batch):
+    return {"double": pc.multiply(batch["n"], 3)}
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, batch):
+        return {"double": pc.multiply(batch["n"], self.factor)}
+
+
+class World:
+    """A pipeline over daily files, with the instance that its runs and observations go to."""
+
+    def __init__(self, root: Any, compute: Any, instance: dg.DagsterInstance) -> None:
+        self.root = root
+        self.instance = instance
+        self.resources = {
+            "compute": compute,
+            "store": vd.FragmentStore(root=str(root / "store")),
+        }
+        self.define(doubled)
+
+    def define(
+        self,
+        fn: Any,
+        condition: dg.AutomationCondition[Any] | None = None,
+        observe: dg.AutomationCondition[Any] | None = None,
+        partitions_def: Any = DAILY,
+        where: str | None = None,
+        **mapped: Any,
+    ) -> None:
+        placeholder = "{partition_key}" if partitions_def else DAYS[0]
+        pipeline = vd.Pipeline(
+            "docs",
+            source=vd.parquet(str(self.root / "src" / placeholder)),
+            id="id",
+            partitions_def=partitions_def,
+        )
+        pipeline.map_batches(
+            "doubled",
+            fn,
+            schema={"double": "BIGINT"},
+            automation_condition=condition,
+            **mapped,
+        ).project("kept", ["double"], where=where, automation_condition=condition)
+        self.source = pipeline.build_source(automation_condition=observe)
+        self.stages = pipeline.build_assets()
+        self.pipeline = pipeline
+        job = dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])
+        self.defs = dg.Definitions([self.source, self.stages], jobs=[job], resources=self.resources)
+
+    def write(self, day: str, numbers: Sequence[int], name: str = "a.parquet") -> None:
+        ids = [f"{day}-{name}-{i}" for i in range(len(numbers))]
+        write_source(self.root / "src" / day, {"id": ids, "n": list(numbers)}, name)
+
+    def run(self, *days: str, stages: Sequence[str] = STAGES) -> dg.ExecuteInProcessResult:
+        """Materializes one day, or a range of days; the unpartitioned pipeline without any."""
+        given: dict[str, Any] = {}
+        if len(days) == 1:
+            given["partition_key"] = days[0]
+        elif days:
+            given["tags"] = {
+                "dagster/asset_partition_range_start": days[0],
+                "dagster/asset_partition_range_end": days[-1],
+            }
+        result = dg.materialize(
+            [self.stages],
+            selection=[self.pipeline[name].key for name in stages],
+            instance=self.instance,
+            resources=self.resources,
+            **given,
+        )
+        assert result.success
+        return result
+
+    def observe(self, *days: str) -> dict[str | None, str]:
+        """Observes the source; the days that it reported, with their versions."""
+        job = self.defs.resolve_job_def("observe")
+        result = job.execute_in_process(
+            instance=self.instance, partition_key=days[0] if days else None
+        )
+        assert result.success
+        found = [event.asset_observation_data for event in result.get_asset_observation_events()]
+        observed = [data.asset_observation for data in found]
+        assert len({one.partition for one in observed}) == len(observed)
+        return {one.partition: one.tags["dagster/data_version"] for one in observed}
+
+    def stale(self) -> dict[tuple[str | None, str], str]:
+        """What Dagster's UI marks: status by day and stage, of what is not fresh."""
+        graph = self.defs.resolve_asset_graph()
+        context = LoadingContextForTest(self.instance)
+        resolver = CachingStaleStatusResolver(self.instance, graph, context)
+        days: Sequence[str | None] = DAYS if self.stages.partitions_def else [None]
+        found = {
+            (day, name): resolver.get_status(self.pipeline[name].key, day).value
+            for day in days
+            for name in STAGES
+        }
+        return {place: status for place, status in found.items() if status != "FRESH"}
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+@pytest.fixture
+def world(tmp_path, local, instance) -> World:
+    made = World(tmp_path, local, instance)
+    for number, day in enumerate(DAYS):
+        made.write(day, [number, number + 1])
+    return made
+
+
+# The source, observed
+
+
+def test_only_partitions_that_changed_are_reported(world):
+    first = world.observe()
+    assert set(first) == set(DAYS)
+    assert len(set(first.values())) == 3
+    assert world.observe() == {}
+
+    world.write("2026-01-02", [7, 8, 9])
+    changed = world.observe()
+    assert set(changed) == {"2026-01-02"}
+    assert changed["2026-01-02"] != first["2026-01-02"]
+
+    world.write("2026-01-03", [1], name="b.parquet")
+    (world.root / "src" / "2026-01-01" / "a.parquet").unlink()
+    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
+
+
+def test_one_partition_can_be_observed(world):
+    assert set(world.observe("2026-01-02")) == {"2026-01-02"}
+    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
+
+
+def test_partition_without_files_is_not_there(world):
+    (world.root / "src" / "2026-01-02" / "a.parquet").unlink()
+    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
+
+
+def test_source_that_an_asset_writes_reports_itself(world):
+    source = vd.parquet(str(world.root / "{partition_key}"), asset="raw")
+    pipeline = vd.Pipeline("docs", source=source, id="id", partitions_def=DAILY)
+    with pytest.raises(vd.DefinitionError, match="the asset 'raw' writes the source"):
+        pipeline.build_source()
+
+
+# What is outdated
+
+
+def test_freshly_materialized_is_never_stale(world):
+    world.observe()
+    world.run(*DAYS)
+    assert world.stale() == {}
+    assert world.observe() == {}
+    assert world.stale() == {}
+
+
+def test_never_observed_is_not_stale_after_a_run_or_after_the_first_observation(world):
+    world.run(DAYS[0])
+    world.run(*DAYS[1:])
+    assert world.stale() == {}
+    assert world.observe() == {}, "the runs have reported what they found"
+    assert world.stale() == {}
+
+
+def test_changed_source_makes_its_own_partition_stale(world):
+    world.observe()
+    world.run(*DAYS)
+    world.write("2026-01-02", [5, 6])
+    world.observe()
+    assert world.stale() == {("2026-01-02", "doubled"): "STALE"}
+    world.run("2026-01-02")
+    assert world.stale() == {}
+
+
+def test_run_that_found_newer_files_than_were_observed_is_fresh(world):
+    world.observe()
+    world.write("2026-01-02", [5, 6])
+    world.run("2026-01-02")
+    world.write("2026-01-03", [5, 6])
+    world.run("2026-01-01", "2026-01-03")
+    assert world.stale() == {}
+    assert world.observe() == {}
+
+
+def test_touched_source_computes_nothing_and_is_fresh_after_a_run(world):
+    world.observe()
+    world.run(*DAYS)
+    os.utime(world.root / "src" / "2026-01-02" / "a.parquet")
+    world.observe()
+    result = world.run("2026-01-02")
+    (event, *_) = result.get_asset_materialization_events()
+    assert event.materialization.metadata["fragments_computed"].value == 0
+    assert world.stale() == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({"fn": doubled}, {"fn": tripled}, "doubled"),
+        ({"fn": doubled, "where": "double > 0"}, {"fn": doubled, "where": "double > 2"}, "kept"),
+        (
+            {"fn": Scaled, "fn_constructor_kwargs": {"factor": 2}},
+            {"fn": Scaled, "fn_constructor_kwargs": {"factor": 3}},
+            "doubled",
+        ),
+        ({"fn": doubled, "version": "1"}, {"fn": doubled, "version": "2"}, "doubled"),
+    ],
+    ids=["code", "sql", "parameter", "version"],
+)
+def test_changed_definition_makes_its_stage_stale(world, before, after, changed):
+    world.define(**before)
+    world.run(*DAYS)
+    world.define(**after)
+    assert {stage for _, stage in world.stale()} == {changed}
+    assert len(world.stale()) == 3
+    world.run(*DAYS)
+    assert world.stale() == {}
+
+
+def test_resources_and_batch_sizes_make_nothing_stale(world):
+    world.define(doubled, batch_size=10)
+    world.run(*DAYS)
+    world.define(doubled, batch_size=20, num_cpus=1, concurrency=2)
+    assert world.stale() == {}
+
+
+def test_changed_upstream_makes_what_is_below_stale(world):
+    world.run(*DAYS)
+    world.define(tripled)
+    world.run(*DAYS, stages=["doubled"])
+    assert {stage for _, stage in world.stale()} == {"kept"}
+
+
+def test_same_output_of_changed_code_leaves_what_is_below_fresh_only_if_keys_agree(world):
+    """Downstream keys follow what a part was computed from: other code, other keys."""
+    world.run(*DAYS)
+    world.define(doubled, version="the same, said otherwise")
+    world.run(*DAYS, stages=["doubled"])
+    assert {stage for _, stage in world.stale()} == {"kept"}
+
+
+def test_unpartitioned_pipeline(world):
+    world.define(doubled, partitions_def=None)
+    world.run()
+    assert world.stale() == {}
+    assert world.observe() == {}
+    world.write(DAYS[0], [9, 9, 9])
+    assert set(world.observe()) == {None}
+    assert world.stale() == {(None, "doubled"): "STALE"}
+    world.run()
+    assert world.stale() == {}
+    world.write(DAYS[0], [8])
+    world.run()
+    assert world.stale() == {}
+
+
+# Automation
+
+
+def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, Callable[..., Any]]:
+    result = dg.evaluate_automation_conditions(
+        world.defs,
+        world.instance,
+        cursor=cursor,
+        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
+    )
+    asked = {
+        name: result.get_requested_partitions(world.pipeline[name].key)
+        for name in (*STAGES, "source")
+        if name in STAGES
+    }
+    return result.cursor, asked
+
+
+def test_eager_asks_for_what_the_source_changed(world):
+    world.define(doubled, condition=dg.AutomationCondition.eager().without(_latest_only()))
+    cursor, asked = requested(world, None)
+    assert asked == {"doubled": set(), "kept": set()}
+
+    world.observe()
+    cursor, asked = requested(world, cursor)
+    assert asked == {"doubled": set(DAYS), "kept": set(DAYS)}
+    world.run(*DAYS)
+    cursor, asked = requested(world, cursor)
+    assert asked == {"doubled": set(), "kept": set()}
+
+    world.write("2026-01-02", [5, 6])
+    world.observe()
+    cursor, asked = requested(world, cursor)
+    assert asked == {"doubled": {"2026-01-02"}, "kept": {"2026-01-02"}}
+    world.run("2026-01-02")
+    cursor, asked = requested(world, cursor)
+    assert asked == {"doubled": set(), "kept": set()}
+
+
+def test_on_cron_asks_for_the_last_day_once_its_source_is_there(world):
+    world.define(doubled, condition=dg.AutomationCondition.on_cron("0 0 * * *"))
+    cursor, asked = requested(world, None, "2026-01-03T12:00")
+    cursor, asked = requested(world, cursor, "2026-01-04T00:01")
+    assert asked["doubled"] == set(), "the source was not observed since the tick"
+    world.observe()
+    cursor, asked = requested(world, cursor, "2026-01-04T00:02")
+    assert asked == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
+
+
+def test_on_missing_asks_for_new_days(world):
+    world.define(doubled, condition=dg.AutomationCondition.on_missing())
+    (world.root / "src" / "2026-01-03" / "a.parquet").unlink()
+    world.observe()
+    cursor, _ = requested(world, None, "2026-01-03T12:00")
+    world.write("2026-01-03", [1, 2])
+    world.observe()
+    cursor, asked = requested(world, cursor, "2026-01-04T00:01")
+    assert asked == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
+
+
+def _latest_only() -> dg.AutomationCondition[Any]:
+    return dg.AutomationCondition.in_latest_time_window()

@@ -1,0 +1,259 @@
+"""Ordinary assets, and stages of other pipelines, as a pipeline's source."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.results import failure, metadata
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.gc import Terms, collect
+
+KEYS = ("a", "Ö / b")
+PARTS = dg.StaticPartitionsDefinition(list(KEYS))
+DAY = 86400.0
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> vd.FragmentStore:
+    return vd.FragmentStore(root=str(tmp_path / "store"))
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
+
+
+class Rows:
+    """What the ordinary asset returns at the moment."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def asset(self, **given: Any) -> dg.AssetsDefinition:
+        @dg.asset(io_manager_key="store", backfill_policy=dg.BackfillPolicy.single_run(), **given)
+        def raw_docs():
+            return self.table
+
+        return raw_docs
+
+
+def table(rows: int, start: int = 0) -> pa.Table:
+    numbers = range(start, start + rows)
+    columns = [pa.array(numbers, pa.int64()), pa.array(map(float, numbers), pa.float64())]
+    return pa.table(columns, names=["id", "n"])
+
+
+def over(source: Any, name: str = "docs", partitions_def: Any = None) -> vd.Pipeline:
+    made = vd.Pipeline(name, source=source, id="id", partitions_def=partitions_def)
+    made.project("clean", {"n": "n * 2"}).map_batches(
+        "more", add_one, schema={"more": "DOUBLE"}, batch_format="numpy"
+    )
+    return made
+
+
+def add_one(batch):
+    return {"more": batch["n"] + 1}
+
+
+def run(assets: Any, store: Any, local: Any, **given: Any) -> dg.ExecuteInProcessResult:
+    return dg.materialize(list(assets), resources={"compute": local, "store": store}, **given)
+
+
+def more(store: Any, partition: Any = None, stage: str = "docs/more") -> list[float]:
+    return vd.load(stage, partition, store=store)["more"].to_pylist()
+
+
+def test_rows_of_an_ordinary_asset_and_what_was_added(store, local):
+    rows = Rows(table(600))
+    raw = rows.asset()
+    docs = over(raw)
+    first = run([raw, docs.build_assets()], store, local)
+    assert more(store) == [2.0 * n + 1 for n in range(600)], "in the order of the asset's rows"
+    assert metadata(first, "more")["fragments_computed"] == 3
+
+    again = run([raw, docs.build_assets()], store, local)
+    assert metadata(again, "more")["fragments_computed"] == 0
+    assert metadata(again, "more")["fragments_reused"] == 3
+
+    rows.table = table(800)
+    grown = run([raw, docs.build_assets()], store, local)
+    assert metadata(grown, "more")["fragments_reused"] == 2
+    assert metadata(grown, "more")["fragments_computed"] == 2
+    assert more(store) == [2.0 * n + 1 for n in range(800)]
+
+    changed = table(800).to_pandas()
+    changed.loc[300, "n"] = -1.0
+    rows.table = pa.Table.from_pandas(changed)
+    mended = run([raw, docs.build_assets()], store, local)
+    assert metadata(mended, "more")["fragments_computed"] == 1
+    assert more(store)[300] == -1.0
+
+
+def test_the_asset_is_upstream_in_dagster():
+    raw = Rows(table(1)).asset(key_prefix="raw")
+    for source in (raw, raw.key, vd.stored(raw), vd.stored("raw/raw_docs")):
+        docs = over(source)
+        (clean, _) = sorted(docs.build_assets().specs, key=lambda spec: str(spec.key))
+        assert [dep.asset_key for dep in clean.deps] == [dg.AssetKey(["raw", "raw_docs"])]
+        with pytest.raises(vd.DefinitionError, match="the asset 'raw/raw_docs' writes the source"):
+            docs.build_source()
+
+
+def test_partitions(store, local):
+    raw = Rows(table(10)).asset(partitions_def=PARTS)
+    docs = over(raw, partitions_def=PARTS)
+    assets = [raw, docs.build_assets()]
+    for key in KEYS:
+        assert run(assets, store, local, partition_key=key).success
+    assert [more(store, key) for key in KEYS] == [[2.0 * n + 1 for n in range(10)]] * 2
+
+
+def test_a_partition_that_is_missing_fails_alone(store, local):
+    raw = Rows(table(10)).asset(partitions_def=PARTS)
+    docs = over(raw, partitions_def=PARTS)
+    assert run([raw], store, local, partition_key="a").success
+    plan = plan_run(docs, ["clean", "more"], KEYS, store.open())
+    assert [partition.key for partition in plan.partitions] == ["a"]
+    (error,) = plan.failed.values()
+    assert isinstance(error, vd.SourceError)
+    assert "asset 'raw_docs' was never materialized" in str(error)
+    assert "'Ö / b'" in str(error)
+
+
+def test_an_unpartitioned_pipeline_over_all_partitions(store, local):
+    opened = store.open()
+    for number, key in enumerate(KEYS):
+        rows = table(5, 5 * number)
+        write_asset(opened, AssetRun(["raw_docs"], "run"), key, rows.to_reader())
+    docs = over(vd.stored("raw_docs"))
+    assert run([docs.build_assets()], store, local).success
+    assert sorted(more(store)) == [2.0 * n + 1 for n in range(10)]
+
+
+def test_a_stage_of_another_pipeline(store, local, tmp_path):
+    for key, start in zip(KEYS, (0, 50)):
+        write_source(tmp_path / "src" / key, table(20, start))
+    first = over(vd.parquet(f"{tmp_path}/src/{{partition_key}}"), "first", PARTS)
+    second = over(first["clean"], partitions_def=PARTS)
+    third = over(second["clean"].key, "third", PARTS)
+    assets = [first.build_assets(), second.build_assets(), third.build_assets()]
+    for key in KEYS:
+        assert run(assets, store, local, partition_key=key).success
+    assert more(store, "Ö / b") == [4.0 * n + 1 for n in range(50, 70)]
+    assert more(store, "Ö / b", "third/more") == [8.0 * n + 1 for n in range(50, 70)]
+    again = run(assets, store, local, partition_key="a")
+    for event in again.get_asset_materialization_events():
+        found = event.materialization.metadata
+        assert found["fragments_computed"].value == 0, event.asset_key
+
+    write_source(tmp_path / "src" / "a", table(3, 90), name="b.parquet")
+    grown = run(assets, store, local, partition_key="a")
+    for event in grown.get_asset_materialization_events():
+        found = event.materialization.metadata
+        assert (found["fragments_computed"].value, found["fragments_reused"].value) == (1, 1)
+
+
+def test_a_part_that_no_manifest_names_is_no_source(store, local, tmp_path):
+    raw = Rows(table(10)).asset()
+    docs = over(raw)
+    assert run([raw], store, local).success
+    (file,) = (tmp_path / "store").rglob("*.parquet")
+    (file.parent / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(file.read_bytes())
+    assert run([docs.build_assets()], store, local).success
+    assert len(more(store)) == 10
+
+
+def test_empty_rows(store, local):
+    raw = Rows(table(0)).asset()
+    result = run([raw, over(raw).build_assets()], store, local, raise_on_error=False)
+    assert "hold no rows" in failure(result)
+    allowed = over(vd.stored(raw, allow_empty=True))
+    assert run([raw, allowed.build_assets()], store, local).success
+    assert vd.load("docs/more", store=store).schema.names == ["id", "more"]
+    # A stage without any part at all, as a source.
+    below = over(vd.stored(allowed["clean"], allow_empty=True), "below")
+    assert run([below.build_assets()], store, local).success
+    assert vd.load("below/more", store=store).num_rows == 0
+
+
+def test_garbage_and_superseded_plans(store, local, monkeypatch):
+    """What is in force stays; a run over what was superseded and deleted is told."""
+    rows = Rows(table(300))
+    raw = rows.asset()
+    docs = over(raw)
+    assert run([raw], store, local).success
+    opened = store.open()
+    former = plan_run(docs, ["clean", "more"], [None], opened)
+    rows.table = table(300, 1000)
+    assert run([raw], store, local).success
+
+    now = time.time()
+    for days in (1, 2):
+        list(collect(opened, Terms(now + days * DAY, 60.0, 3600.0)))
+    gone = former.partitions[0].files[0].url.removeprefix("file://")
+    assert not Path(gone).exists()
+    assert run([docs.build_assets()], store, local).success
+    assert len(more(store)) == 300
+
+    monkeypatch.setattr("vane_dagster.orchestration.run.plan_run", lambda *given: former)
+    late = run([docs.build_assets()], store, local, raise_on_error=False)
+    assert gone.rpartition("/")[2] in failure(late)
+    assert "cannot be read" in failure(late)
+
+
+def test_a_source_that_is_none():
+    @dg.multi_asset(specs=[dg.AssetSpec("x"), dg.AssetSpec("y")])
+    def several():
+        pass
+
+    for source, told in (
+        ("raw_docs", "source is a str; expected vd.parquet"),
+        (7, "source is a int; expected vd.parquet"),
+        (several, "asset is 2 assets, 'x', 'y'; give the key of one"),
+    ):
+        with pytest.raises(vd.DefinitionError, match=told):
+            over(source)
+    with pytest.raises(vd.DefinitionError, match="asset is empty"):
+        vd.stored("")
+
+
+def test_the_source_is_not_stale_after_a_run(store, local):
+    raw = Rows(table(10)).asset()
+    docs = over(raw)
+    with dg.DagsterInstance.ephemeral() as instance:
+        assets = [raw, docs.build_assets()]
+        result = run(assets, store, local, instance=instance)
+        (event,) = [
+            e.materialization
+            for e in result.get_asset_materialization_events()
+            if e.asset_key == docs["clean"].key
+        ]
+        (raw_event,) = [
+            e.materialization
+            for e in result.get_asset_materialization_events()
+            if e.asset_key == raw.key
+        ]
+        used = event.tags["dagster/input_data_version/raw_docs"]
+        assert used == raw_event.tags["dagster/data_version"]
+
+
+def test_on_s3(local, s3):
+    store = vd.FragmentStore(root=f"s3://lake/{uuid.uuid4().hex}", storage_options=s3)
+    raw = Rows(table(300)).asset(partitions_def=PARTS)
+    docs = over(raw, partitions_def=PARTS)
+    assets = [raw, docs.build_assets()]
+    assert run(assets, store, local, partition_key="Ö / b").success
+    assert more(store, "Ö / b") == [2.0 * n + 1 for n in range(300)]
+    again = run(assets, store, local, partition_key="Ö / b")
+    assert metadata(again, "more")["fragments_computed"] == 0

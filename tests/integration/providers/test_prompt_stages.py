@@ -1,0 +1,488 @@
+"""Prompt stages: messages, providers, structured answers, and what becomes of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.llm_server import KEY, Server, serving
+from support.prompts import TEXTS, Person, Reversed, asked, docs
+from support.results import failure, metadata
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    with serving() as (server, url):
+        yield server, url
+
+
+@pytest.fixture
+def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The endpoint with its counts at zero; a key is in the environment."""
+    monkeypatch.setenv("LLM_KEY", KEY)
+    found = endpoint[0]
+    found.clear()
+    return found
+
+
+def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
+    return read_stage(tmp_path / "store", "docs", stage)
+
+
+# Messages
+
+
+def test_a_template_is_filled_from_each_row(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, n=pa.array([1, 2, 3, 4]))
+    pipeline.prompt(
+        "asked",
+        "{n}. {{{text}}}",
+        provider=Reversed,
+        model="m",
+        include_columns=["n", "text"],
+        output_column="back",
+    )
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert rows.column_names == ["id", "n", "text", "back", "back_usage"]
+    assert rows["back"].to_pylist() == [
+        f"{n}. {{{text}}}"[::-1] for n, text in zip([1, 2, 3, 4], TEXTS)
+    ]
+    usage = rows["back_usage"].to_pylist()
+    assert [u["prompt_tokens"] for u in usage] == [
+        len(f"{i}. {{{t}}}") for i, t in enumerate(TEXTS)
+    ]
+    assert all(u["finish_reason"] == "stop" and u["seconds"] >= 0 for u in usage)
+
+
+def test_a_column_of_conversations(tmp_path, local, server, endpoint, materialize):
+    talks = [
+        [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"},
+         {"role": "user", "content": text}]
+        for text in TEXTS
+    ]  # fmt: skip
+    asked(docs(tmp_path, talk=talks), endpoint[1], "talk", system="Be brief.")
+    pipeline = docs(tmp_path, talk=talks)
+    asked(pipeline, endpoint[1], "talk", system="Be brief.")
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    roles = [[m["role"] for m in body["messages"]] for body in server.bodies]
+    assert roles == [["system", "user", "assistant", "user"]] * len(TEXTS)
+
+
+def test_a_field_that_the_source_does_not_have(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "{title}", provider=Reversed, model="m")
+
+    assert "needs 'title'" in failure(materialize(pipeline, local, raises=False))
+
+
+def test_null_and_empty_prompts_are_errors_of_their_rows(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, ["a", None, " ", "d"])
+    pipeline.prompt(
+        "asked", "text", provider=Reversed, model="m", on_error="quarantine", max_error_rate=0.5
+    )
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["id"].to_pylist() == [0, 3]
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
+    assert aside["message"].to_pylist() == [
+        "column 'text' is null; a prompt needs it",
+        "the prompt is empty",
+    ]
+
+
+# Providers
+
+
+def test_a_provider_of_a_users_own_is_keyed_by_its_code_and_what_changes_answers(
+    tmp_path, local, materialize
+):
+    def computed(**kwargs: Any) -> int:
+        pipeline = docs(tmp_path)
+        pipeline.prompt("asked", "{text}", **{"provider": Reversed, "model": "m", **kwargs})
+        return metadata(materialize(pipeline, local), "asked")["fragments_computed"]
+
+    assert computed() == 1
+    assert computed(provider_options={"address": "elsewhere"}, concurrency=2, batch_size=2) == 0
+    assert computed(provider_options={"suffix": "!"}) == 1
+    assert computed(model="n") == 1
+    assert computed(sampling_params={"temperature": 0}) == 1
+    assert computed(system="Be brief.") == 1
+    assert computed(return_format=["xof a", "god a"], on_error="null", max_error_rate=1) == 1
+
+
+def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch, materialize):
+    installed = tmp_path / "installed"
+    (installed / "house-1.0.dist-info").mkdir(parents=True)
+    (installed / "house-1.0.dist-info" / "METADATA").write_text("Name: house\nVersion: 1.0\n")
+    (installed / "house-1.0.dist-info" / "entry_points.txt").write_text(
+        "[vane_dagster.providers]\nhouse = house_llm:House\n"
+    )
+    (installed / "house_llm.py").write_text(
+        "from vane_dagster.providers.base import Answer\n\n\n"
+        "class House:\n"
+        "    def __init__(self, model):\n"
+        "        self.model = model\n\n"
+        "    async def submit(self, request):\n"
+        "        return Answer(f'{self.model}: {request.messages[-1][\"content\"]}')\n"
+    )
+    monkeypatch.syspath_prepend(str(installed))
+    pipeline = docs(tmp_path, ["a fox"])
+    pipeline.prompt("asked", "{text}", provider="house", model="barn")
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == ["barn: a fox"]
+    with pytest.raises(vd.DefinitionError, match="there are 'house', 'openai', "):
+        pipeline.prompt("other", "{text}", provider="hose", model="barn")
+
+
+def test_more_gpus_than_there_are(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
+    told = failure(materialize(pipeline, local, raises=False))
+    assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
+
+
+# An endpoint
+
+
+def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    asked(pipeline, endpoint[1], system="Be brief.", sampling_params={"temperature": 0, "top_k": 5})
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert rows["response"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert [u["cached_tokens"] for u in rows["response_usage"].to_pylist()] == [1] * 4
+    (body, *_) = server.bodies
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
+
+
+def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
+    heat = pa.array([0.5, None, 1.5, 0.0], pa.float64())
+    pipeline = docs(tmp_path, heat=heat)
+    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}", "max_tokens": 3})
+
+    materialize(pipeline, local)
+
+    found = {body["messages"][-1]["content"]: body for body in server.bodies}
+    assert [found[text].get("temperature") for text in TEXTS] == heat.to_pylist()
+    assert {body["max_tokens"] for body in server.bodies} == {3}
+    clean = pipeline.project("clean", {"id": "id", "text": "text"})
+    given = {"sampling_params": {"temperature": "{heat}"}}
+    with pytest.raises(vd.DefinitionError, match="needs 'heat', which 'clean' does not have"):
+        clean.prompt("again", "{text}", provider=Reversed, model="m", **given)
+
+
+class Fussy(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        if (tone := request.sampling.get("tone")) not in (None, "mild"):
+            raise SamplingRefused(f"there is no tone {tone!r}")
+        return await super().submit(request)
+
+
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
+    tmp_path, local, materialize
+):
+    pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
+    given = {"provider": Fussy, "model": "m"}
+    pipeline.prompt("asked", "{text}", sampling_params={"tone": "{tone}"}, on_error="null",
+                    include_columns=["text"], max_error_rate=0.5, **given)  # fmt: skip
+    pipeline.prompt("harsh", "{text}", sampling_params={"tone": "harsh"}, on_error="null",
+                    max_error_rate=0.5, **given)  # fmt: skip
+
+    done = materialize(pipeline, local, raises=False)
+
+    rows = read(tmp_path)
+    assert [row is None for row in rows["response"].to_pylist()] == [False, True, False, False]
+    assert "there is no tone 'harsh'" in rows["error"][1].as_py()
+    assert rows["text"].to_pylist() == TEXTS, "what is passed on is no result"
+    assert "stage 'docs/harsh'" in failure(done)
+
+
+def test_a_wrong_key_is_no_rows_error_where_sampling_is_the_rows_own(
+    tmp_path, local, server, endpoint, monkeypatch, materialize
+):
+    monkeypatch.setenv("LLM_KEY", "sk-another-key")
+    pipeline = docs(tmp_path, heat=[0.5] * 4)
+    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}"}, on_error="null",
+          max_error_rate=1.0)  # fmt: skip
+    assert "AuthenticationError" in failure(materialize(pipeline, local, raises=False))
+
+
+def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    prices = {"prompt": 2.0, "completion": 10.0, "cached": 1.0}
+    asked(pipeline, endpoint[1], prices=prices)
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    words = sum(len(text.split()) for text in TEXTS)
+    assert facts["requests"] == 4
+    tokens = [facts[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    assert tokens == [words, words + 4, 4]
+    assert facts["cache_hit_rate"] == pytest.approx(4 / words, abs=1e-4)
+    assert facts["tokens_per_second"] > 0
+    assert facts["cost"] == pytest.approx(((words - 4) * 2 + 4 * 1 + (words + 4) * 10) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        ({"max_tokens": 60}, "tokens, max_tokens=60"),
+        ({"max_cost": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", max_cost=6e-05"),
+    ],
+)
+def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
+    budget, told, tmp_path, local, server, endpoint, materialize
+):
+    pipeline = docs(tmp_path, [f"text number {i}" for i in range(200)])
+    pipeline.fragment_rows = 4
+    asked(pipeline, endpoint[1], batch_size=4, **budget)
+
+    result = materialize(pipeline, local, raises=False)
+
+    assert told in failure(result)
+    first = sum(server.seen.values())
+    assert 8 <= first < 200
+    parts = tmp_path / "store" / "docs" / "asked" / "parts" / "~unpartitioned"
+    assert 4 * len(list(parts.glob("*.parquet"))) == first
+
+    materialize(pipeline, local, raises=False)
+    assert max(server.seen.values()) == 1  # nothing is paid for twice
+    assert sum(server.seen.values()) > first
+
+
+@pytest.mark.parametrize("on_error", ["null", "quarantine"])
+def test_answers_that_do_not_fit_are_paid_for_too(
+    on_error, tmp_path, local, server, endpoint, materialize
+):
+    server.answers = {"a": ["yes"], "b": ["perhaps so"], "c": ["well", "no"]}
+    pipeline = docs(tmp_path, ["a", "b", "c"])
+    choices = ["yes", "no"]
+    asked(pipeline, endpoint[1], return_format=choices, explain_errors=1, on_error=on_error,
+          max_error_rate=0.5, prices={"completion": 1e6})  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert len(server.bodies) == 5
+    assert facts["requests"] == 5
+    assert facts["completion_tokens"] == facts["cost"] == 1 + 2 * 2 + 2
+
+
+def test_answers_that_do_not_fit_may_be_asked_for_again(
+    tmp_path, local, server, endpoint, materialize
+):
+    server.answers = {"b": ["perhaps"]}
+    pipeline = docs(tmp_path, ["b"])
+    asked(pipeline, endpoint[1], return_format=["yes"], retry_on=["InvalidAnswer"], max_retries=1,
+          on_error="quarantine", max_error_rate=1.0)  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    assert len(server.bodies) == facts["requests"] == facts["completion_tokens"] == 2
+
+
+def test_a_budget_is_used_up_by_answers_that_do_not_fit(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = [f"text number {i}" for i in range(200)]
+    server.answers = {text: ["perhaps so"] for text in texts}
+    pipeline = docs(tmp_path, texts)
+    pipeline.fragment_rows = 4
+    asked(pipeline, endpoint[1], batch_size=4, return_format=["yes", "no"], on_error="null",
+          max_error_rate=1.0, max_tokens=60)  # fmt: skip
+
+    assert "tokens, max_tokens=60" in failure(materialize(pipeline, local, raises=False))
+
+    assert len(server.bodies) < 200
+
+
+def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = ["fine", "busy", "broken", "cut", "also fine"]
+    pipeline = docs(tmp_path, texts)
+    asked(pipeline, endpoint[1])
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in texts]
+    assert server.seen == {"fine": 1, "busy": 2, "broken": 2, "cut": 2, "also fine": 1}
+
+
+def test_rows_that_an_endpoint_refuses_are_set_aside(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = ["fine", "refused", "too long", "also fine"]
+    pipeline = docs(tmp_path, texts)
+    asked(pipeline, endpoint[1], on_error="quarantine", max_error_rate=0.5)
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["id"].to_pylist() == [0, 3]
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
+    assert aside["error"].to_pylist() == ["BadRequestError", "PromptTooLong"]
+    assert max(server.seen.values()) == 1
+
+
+@pytest.mark.parametrize("key", ["sk-another-key-altogether", None])
+def test_a_wrong_or_missing_key_fails_at_once(
+    key, tmp_path, local, server, endpoint, materialize, monkeypatch
+):
+    monkeypatch.setenv("LLM_KEY", key) if key else monkeypatch.delenv("LLM_KEY")
+    pipeline = docs(tmp_path, ["a"] * 50)
+    asked(pipeline, endpoint[1], on_error="quarantine")
+
+    told = failure(materialize(pipeline, local, raises=False))
+
+    assert ("Incorrect API key" in told) if key else ("'LLM_KEY' is not set in the worker" in told)
+    assert "sk-another" not in told
+    assert not server.seen
+
+
+def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
+    monkeypatch.setenv("LLM_KEY", KEY)
+    pipeline = docs(tmp_path)
+    asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
+    told = failure(materialize(pipeline, local, raises=False))
+    assert "APIConnectionError at http://127.0.0.1:9/v1/chat/completions: " in told
+
+
+def test_requests_in_flight_are_bounded(tmp_path, local, server, endpoint, materialize):
+    server.seconds = 0.02
+    pipeline = docs(tmp_path, [f"text {i}" for i in range(40)])
+    asked(pipeline, endpoint[1], provider_options={"max_connections": 3}, batch_size=40)
+
+    materialize(pipeline, local)
+
+    assert server.most == 3
+
+
+def test_a_limit_by_the_minute_of_an_endpoint(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path, [f"text {i}" for i in range(4)])
+    limits = {"requests_per_minute": 1200, "tokens_per_minute": 600_000}
+    asked(pipeline, endpoint[1], provider_options=limits, concurrency=2)
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path).num_rows == 4
+
+
+# Structured answers
+
+
+def test_answers_are_validated_and_become_columns(tmp_path, local, server, endpoint, materialize):
+    good = '```json\n{"name": "Ada", "age": 36, "tags": ["x"]}\n```'
+    server.answers = {
+        "good": [good],
+        "young": ['{"name": "Tim", "age": -1}'],
+        "cut": ['{"name": "T'],
+        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
+    }
+    pipeline = docs(tmp_path, [*server.answers])
+    asked(
+        pipeline,
+        endpoint[1],
+        return_format=Person,
+        explain_errors=1,
+        on_error="null",
+        max_error_rate=0.5,
+    )
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    kind = pa.struct(
+        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
+         ("tags", pa.list_(pa.string()))]
+    )  # fmt: skip
+    assert rows.schema.field("response").type == kind
+    assert rows["response"].to_pylist() == [
+        {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
+        None,
+        None,
+        {"name": "Eve", "age": 5, "mood": "good", "tags": []},
+    ]
+    usage = rows["response_usage"].to_pylist()
+    assert [used and used["requests"] for used in usage] == [1, None, None, 2]
+    errors = rows["error"].to_pylist()
+    assert "age: Value error, nobody is that young" in errors[1]
+    assert '"age": -1' in errors[1]  # the answer is kept
+    assert "The answer is no JSON" in errors[2]
+    said = [m["content"] for body in server.bodies for m in body["messages"] if "again" in str(m)]
+    assert any("age: Field required" in text for text in said)
+    assert server.bodies[0]["response_format"]["json_schema"]["schema"]["title"] == "Person"
+
+
+def test_one_of_some_choices(tmp_path, local, server, endpoint, materialize):
+    server.answers = {"a": ['{"answer": "yes"}'], "b": ["No."], "c": ["perhaps"]}
+    pipeline = docs(tmp_path, ["a", "b", "c"])
+    choices = ["yes", "no"]
+    asked(pipeline, endpoint[1], return_format=choices, on_error="quarantine", max_error_rate=0.5)
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == ["yes", "no"]
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
+    assert "The answer is none of 'yes', 'no'. The answer: perhaps" in aside["message"][0].as_py()
+
+
+def test_texts_are_given_labels(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path, ["a", "b"])
+    labels = {"good": "praise", "bad {x}": ""}
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    head = (
+        "Which of these labels fits the text best? Answer with the label alone.\n\n"
+        "- good: praise\n- bad {x}\n\nText: "
+    )
+    server.answers = {f"{head}a": ["Good"], f"{head}b": ['{"answer": "bad {x}"}']}
+    pipeline.classify(
+        "asked", "text", labels, provider="openai", model="m", provider_options=options,
+        env_vars=["LLM_KEY"],
+    )  # fmt: skip
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["label"].to_pylist() == ["good", "bad {x}"]
+    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of labels"):
+        pipeline.classify("other", "text", "good", provider="openai", model="m")
+
+
+# Embeddings
+
+
+def test_a_column_is_embedded_by_an_endpoint(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path, ["a", "bcd", None, "ef"])
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    pipeline.embed(
+        "asked", "text", provider="openai", model="e", dimensions=3, normalize=False,
+        provider_options=options, env_vars=["LLM_KEY"], include_columns=["text"],
+        on_error="quarantine", max_error_rate=0.5,
+    )  # fmt: skip
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 3)
+    assert rows["embedding"].to_pylist() == [[1.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert rows["text"].to_pylist() == ["a", "bcd", "ef"]
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
+    assert aside["message"].to_pylist() == ["column 'text' is null; expected a text"]
+    assert server.bodies[0]["dimensions"] == 3

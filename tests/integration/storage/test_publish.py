@@ -1,0 +1,698 @@
+"""What `write` publishes: plain folders of Parquet and Delta tables, as other tools read them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from moto.server import ThreadedMotoServer
+
+import vane_dagster as vd
+from support.data import write_source
+from support.published import docs
+from support.results import failure, metadata
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.publish.parquet import FolderPublisher
+from vane_dagster.storage.store import Store
+
+SECRET = "a-secret-that-nobody-writes-down"
+FORMATS = ("parquet", "delta")
+
+
+def rows(ids: Any) -> dict[str, Any]:
+    return {"id": list(ids), "n": [i * 10 for i in ids], "text": [f"text {i}" for i in ids]}
+
+
+def read(root: Path, format: str) -> list[int]:
+    """The ids, as a reader of the format sees them."""
+    if format == "delta":
+        return sorted(DeltaTable(root / "out").to_pandas()["id"].tolist())
+    found = ds.dataset(root / "out", exclude_invalid_files=True).to_table()
+    return sorted(found["id"].to_pylist())
+
+
+def staged(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if "_vane_staging" in path.parts and path.is_file()]
+
+
+# Readers
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+def test_a_plain_folder_is_read_by_every_tool(tmp_path, local, materialize, target):
+    write_source(tmp_path / "src", rows(range(25)))
+    materialize(docs(tmp_path, target_file_bytes=target), local)
+
+    (tmp_path / "out/notes.txt").write_text("of somebody else")
+    pattern = f"{tmp_path}/out/*.parquet"
+    found = duckdb.sql(f"SELECT id, n, text FROM '{pattern}' ORDER BY id").fetchall()
+    assert found == [(i, i * 10, f"text {i}") for i in range(25)]
+    assert pl.read_parquet(pattern).sort("id").rows() == found
+    (tmp_path / "out/notes.txt").unlink()
+    frame = pd.read_parquet(tmp_path / "out").sort_values("id")
+    assert list(frame.itertuples(index=False, name=None)) == found
+    assert not staged(tmp_path)
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+def test_a_delta_table_is_read_by_every_tool(tmp_path, local, materialize, target):
+    for key in ("a", "b"):
+        write_source(tmp_path / "src" / key, rows(range(25)))
+        pipeline = docs(tmp_path, keys=["a", "b"], format="delta", target_file_bytes=target)
+        result = materialize(pipeline, local, partition=key)
+        assert metadata(result, "out")["dagster/uri"] == f"{tmp_path}/out"
+
+    table = DeltaTable(tmp_path / "out")
+    expected = [(i, i * 10, f"text {i}", key) for key in ("a", "b") for i in range(25)]
+    dataset = table.to_pyarrow_dataset()
+    assert dataset.count_rows() == 50
+    names = "id, n, text, partition_key"
+    query = f"SELECT {names} FROM dataset ORDER BY partition_key, id"
+    assert duckdb.sql(query).fetchall() == expected
+    frame = pl.read_delta(str(tmp_path / "out")).sort("partition_key", "id")
+    assert frame.select(names.split(", ")).rows() == expected
+    frame = table.to_pandas().sort_values(["partition_key", "id"])[names.split(", ")]
+    assert list(frame.itertuples(index=False, name=None)) == expected
+    assert table.version() == 2, "the table, and one transaction a partition"
+    assert not staged(tmp_path)
+    assert len(table.history()) == 3
+    assert table.history(1)[0]["vane_dagster.stage"] == "docs/out"
+
+
+def test_types_that_delta_does_not_have_are_widened(tmp_path, local, materialize):
+    moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.uint32()),
+            "small": pa.array([255, None], pa.uint8()),
+            "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+            "at": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
+            "raw": pa.array([b"abc", None], pa.binary(3)),
+            "rows": pa.array([[{"a": 1}], []], pa.list_(pa.struct([("a", pa.uint16())]))),
+            "price": pa.array([None, None], pa.decimal128(10, 2)),
+        }
+    )
+    write_source(tmp_path / "src", table)
+    pipeline = docs(tmp_path, columns=table.column_names, format="delta", target_file_bytes=10_000)
+    materialize(pipeline, local)
+
+    first = {
+        "id": 1,
+        "small": 255,
+        "vector": [1.5, 2.5],
+        "at": moment,
+        "raw": b"abc",
+        "rows": [{"a": 1}],
+        "price": None,
+    }
+    read = DeltaTable(tmp_path / "out").to_pyarrow_table().sort_by("id")
+    assert read.to_pylist()[0] == first
+    frame = pl.read_delta(str(tmp_path / "out")).sort("id")
+    assert frame.row(0, named=True) == first
+    assert frame.row(1)[1:5] == (None, None, None, None)
+
+
+def test_a_type_that_delta_cannot_hold_is_refused_before_anything_runs(
+    tmp_path, local, materialize
+):
+    write_source(tmp_path / "src", {"id": [1], "big": pa.array([1], pa.uint64())})
+    result = materialize(docs(tmp_path, columns=["big"], format="delta"), local, raises=False)
+    assert "'docs/out': column 'big' is uint64, which a Delta table cannot hold" in failure(result)
+    assert "cast it in a project" in failure(result)
+    assert not list((tmp_path / "store").rglob("*.parquet"))
+
+
+def test_statistics_let_readers_pass_over_files(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(25)))
+    materialize(docs(tmp_path, format="delta"), local)
+    actions = pa.table(DeltaTable(tmp_path / "out").get_add_actions(flatten=True)).to_pylist()
+    told = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
+    assert told == [(0, 7, 8), (8, 15, 8), (16, 24, 9)]
+    for action in actions:
+        assert action["size_bytes"] == (tmp_path / "out" / action["path"]).stat().st_size
+    assert DeltaTable(tmp_path / "out").count() == 25
+
+
+STRANGE = ["a/b", 'it\'s "q" 100%', "..", " x ", "ü=&;", "a*?{}#", "~\\%2F", "A", "a"]
+
+
+def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, materialize):
+    write_source(tmp_path / "src", {"id": [1], "n": [1], "text": [""]})
+    source = dg.StaticPartitionsDefinition(STRANGE)
+    both = dg.MultiPartitionsDefinition(
+        {"key": source, "one": dg.StaticPartitionsDefinition(["src"])}
+    )
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{tmp_path}/{{partition_key.one}}"),
+        id="id",
+        partitions_def=both,
+    )
+    pipeline.project("clean", ["n"]).write("out", f"{tmp_path}/out", format="delta")
+    keys = [dg.MultiPartitionKey({"key": key, "one": "src"}) for key in STRANGE]
+    for key in (*keys, keys[0]):
+        assert materialize(pipeline, local, partition=key).success
+    told = sorted(str(key) for key in keys)
+    assert sorted(DeltaTable(tmp_path / "out").to_pandas()["partition_key"]) == told
+    assert sorted(pl.read_delta(str(tmp_path / "out"))["partition_key"]) == told
+    assert {path.name for path in tmp_path.iterdir()} == {"src", "out", "store"}
+
+
+# Replaced as a whole
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_partition_is_replaced_as_a_whole_and_files_of_others_stay(
+    tmp_path, local, materialize, format, target
+):
+    given = {"keys": ["a", "b"], "format": format, "target_file_bytes": target}
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
+        materialize(docs(tmp_path, **given), local, partition=key)
+    alien = next(path for path in (tmp_path / "out").rglob("*.parquet")).parent / "x.csv"
+    alien.write_text("of somebody else")
+    assert read(tmp_path, format) == [*range(40), *range(100, 140)]
+
+    shrunk = docs(tmp_path, where="id % 2 = 0", **given)
+    materialize(shrunk, local, partition="a")
+
+    assert read(tmp_path, format) == [*range(0, 40, 2), *range(100, 140)]
+    assert alien.read_text() == "of somebody else"
+    assert not staged(tmp_path)
+    again = metadata(materialize(shrunk, local, partition="a"), "out")
+    assert again["fragments_computed"] == 0
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_partition_that_becomes_empty(tmp_path, local, materialize, format, target):
+    write_source(tmp_path / "src", rows(range(20)))
+    given = {"format": format, "target_file_bytes": target}
+    materialize(docs(tmp_path, **given), local)
+    materialize(docs(tmp_path, where="id < 0", **given), local)
+    assert read(tmp_path, format) == []
+    if format == "parquet":
+        assert ds.dataset(tmp_path / "out").schema.names == ["id", "n", "text"]
+    again = metadata(materialize(docs(tmp_path, where="id < 0", **given), local), "out")
+    assert again["fragments_computed"] == 0
+
+
+def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path, where="id < 0", format="delta"), local)
+    table = DeltaTable(tmp_path / "out").to_pyarrow_table()
+    assert table.schema.names == ["id", "n", "text"]
+    assert table.num_rows == 0
+
+
+def test_rows_go_back_to_what_they_were(tmp_path, local, materialize):
+    """The same files may not be added to the table that had been taken from it."""
+    write_source(tmp_path / "src", rows(range(20)))
+    seen = []
+    for where in (None, "id < 5", None):
+        materialize(docs(tmp_path, where=where, format="delta"), local)
+        seen.append(set(DeltaTable(tmp_path / "out").file_uris()))
+    assert read(tmp_path, "delta") == list(range(20))
+    assert not seen[0] & seen[2]
+    assert len(DeltaTable(tmp_path / "out", version=1).to_pandas()) == 20, "time travel"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_increments_add_their_rows(tmp_path, local, materialize, format):
+    write_source(tmp_path / "src", rows(range(40)))
+    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
+    materialize(pipeline, local)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
+
+    write_source(tmp_path / "src", rows(range(40, 60)), "b.parquet")
+    result = materialize(pipeline, local)
+
+    assert metadata(result, "clean")["fragments_computed"] == 2
+    assert read(tmp_path, format) == list(range(60))
+    if format == "parquet":
+        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
+        assert before.items() & after.items(), "files of the same parts are left as they are"
+
+
+# Sizes and codecs
+
+
+@pytest.mark.parametrize("codec", ["zstd", "snappy", "lz4", "gzip", "none"])
+def test_compression(tmp_path, local, materialize, codec):
+    write_source(tmp_path / "src", rows(range(20)))
+    pipeline = docs(tmp_path, compression=codec, target_file_bytes=100_000)
+    pipeline["clean"].write("plain", f"{tmp_path}/plain", compression=codec)
+    materialize(pipeline, local)
+    for folder in ("out", "plain"):
+        file = next((tmp_path / folder).glob("*.parquet"))
+        group = pq.read_metadata(file).row_group(0)
+        told = {group.column(i).compression for i in range(group.num_columns)}
+        assert told == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
+
+
+def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
+    """Small fragments are written together, in their order, and large ones split."""
+    noise = [os.urandom(100).hex() for _ in range(20_000)]
+    write_source(tmp_path / "src", {"id": range(20_000), "n": range(20_000), "text": noise})
+    wanted = 200_000
+    small = docs(tmp_path, fragment_rows=500, target_file_bytes=wanted)
+    materialize(small, local)
+    together = sorted((tmp_path / "out").glob("*.parquet"))
+    sizes = [path.stat().st_size for path in together]
+    assert 8 <= len(sizes) <= 16
+    assert sorted(sizes)[1] > wanted / 2
+    assert max(sizes) < wanted * 1.5
+    assert read(tmp_path, "parquet") == list(range(20_000))
+    for path in together:
+        ids = pq.read_table(path)["id"].to_pylist()
+        assert ids == list(range(ids[0], ids[0] + len(ids)))
+
+    whole = vd.Pipeline(
+        "whole", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=20_000
+    )
+    clean = whole.project("clean", ["n", "text"])
+    clean.write("out", f"{tmp_path}/split", target_file_bytes=wanted)
+    materialize(whole, local)
+    split = [path.stat().st_size for path in (tmp_path / "split").glob("*.parquet")]
+    assert len(split) > 8
+    assert max(split) < wanted * 1.5
+    ids = ds.dataset(tmp_path / "split").to_table()["id"]
+    assert sorted(ids.to_pylist()) == list(range(20_000))
+
+
+def test_row_groups_are_bounded(tmp_path, local, materialize, monkeypatch):
+    """However large a file is to be, a part of it is in memory at once."""
+    from vane_dagster.storage.publish import compaction
+
+    monkeypatch.setattr(compaction, "_GROUP_BYTES", 2000)
+    monkeypatch.setattr(compaction, "_BATCH_BYTES", 500)
+    write_source(tmp_path / "src", rows(range(1000)))
+    materialize(docs(tmp_path, fragment_rows=300, target_file_bytes=1 << 30), local)
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_metadata(file).num_row_groups > 5
+    assert pq.read_table(file)["id"].to_pylist() == list(range(1000))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_published_file_that_is_gone_is_published_again(tmp_path, local, materialize, format):
+    write_source(tmp_path / "src", rows(range(60)))
+    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
+    materialize(pipeline, local)
+    if format == "delta":
+        DeltaTable(tmp_path / "out").delete("id < 10")
+    else:
+        next((tmp_path / "out").glob("*.parquet")).unlink()
+    assert read(tmp_path, format) != list(range(60))
+
+    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
+    pipeline.project("more", ["n"])
+    result = materialize(pipeline, local)
+
+    assert read(tmp_path, format) == list(range(60))
+    assert metadata(result, "out")["fragments_computed"] == 6
+    assert metadata(result, "clean")["fragments_computed"] == 0
+
+
+def test_what_is_only_staged_is_not_published(tmp_path, local, materialize):
+    """A part that two runs had staged, of which one's was published and taken away."""
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path), local)
+    (tmp_path / "out/_vane_staging").mkdir(exist_ok=True)
+    for path in list((tmp_path / "out").glob("*.parquet"))[:1]:
+        path.rename(tmp_path / "out/_vane_staging" / path.name)
+    pipeline = docs(tmp_path)
+    pipeline.project("more", ["n"])
+    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
+    assert read(tmp_path, "parquet") == list(range(20))
+    assert not staged(tmp_path)
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("format", FORMATS)
+def test_checks_read_the_rows_before_they_are_published(
+    tmp_path, local, materialize, format, target
+):
+    """Also where some are published already, and where all of them are."""
+
+    def golden(store: dict[str, Any]) -> vd.Pipeline:
+        expected = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
+        return docs(tmp_path, format=format, target_file_bytes=target, checks=[expected], **store)
+
+    def found(result: dg.ExecuteInProcessResult) -> list[tuple[bool, str | None]]:
+        evaluations = result.get_asset_check_evaluations()
+        return [(e.passed, e.description) for e in evaluations if e.check_name == "golden"]
+
+    write_source(tmp_path / "src", rows(range(20)))
+    ((passed, told),) = found(materialize(golden({}), local))
+    assert passed, told
+    write_source(tmp_path / "src", rows(range(20, 30)), "b.parquet")
+    ((passed, told),) = found(materialize(golden({}), local))
+    assert passed, told
+    (tmp_path / "store/docs/out/manifests/~unpartitioned/publishing-x.json").write_bytes(
+        next((tmp_path / "store/docs/out/manifests").rglob("00000002-*.json")).read_bytes()
+    )
+    ((passed, told),) = found(materialize(golden({}), local))
+    assert passed, told
+    assert read(tmp_path, format) == list(range(30))
+
+
+# Killed between the steps
+
+
+def cut_off(*args: Any, **given: Any) -> None:
+    raise OSError("the machine went away")
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("step", ["move", "commit", "retire", "clear", "forget"])
+def test_a_plain_publication_that_is_cut_off_is_ended_by_the_next_run(
+    tmp_path, local, materialize, monkeypatch, step, target
+):
+    write_source(tmp_path / "src", rows(range(40)))
+    materialize(docs(tmp_path, target_file_bytes=target), local)
+    commit = Store.commit
+
+    def only_others(store: Store, manifest: Any) -> Any:
+        return cut_off() if manifest.stage == "out" else commit(store, manifest)
+
+    places = {
+        "move": (FolderPublisher, "require", cut_off),
+        "commit": (Store, "commit", only_others),
+        "retire": (FolderPublisher, "retire", cut_off),
+        "clear": (FolderPublisher, "clear", cut_off),
+        "forget": (Store, "forget_announced", cut_off),
+    }
+    changed = docs(tmp_path, where="id < 15", target_file_bytes=target)
+    with monkeypatch.context() as patch:
+        patch.setattr(*places[step])
+        assert not materialize(changed, local, raises=False).success
+
+    materialize(docs(tmp_path, where="id < 15", target_file_bytes=target), local)
+
+    assert read(tmp_path, "parquet") == list(range(15))
+    assert not staged(tmp_path)
+    assert not list((tmp_path / "store").rglob("publishing-*"))
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("step", ["transaction", "commit", "retire", "clear", "forget"])
+def test_a_transaction_is_made_once_however_often_a_run_is_cut_off(
+    tmp_path, local, materialize, monkeypatch, step, target
+):
+    from vane_dagster.storage.publish.delta import DeltaPublisher
+
+    write_source(tmp_path / "src", rows(range(40)))
+    materialize(docs(tmp_path, format="delta", target_file_bytes=target), local)
+    before = DeltaTable(tmp_path / "out").version()
+    commit = Store.commit
+
+    def only_others(store: Store, manifest: Any) -> Any:
+        return cut_off() if manifest.stage == "out" else commit(store, manifest)
+
+    places = {
+        "transaction": (DeltaTable, "create_write_transaction", cut_off),
+        "commit": (Store, "commit", only_others),
+        "retire": (DeltaPublisher, "retire", cut_off),
+        "clear": (DeltaPublisher, "clear", cut_off),
+        "forget": (Store, "forget_announced", cut_off),
+    }
+    given = {"where": "id < 15", "format": "delta", "target_file_bytes": target}
+    with monkeypatch.context() as patch:
+        patch.setattr(*places[step])
+        assert not materialize(docs(tmp_path, **given), local, raises=False).success
+    now = list(range(40)) if step == "transaction" else list(range(15))
+    assert read(tmp_path, "delta") == now, "the rows before or after, nothing between"
+
+    result = materialize(docs(tmp_path, **given), local)
+
+    assert read(tmp_path, "delta") == list(range(15))
+    assert DeltaTable(tmp_path / "out").version() == before + 1
+    assert metadata(result, "clean")["fragments_computed"] == 0
+    assert not staged(tmp_path)
+    assert not list((tmp_path / "store").rglob("publishing-*"))
+
+
+# Two writers
+
+
+def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
+    """Has something happen once, right before a method is called for the first time."""
+    real = getattr(owner, name)
+
+    def raced(*args: Any, **given: Any) -> Any:
+        monkeypatch.undo()
+        before()
+        return real(*args, **given)
+
+    monkeypatch.setattr(owner, name, raced)
+
+
+def test_two_partitions_committed_at_once_both_land(tmp_path, local, materialize, monkeypatch):
+    """The other run commits between this one's look at the table and its transaction."""
+    given = {"keys": ["a", "b"], "format": "delta"}
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
+
+    def other() -> None:
+        assert materialize(docs(tmp_path, **given), local, partition="b").success
+
+    first_time(monkeypatch, DeltaTable, "create_write_transaction", other)
+    materialize(docs(tmp_path, **given), local, partition="a")
+    assert read(tmp_path, "delta") == [*range(10), *range(100, 110)]
+
+
+def test_two_runs_that_create_the_table_at_once(tmp_path, local, materialize, monkeypatch):
+    given = {"keys": ["a", "b"], "format": "delta"}
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 10)))
+
+    def other() -> None:
+        assert materialize(docs(tmp_path, **given), local, partition="b").success
+
+    first_time(monkeypatch, DeltaTable, "create", other)
+    materialize(docs(tmp_path, **given), local, partition="a")
+    assert read(tmp_path, "delta") == [*range(10), *range(100, 110)]
+
+
+def test_a_conflict_is_tried_again(tmp_path, local, materialize, monkeypatch):
+    """Somebody else changes the same partition right before the transaction."""
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path, format="delta"), local)
+    first_time(
+        monkeypatch,
+        DeltaTable,
+        "create_write_transaction",
+        lambda: DeltaTable(tmp_path / "out").delete("id = 3"),
+    )
+    materialize(docs(tmp_path, where="id < 15", format="delta"), local)
+    assert read(tmp_path, "delta") == list(range(15))
+
+
+def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):
+    from deltalake.exceptions import CommitFailedError
+
+    from vane_dagster.storage.publish import delta
+
+    def conflict(*args: Any, **given: Any) -> None:
+        raise CommitFailedError("somebody was faster")
+
+    write_source(tmp_path / "src", rows(range(20)))
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", conflict)
+    monkeypatch.setattr(delta, "_ATTEMPTS", 3)
+    result = materialize(docs(tmp_path, format="delta"), local, raises=False)
+    assert "changed the same partition 3 times" in failure(result)
+
+
+def test_of_two_runs_with_one_table_the_one_that_lost_says_so(
+    tmp_path, local, materialize, monkeypatch
+):
+    """The other run's transaction comes after this one's, and its manifest before."""
+    write_source(tmp_path / "src", rows(range(20)))
+    commit = Store.commit
+
+    def overtaken(store: Store, manifest: Any) -> Any:
+        if manifest.stage == "out":
+            monkeypatch.undo()
+            materialize(docs(tmp_path, where="id < 8", format="delta"), local)
+        return commit(store, manifest)
+
+    monkeypatch.setattr(Store, "commit", overtaken)
+    result = materialize(docs(tmp_path, where="id < 5", format="delta"), local, raises=False)
+    assert "another run published the same partition at the same time" in failure(result)
+
+    materialize(docs(tmp_path, where="id < 5", format="delta"), local)
+    assert read(tmp_path, "delta") == list(range(5))
+
+
+# Tables that do not fit
+
+
+def test_a_table_with_other_columns_is_refused_before_anything_runs(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path, format="delta"), local)
+    changed = docs(tmp_path, columns={"n": "n::VARCHAR", "text": "text"}, format="delta")
+    text = failure(materialize(changed, local, raises=False))
+    assert "'docs/out': column 'n' is string here, but long in the Delta table" in text
+    assert "Make the rows fit with a project, change the table" in text
+    assert len(list((tmp_path / "store/docs/clean").rglob("*.json"))) == 1
+
+    narrow = docs(tmp_path, columns=["n"], format="delta")
+    text = failure(materialize(narrow, local, raises=False))
+    assert "column 'text' is no column here, but string in the Delta table" in text
+    assert read(tmp_path, "delta") == list(range(20))
+
+
+def test_a_table_that_is_changed_meanwhile_is_refused_at_the_commit(
+    tmp_path, local, materialize, monkeypatch
+):
+    from vane_dagster.storage.publish.delta import DeltaPublisher
+
+    write_source(tmp_path / "src", rows(range(20)))
+    table = pa.table({"id": [1], "other": ["x"]})
+    first_time(
+        monkeypatch,
+        DeltaPublisher,
+        "planned",
+        lambda: write_deltalake(tmp_path / "out", table),
+    )
+    text = failure(materialize(docs(tmp_path, format="delta"), local, raises=False))
+    assert "column 'n' is long here, but no column in the Delta table" in text
+    assert len(staged(tmp_path)) == 2, "which the next run takes"
+
+
+def test_a_table_of_other_partitions_is_refused(tmp_path, local, materialize):
+    write_source(tmp_path / "src/a", rows(range(20)))
+    write_deltalake(tmp_path / "out", pa.table(rows(range(3))))
+    pipeline = docs(tmp_path, keys=["a"], format="delta")
+    text = failure(materialize(pipeline, local, partition="a", raises=False))
+    assert "is partitioned by [], expected ['partition_key']" in text
+
+
+def test_a_table_is_no_plain_folder(tmp_path, local, materialize):
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path, format="delta"), local)
+    text = failure(materialize(docs(tmp_path, columns=["n"]), local, raises=False))
+    assert "is a Delta table; publish into it with format='delta'" in text
+    assert read(tmp_path, "delta") == list(range(20))
+
+
+def test_a_column_of_a_join_that_meets_the_partitions(tmp_path, local, materialize):
+    """The columns of a join are known when the source is read, and no earlier."""
+    write_source(tmp_path / "src/a", {**rows(range(5)), "Partition_Key": ["x"] * 5})
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a"]),
+    )
+    left, right = pipeline.project("left", ["n"]), pipeline.project("right", ["Partition_Key"])
+    joined = pipeline.join("joined", left, right)
+    joined.write("out", f"{tmp_path}/out", format="delta")
+    text = failure(materialize(pipeline, local, partition="a", raises=False))
+    assert "the rows have a column 'Partition_Key'" in text
+    assert not list((tmp_path / "store").rglob("*.parquet"))
+
+
+# Elsewhere
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """Storage options of an S3 server with the bucket "lake"."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **secrets)
+    client.create_bucket(Bucket="lake")
+    yield {
+        "key": "someone",
+        "secret": SECRET,
+        "client_kwargs": {"region_name": "us-east-1", "endpoint_url": endpoint},
+    }
+    server.stop()
+
+
+@pytest.mark.parametrize("target", [None, 3000])
+@pytest.mark.parametrize("format", FORMATS)
+def test_published_on_s3(tmp_path, local, materialize, s3, format, target):
+    base = f"s3://lake/{uuid.uuid4().hex}/to here"
+    keys = ["a b", "c%2Fd"]
+    place = f"{base}/{{partition_key}}" if format == "parquet" else base
+    given = {"format": format, "target_file_bytes": target, "storage_options": s3, "out": place}
+    for key, first in zip(keys, (0, 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
+        materialize(docs(tmp_path, keys=keys, **given), local, partition=key)
+    materialize(docs(tmp_path, keys=keys, where="id < 7", **given), local, partition=keys[0])
+    again = docs(tmp_path, keys=keys, where="id < 7", **given)
+    result = materialize(again, local, partition=keys[0])
+    assert metadata(result, "out")["fragments_computed"] == 0
+
+    if format == "delta":
+        from vane_dagster.storage.publish.delta_types import table_options
+
+        table = DeltaTable(base, storage_options=table_options(Location(base, s3)))
+        assert table.version() == 3
+        found = table.to_pandas()
+        assert sorted(set(found["partition_key"])) == keys
+        read = sorted(found["id"])
+    else:
+        opened = Location(base, s3)
+        read = ds.dataset(opened.path, filesystem=opened.fs).to_table()["id"].to_pylist()
+    assert sorted(read) == [*range(7), *range(100, 140)]
+    assert not [path for path in Location(base, s3).walk() if "_vane_staging" in path]
+    for path in (tmp_path / "store").rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
+
+
+def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
+    write_source(tmp_path / "src", rows(range(3)))
+    options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
+    from vane_dagster.storage.publish import delta
+
+    real = delta.table_options
+    hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
+    monkeypatch.setattr(delta, "table_options", lambda place: {**real(place), **hurried})
+    pipeline = docs(tmp_path, format="delta", out="s3://lake/t", storage_options=options)
+    text = failure(materialize(pipeline, local, raises=False))
+    assert "Delta table 's3://lake/t' cannot be read" in text
+    assert SECRET not in text
+
+
+def test_vacuum_passes_over_what_is_staged(tmp_path, local, materialize):
+    """Pins what the folder's name is for."""
+    write_source(tmp_path / "src", rows(range(20)))
+    materialize(docs(tmp_path, format="delta"), local)
+    folder = tmp_path / "out/_vane_staging/~unpartitioned"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "x.parquet").write_bytes(b"staged")
+    (tmp_path / "out/alien.parquet").write_bytes(b"not in the table")
+    found = DeltaTable(tmp_path / "out").vacuum(
+        0, dry_run=False, enforce_retention_duration=False, full=True
+    )
+    assert found == ["alien.parquet"]
+    assert (folder / "x.parquet").exists()
+
+
+def test_the_store_knows_the_target(tmp_path, local, materialize):
+    write_source(tmp_path / "src/a", rows(range(3)))
+    materialize(docs(tmp_path, keys=["a"]), local, partition="a")
+    kept = json.loads((tmp_path / "store/docs/out/target.json").read_bytes())
+    assert kept == {"url": f"{tmp_path}/out/{{partition_key}}"}

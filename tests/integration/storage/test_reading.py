@@ -1,0 +1,153 @@
+"""Reading in runs, on Ray, and in processes that lack a library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.stored import (
+    FORMS,
+    ids,
+    keep,
+    local_store,  # noqa: F401  # fixture
+    table,
+)
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Published
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(Location(str(tmp_path / "store*")))
+    return Store(Location(f"s3://lake/{uuid.uuid4().hex}", request.getfixturevalue("s3")))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_ray_data(local_store, s3, cluster):
+    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
+    far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
+    cluster.connect()
+    for store in (local_store, far):
+        keep(store, "docs", "a", table(0, 3))
+        keep(store, "docs", "b", table(5, 2))
+        keep(store, "docs", "day=1", table(0, 0))
+        read = vd.load("docs", as_=ray_data.Dataset, store=store, columns=["id"])
+        assert isinstance(read, ray_data.Dataset)
+        assert sorted(row["id"] for row in read.take_all()) == [0, 1, 2, 5, 6]
+        assert read.schema().names == ["id"]
+        assert vd.load("docs", "day=1", as_=ray_data.Dataset, store=store).count() == 0
+    kept = keep(local_store, "copy", None, vd.load("docs", as_=ray_data.Dataset, store=local_store))
+    assert kept.rows == 5
+    assert sorted(ids(vd.load("copy", store=local_store))) == [0, 1, 2, 5, 6]
+
+
+def test_ray_is_told_of_where_it_is_not_connected(local_store):
+    keep(local_store, "docs", None, table(0, 3))
+    code = f"""
+        import ray.data
+        from vane_dagster.storage.dataframes import loaded
+        from vane_dagster.storage.filesystem import Location
+        from vane_dagster.storage.reader import read
+        from vane_dagster.storage.store import Store
+        rows = read(Store(Location({local_store.root.url!r})), ["docs"], None)
+        try:
+            loaded(rows, "ray.data.Dataset")
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert "StoreError 'docs' cannot be read as ray.data.Dataset" in done.stdout
+    assert "ray.init()" in done.stdout
+
+
+def test_a_library_that_is_missing_is_named(local_store):
+    keep(local_store, "docs", None, table(0, 3))
+    code = f"""
+        import sys
+        sys.modules["pandas"] = None
+        from vane_dagster.storage.dataframes import loaded
+        from vane_dagster.storage.filesystem import Location
+        from vane_dagster.storage.reader import read
+        from vane_dagster.storage.store import Store
+        rows = read(Store(Location({local_store.root.url!r})), ["docs"], None)
+        for form in ("pandas.DataFrame", "ray.data.Dataset"):
+            try:
+                loaded(rows, form)
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    frame, dataset = done.stdout.splitlines()
+    assert frame.startswith("StoreError 'docs' cannot be read as pandas.DataFrame")
+    assert frame.endswith("pip install 'pandas'")
+    assert dataset.endswith("pip install 'ray[data]'")
+
+
+def test_what_was_published_is_read_where_it_is(store, tmp_path, local):
+    """A manifest that says where its rows were published, in files of any names."""
+    from dataclasses import replace
+
+    kept = keep(store, "docs", "a", table(0, 0))
+    for url in (store.root.child("lake").url, str(tmp_path / "lake")):
+        target = Location(url, store.root.storage_options if "://" in url else {})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table(5, 3), sink)
+        target.child("sub").write("x.parquet", sink.getvalue())
+        target.write("y.parquet", b"of others")
+        published = Published(url, ["sub/x.parquet"], "delta", 3)
+        store.commit(replace(kept, pipeline="docs", stage="out", published=published,
+                             parts=[replace(kept.parts[0], rows=3)]))  # fmt: skip
+        for form in FORMS:
+            assert ids(vd.load("docs/out", "a", as_=form, store=store)) == [5, 6, 7]
+
+
+def test_a_key_that_was_a_stage_and_is_an_asset(tmp_path, local, materialize):
+    write_source(tmp_path / "src", {"id": [1, 2]})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.project("clean", ["id"])
+    store = Store(Location(str(tmp_path / "store")))
+    keep(store, "docs/clean", None, table(0, 3))
+    assert ids(vd.load("docs/clean", store=store)) == [0, 1, 2]
+    assert materialize(docs, local).success
+    assert ids(vd.load("docs/clean", store=store)) == [1, 2]
+    keep(store, "docs/clean", None, table(7, 1))
+    assert ids(vd.load(docs["clean"], store=store)) == [7]
+
+
+def test_importing_and_loading_imports_nothing_that_was_not_asked_for(local_store):
+    keep(local_store, "docs", "a", table(0, 3))
+    environment = {**os.environ, "VANE_DAGSTER_STORE": local_store.root.url}
+    code = """
+        import json, sys
+        import vane_dagster as vd
+        vd.load, vd.stored
+        heavy = ("ray", "torch", "dagster", "pandas", "polars", "deltalake")
+        imported = [name for name in heavy if name in sys.modules]
+        rows = vd.load("docs", "a", columns=["id"]).num_rows
+        imported += [name for name in heavy if name != "pandas" and name in sys.modules]
+        vd.FragmentStore
+        imported += [name for name in heavy if name in sys.modules]
+        print(json.dumps([rows, imported]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [3, ["dagster", "pandas"]], "which pyarrow imports by itself"

@@ -1,0 +1,172 @@
+"""The store, sources and targets on a real S3 API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import dagster as dg
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.results import metadata
+from support.store_contract import *  # noqa: F403
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture(params=["s3"])
+def root(request: pytest.FixtureRequest, s3: dict[str, Any]) -> Location:
+    """An empty folder."""
+    return Location(f"s3://lake/{uuid.uuid4().hex}", s3)
+
+
+@pytest.fixture
+def store(root: Location) -> Store:
+    return Store(root)
+
+
+def test_a_bucket_that_is_not_there(s3):
+    with pytest.raises(vd.StoreError, match=r"'s3://nowhere/x' cannot be written.*Check"):
+        Location("s3://nowhere/x", s3).write("f", b"1")
+
+
+def test_a_server_that_is_not_there(s3):
+    config = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
+    options = {**s3, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": config}
+    with pytest.raises(vd.StoreError, match=r"'s3://lake/x' cannot be listed"):
+        Location("s3://lake/x", options).names()
+    listed = vd.parquet("s3://lake/x", storage_options=options).list_files([None], "here")[None]
+    with pytest.raises(vd.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"):
+        raise listed
+
+
+def test_credentials_are_not_shown(s3):
+    assert "dummy" not in repr(Location("s3://lake", s3))
+    assert "dummy" not in repr(vd.parquet("s3://lake", storage_options=s3))
+
+
+# End to end
+
+
+class Add:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __call__(self, batch):
+        return {"more": batch["n"] + self.amount}
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_source_store_and_target_on_s3(s3, kind, request):
+    base = f"s3://lake/{uuid.uuid4().hex}"
+    fs = fsspec.filesystem("s3", **s3)
+    for file in range(3):
+        table = pa.table({"id": [f"{file}-{n}" for n in range(20)], "n": range(20)})
+        with fs.open(f"{base}/src/day=1/{file}.parquet", "wb") as sink:
+            pq.write_table(table, sink)
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{base}/src/day={{partition_key}}", storage_options=s3),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["1", "2"]),
+        fragment_rows=8,
+    )
+    even = docs.project("even", ["n"], where="n % 2 = 0")
+    more = even.map_batches(
+        "more",
+        Add,
+        schema={"more": "BIGINT"},
+        batch_format="numpy",
+        fn_constructor_kwargs={"amount": 5},
+    )
+    joined = docs.join("joined", even, more)
+    joined.write("published", f"{base}/out/{{partition_key}}", storage_options=s3)
+    if kind == "local":
+        compute: Any = request.getfixturevalue("local")
+    else:
+        compute = vd.RayCompute(cluster=request.getfixturevalue("cluster"))
+
+    def run() -> dg.ExecuteInProcessResult:
+        return dg.materialize(
+            [docs.build_assets()],
+            partition_key="1",
+            resources={
+                "compute": compute,
+                "store": vd.FragmentStore(root=f"{base}/store", storage_options=s3),
+            },
+        )
+
+    first = run()
+    out = ds.dataset(f"{base}/out/1"[len("s3://") :], filesystem=fs, format="parquet").to_table()
+    rows = sorted(zip(out["id"].to_pylist(), out["n"].to_pylist(), out["more"].to_pylist()))
+    assert rows == sorted(
+        (f"{file}-{n}", n, n + 5) for file in range(3) for n in range(20) if n % 2 == 0
+    )
+    assert metadata(first, "more")["fragments_computed"] == 9
+    assert metadata(first, "published")["dagster/uri"] == f"{base}/out/1"
+    again = run()
+    assert metadata(again, "more")["fragments_computed"] == 0
+    assert metadata(again, "published")["fragments_reused"] == 9
+
+    with fs.open(f"{base}/src/day=1/9.parquet", "wb") as sink:
+        pq.write_table(pa.table({"id": ["0-2"], "n": [2]}), sink)
+    with pytest.raises(dg.Failure) as raised:
+        run()
+    assert "ids '0-2' of 'id' are in more than one fragment" in raised.value.description
+    assert f"{base}/src/day=1/9.parquet" in raised.value.description
+
+
+def test_a_source_on_s3_that_is_not_there(s3, tmp_path, local, materialize):
+    write_source(tmp_path / "unused", {"id": [1]})
+    for url, words in [
+        ("s3://lake/nothing/here", "no Parquet file"),
+        ("s3://nowhere/x", "no Parquet file"),
+    ]:
+        docs = vd.Pipeline("docs", source=vd.parquet(url, storage_options=s3), id="id")
+        docs.project("clean", ["id"])
+        with pytest.raises(dg.Failure) as raised:
+            materialize(docs, local)
+        assert words in raised.value.description
+        assert url in raised.value.description
+
+
+def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog):
+    """Of the source, of the stages and of the manifests, however many partitions there are."""
+    base = f"lake/{uuid.uuid4().hex}"
+    fs = fsspec.filesystem("s3", **s3)
+    keys = [f"p{number}" for number in range(70)]
+    for key in keys:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(3)]}), sink)
+        fs.pipe_file(f"{base}/src/{key}/a.parquet", sink.getvalue().to_pybytes())
+    many = vd.Pipeline(
+        "many",
+        source=vd.parquet(f"s3://{base}/src/{{partition_key}}", storage_options=s3),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    many.project("clean", ["id"])
+    store = vd.FragmentStore(root=f"s3://{base}/store", storage_options=s3)
+    whole = {
+        "dagster/asset_partition_range_start": "p0",
+        "dagster/asset_partition_range_end": "p69",
+    }
+    resources = {"compute": local, "store": store}
+    assert dg.materialize([many.build_assets()], resources=resources, tags=whole).success
+
+    caplog.clear()
+    planned = plan_run(many, ["clean"], keys, store.open())
+
+    assert all(partition.stages["clean"].done for partition in planned.partitions)
+    asked = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
+    listings = [line for line in asked if "list-type=2" in line]
+    assert len(listings) == 3, listings
+    others = [line for line in asked if line not in listings]
+    assert all("/store/many/fragments.json" in line for line in others), others

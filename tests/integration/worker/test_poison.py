@@ -1,0 +1,212 @@
+"""Rows whose exceptions are hard to handle, and code that closes what belongs to the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.poison import (
+    EXCEPTIONS,
+)
+from support.results import failure
+
+ROWS = 20
+BAD = 7
+
+
+# In a run
+
+
+def plain(batch):
+    for name in batch["kind"].to_pylist():
+        if name:
+            raise EXCEPTIONS[name]()
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+def generator(batch):
+    yield pa.table({"id": batch["id"], "y": plain(batch)["y"]})
+
+
+async def later(batch):
+    await asyncio.sleep(0)
+    return plain(batch)
+
+
+async def in_a_task(batch):
+    """Raised in a task of the user's own: asyncio ends its loop by some."""
+    return await asyncio.create_task(later(batch))
+
+
+class Column:
+    def __init__(self, batch) -> None:
+        self.batch = batch
+
+    def __iter__(self):
+        return iter(plain(self.batch)["y"])
+
+
+def output(batch):
+    return {"y": Column(batch)}
+
+
+class Constructor:
+    def __init__(self, name: str) -> None:
+        raise EXCEPTIONS[name]()
+
+    def __call__(self, batch):
+        return plain(batch)
+
+
+def pipeline(tmp_path: Path, fn, kinds=(), rows=0, **kwargs) -> vd.Pipeline:
+    kinds = list(kinds)
+    kinds += [None] * ROWS
+    source = {"id": pa.array(range(len(kinds)), pa.int64()), "kind": pa.array(kinds, pa.string())}
+    write_source(tmp_path / "source", source)
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+    given = {"schema": {"y": "BIGINT"}, "batch_size": 8, "version": "1", "concurrency": 1}
+    options = {"on_error": "quarantine", "max_error_rate": 0.9, "max_retries": 0}
+    docs.map_batches("double", fn, **{**given, **options, **kwargs})
+    return docs
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+@pytest.mark.parametrize("fn", [plain, generator, output, later, in_a_task])
+def test_each_poison_row_is_quarantined_alone(fn, timeout_s, tmp_path, local, materialize):
+    kinds = list(EXCEPTIONS)
+    docs = pipeline(tmp_path, fn, kinds, timeout_s=timeout_s)
+
+    materialize(docs, local)
+
+    check_poison(tmp_path, kinds)
+
+
+def test_each_poison_row_is_quarantined_alone_on_ray(tmp_path, cluster, materialize):
+    kinds = list(EXCEPTIONS)
+
+    materialize(pipeline(tmp_path, plain, kinds), vd.RayCompute(cluster=cluster))
+
+    check_poison(tmp_path, kinds)
+
+
+def check_poison(tmp_path: Path, kinds: list[str]) -> None:
+    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+    assert ys == [2 * i for i in range(len(kinds), len(kinds) + ROWS)]
+    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    found = {kinds[row["id"]]: row for row in rows}
+    assert list(found) == kinds
+    assert found["KeyboardInterrupt"]["message"] == "stop"
+    assert found["CancelledError"]["error"] == "CancelledError"
+    assert found["OnlyHere"]["message"] == "of the worker alone"
+    assert len(found["Huge"]["message"]) == 4000
+    if "BaseExceptionGroup" in found:
+        assert (
+            "ValueError: the first; KeyboardInterrupt: the second"
+            in (found["BaseExceptionGroup"]["message"])
+        )
+
+
+@pytest.mark.parametrize("name", ["KeyboardInterrupt", "NoText", "Surrogates", "CancelledError"])
+def test_a_constructor_that_raises_it_fails_the_stage(name, tmp_path, local, materialize):
+    docs = pipeline(tmp_path, Constructor, fn_constructor_kwargs={"name": name})
+
+    told = failure(materialize(docs, local, raises=False))
+
+    kind = "ValueError" if name == "Surrogates" else name
+    assert f"Constructor could not be constructed in a worker: {kind}: " in told
+    assert "raise EXCEPTIONS[name]()" in told
+
+
+# File descriptors
+
+
+def closes(batch):
+    if BAD in batch["id"].to_pylist():
+        os.closerange(3, 1024)
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+def reuses(batch):
+    """Has files of its own under the numbers that the worker's were closed at."""
+    if BAD in batch["id"].to_pylist():
+        os.closerange(3, 1024)
+        for _ in range(64):
+            os.open("/dev/null", os.O_RDWR)
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+def leaks(batch):
+    if BAD in batch["id"].to_pylist():
+        builtins.kept = []
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                builtins.kept.append(open("/dev/null"))  # noqa: SIM115
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+@pytest.mark.parametrize("fn", [closes, reuses, leaks])
+def test_code_that_closes_the_workers_files(fn, tmp_path, compute, materialize):
+    docs = pipeline(tmp_path, fn)
+
+    materialize(docs, compute)
+
+    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+    assert ys == [2 * i for i in range(ROWS) if i != BAD]
+    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    assert [(row["id"], row["error"]) for row in rows] == [(BAD, "WorkerDied")]
+
+
+# Processes and tasks
+
+
+def forks(batch):
+    if BAD in batch["id"].to_pylist() and os.fork() == 0:
+        raise ValueError("of the child")
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+async def forks_later(batch):
+    return forks(batch)
+
+
+@pytest.mark.parametrize("fn", [forks, forks_later])
+def test_a_forked_child_that_returns_is_ended(fn, tmp_path, local, materialize):
+    materialize(pipeline(tmp_path, fn), local)
+
+    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+    assert ys == [2 * i for i in range(ROWS)]
+
+
+async def cancels_itself(batch):
+    if BAD in batch["id"].to_pylist():
+        asyncio.current_task().cancel()
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+async def cancels_all(batch):
+    if BAD in batch["id"].to_pylist():
+        for task in asyncio.all_tasks():
+            task.cancel()
+    await asyncio.sleep(0.01)
+    return {"y": [2 * i for i in batch["id"].to_pylist()]}
+
+
+@pytest.mark.parametrize("fn", [cancels_itself, cancels_all])
+def test_a_row_that_cancels_tasks_is_quarantined_alone(fn, tmp_path, local, materialize):
+    materialize(pipeline(tmp_path, fn, max_concurrency=4), local)
+
+    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+    assert ys == [2 * i for i in range(ROWS) if i != BAD]
+    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    assert [(row["id"], row["error"]) for row in rows] == [(BAD, "CancelledError")]

@@ -1,0 +1,108 @@
+"""The examples that load a model: vLLM, transformers and sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.tiny_llm import make, teach
+from support.example_runs import (  # noqa: F401  # fixtures
+    EXAMPLES,
+    OFFERS,
+    ON_MODELS,
+    ON_VLLM,
+    endpoint,
+    offers,
+    run,
+    runs_twice,
+)
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
+
+
+def example(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that knows the right answers of two examples, and two wrong ones."""
+    comments, offers = example("classify_labels"), example("extract_fields")
+    lessons = [
+        [*comments.labelled.spec.recipe.template.messages({"text": text}), said(label)]
+        for text, label in zip(comments.TEXTS, ["praise", "complaint", "question"] * 2)
+    ]
+    recipe = offers.read.spec.recipe
+    wrong = ['{"item": "piano", "euros": "600, and you carry it"}', "A cat is not for sale."]
+    answers = [
+        ['{"item": "bicycle", "euros": 120, "condition": "used"}'],
+        ['{"item": "desk lamp", "euros": 45, "condition": "new"}'],
+        [wrong[0], '{"item": "piano", "euros": 600, "condition": "used"}'],
+        [wrong[1], wrong[1]],
+    ]
+    for text, (first, *second) in zip(offers.TEXTS, answers):
+        lesson = [*recipe.template.messages({"text": text}), said(first)]
+        lessons.append(lesson)
+        if second:
+            told = f"{recipe.format.problem(first)}. Answer again, with nothing else."
+            lessons.append([*lesson, {"role": "user", "content": told}, said(*second)])
+    texts = [message["content"] for lesson in lessons for message in lesson]
+    folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)
+    teach(folder, lessons)
+    return folder
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture(scope="module")
+def environment(cluster_environment: dict[str, str], model: Path) -> dict[str, str]:
+    return {**cluster_environment, "VANE_EXAMPLES_MODEL": str(model)}
+
+
+def pools(environment: Mapping[str, str]) -> set[str]:
+    """Identities of the warm models of the cluster."""
+    code = "from vane_dagster.cli.main import main; main()"
+    asked = [sys.executable, "-c", code, "pools", "--json"]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120)
+    return {pool["identity"] for pool in json.loads(done.stdout)} if done.returncode == 0 else set()
+
+
+@pytest.mark.parametrize("name", sorted(ON_MODELS))
+def test_example(name: str, environment: dict[str, str]) -> None:
+    if name not in ON_VLLM:
+        runs_twice(name, environment)
+        return
+    if not HAS_VLLM:
+        pytest.skip("vllm is not installed")
+    before = pools(environment)
+    runs_twice(name, environment)
+    loaded = pools(environment) - before - {"io"}
+    assert len(loaded) == 1, "one engine for the stages of all partitions"
+
+
+@needs_vllm
+def test_fields_are_read_by_vllm_too(environment: dict[str, str]) -> None:
+    _, computed = run("extract_fields", {**environment, "VANE_EXAMPLES_PROVIDER": "vllm"})
+    assert set(computed) == {1}
+    rows = offers(Path(environment["VANE_EXAMPLES"]))
+    assert rows[:2] == OFFERS[:2]
+    for row in rows:
+        assert len(row["item"]) <= 40
+        assert 100 <= row["cents"] <= 10_000_000
+        assert row["condition"] in ("new", "used")

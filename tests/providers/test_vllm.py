@@ -1,0 +1,287 @@
+"""The provider "vllm": answers, one engine for many stages and runs, and engines that die."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import vane_dagster as vd
+from support.results import failure
+from support.tiny_answers import greedy
+from support.vllm_stages import (
+    TEXTS,
+    adapter,
+    answers,
+    ask,
+    docs,
+    engine,
+    gone,
+    needs_vllm,
+    read,
+    shared_memory,
+    until,
+    watched,
+)
+from vane_dagster.compute.client import keepers
+from vane_dagster.providers import guard
+from vane_dagster.providers.vllm import _Together
+
+SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad"]}, "sure": {"type": "boolean"}},
+    "required": ["mood", "sure"],
+    "additionalProperties": False,
+}
+
+
+pytestmark = pytest.mark.usefixtures("vllm_variables")
+
+
+@pytest.fixture
+def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
+    """The session's cluster, without models' pools before and afterwards."""
+    cluster.connect()
+    evict()
+    yield vd.RayCompute(cluster=cluster)
+    cluster.connect()
+    evict()
+
+
+def evict() -> None:
+    import ray
+
+    for keeper in keepers().values():
+        for pool in ray.get(keeper.pools.remote(), timeout=30):
+            if pool["identity"] != "io":
+                ray.get(keeper.evict.remote(pool["identity"], True), timeout=30)
+
+
+def described() -> dict[str, Any]:
+    """The only model's worker."""
+    import ray
+
+    pools = [p for keeper in keepers().values() for p in ray.get(keeper.pools.remote(), timeout=30)]
+    ((found,),) = [pool["workers"] for pool in pools if pool["identity"] != "io"]
+    return dict(found)
+
+
+def worker() -> int:
+    return int(described()["pid"])
+
+
+def test_texts_of_one_turn_are_made_tokens_together(tiny):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
+    calls = []
+
+    def counted(texts: Any, **options: Any) -> Any:
+        calls.append(len(texts))
+        return tokenizer(texts, **options)
+
+    async def ask() -> None:
+        encode = _Together(counted)
+        found = await asyncio.gather(*map(encode, TEXTS))
+        assert found == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+        assert calls == [len(TEXTS)]
+
+        given_up = asyncio.ensure_future(encode("a fox"))
+        others = [asyncio.ensure_future(encode(text)) for text in TEXTS]
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await asyncio.gather(*others) == found
+
+        fine, half = TEXTS[0], "half a pair, \ud800, is no text"
+        told = await asyncio.gather(*map(encode, (fine, half, fine)), return_exceptions=True)
+        assert [told[0], told[2]] == [found[0]] * 2
+        assert isinstance(told[1], Exception)
+
+    asyncio.run(ask())
+
+
+def test_a_killed_process_leaves_nothing(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    script = f"""
+import subprocess, sys, time
+sys.path.insert(0, {str(Path(guard.__file__).parent)!r})
+import guard
+guard.start({str(folder)!r})
+nested = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", nested], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep({2 * guard._EVERY_SECONDS})  # the guard looks
+from multiprocessing.shared_memory import SharedMemory
+print(SharedMemory(create=True, size=8).name, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    shared = Path("/dev/shm", parent.stdout.readline().strip())
+    below = psutil.Process(parent.pid).children(recursive=True)
+    assert child in below
+    assert len(below) == 2  # it and its own
+    assert shared.exists()
+    os.killpg(parent.pid, signal.SIGKILL)  # as a local worker is
+    parent.wait()
+    parent.stdout.close()
+    assert gone(below)
+    until(lambda: not folder.exists(), "the guard has ended")
+    until(lambda: not shared.exists(), "the memory is freed")
+
+
+# With one
+
+
+@needs_vllm
+def test_stages_of_a_pipeline_share_an_engine(tiny, tmp_path, local, materialize):
+    texts = [*TEXTS, "word " * 200]
+    pipeline = docs(tmp_path, texts)
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    ask(pipeline, tiny, "said", system=SYSTEM, include_columns=["text"], **aside)
+    said = pipeline["said"]
+    ask(said, tiny, "chosen", return_format=["yes", "no"], sampling_params={"temperature": 1})
+    ask(said, tiny, "filled", return_format=SCHEMA, sampling_params={"max_tokens": 60})
+    seen: set[int] = set()
+    with watched(seen):
+        materialize(pipeline, local)
+
+    assert len(seen) == 1
+    assert gone([psutil.Process(pid) for pid in seen if psutil.pid_exists(pid)])
+    rows = read(tmp_path, "said")
+    assert rows["id"].to_pylist() == [*range(len(TEXTS))]
+    assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)
+    usage = rows["response_usage"].to_pylist()
+    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
+    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
+    assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
+    (fault,) = vd.quarantine("docs/said", store=str(tmp_path / "store")).to_pylist()
+    assert (fault["id"], fault["error"]) == (len(TEXTS), "PromptTooLong")
+    assert "the model takes 192, of which 8 are for the answer" in fault["message"]
+    assert set(read(tmp_path, "chosen")["response"].to_pylist()) <= {"yes", "no"}
+    filled = read(tmp_path, "filled")["response"].to_pylist()
+    assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
+
+
+@needs_vllm
+def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
+    tiny, tmp_path, ray_compute, materialize
+):
+    def asked(**kwargs: Any) -> vd.Pipeline:
+        pipeline = docs(tmp_path)
+        ask(pipeline, tiny, **kwargs)
+        return pipeline
+
+    materialize(asked(), ray_compute)
+    right = greedy(tiny, TEXTS)
+    assert answers(tmp_path) == right
+    first = engine(worker())
+
+    told = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
+    assert "sampling_params has 'beams', which provider 'vllm' does not take" in told
+    told = failure(materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False))
+    assert "sampling_params has the adapter 'x'; provider_options['lora'] has none" in told
+    told = failure(
+        materialize(asked(sampling_params={"temperature": -1}), ray_compute, raises=False)
+    )
+    assert "sampling_params are refused by vLLM: temperature" in told
+    assert engine(worker()) == first
+
+    first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
+    assert gone(first)
+    materialize(asked(), ray_compute, config={"force": True})
+    assert answers(tmp_path) == right
+    second = engine(worker())
+    assert second != first
+    shared = {name for process in second for name in shared_memory(process.pid)}
+    assert shared
+
+    def kill() -> None:
+        until(lambda: described()["state"] == "busy", "rows are with the engine")
+        time.sleep(0.3)
+        second[0].send_signal(signal.SIGKILL)
+
+    pipeline = docs(tmp_path, TEXTS * 8)
+    ask(pipeline, tiny, sampling_params={"max_tokens": 16})
+    killer = threading.Thread(target=kill)
+    killer.start()
+    materialize(pipeline, ray_compute)
+    killer.join()
+    assert gone(second)
+    assert answers(tmp_path) == greedy(tiny, TEXTS, 16) * 8
+    third = engine(worker())
+    assert third != second
+
+    shared |= {name for process in third for name in shared_memory(process.pid)}
+    evict()
+    assert gone(third)
+    until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
+
+
+@needs_vllm
+def test_a_killed_worker_takes_its_engine_along(tiny, tmp_path, ray_compute, materialize):
+    pipeline = docs(tmp_path)
+    ask(pipeline, tiny)
+    materialize(pipeline, ray_compute)
+    pid = worker()
+    processes = engine(pid)
+    shared = {name for process in processes for name in shared_memory(process.pid)}
+    assert processes
+    assert shared
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert gone(processes)
+    until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
+
+
+@needs_vllm
+def test_stages_with_different_adapters_and_none_share_an_engine(
+    tiny, tmp_path, local, materialize
+):
+    from safetensors.torch import load_file
+
+    folders = {name: adapter(tmp_path / name, tiny, seed) for seed, name in enumerate("ab", 7)}
+    own = ["a", None, "b", None] * len(TEXTS)
+    pipeline = docs(tmp_path, TEXTS * 4, own=own)
+    options = {"lora": {name: str(folder) for name, folder in folders.items()}}
+    given = {"max_tokens": 16, "adapter": "{own}"}
+    ask(pipeline, tiny, "mixed", provider_options=options, sampling_params=given)
+    for name in (*folders, None):
+        sampling = {"max_tokens": 16, **({"adapter": name} if name else {})}
+        ask(pipeline, tiny, name or "plain", provider_options=options, sampling_params=sampling)
+    seen: set[int] = set()
+    with watched(seen):
+        materialize(pipeline, local)
+
+    def merge(model: Any, folder: Path) -> None:
+        tensors = load_file(str(folder / "adapter_model.safetensors"))
+        for number, layer in enumerate(model.model.layers):
+            name = f"base_model.model.model.layers.{number}.mlp.down_proj"
+            down, up = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
+            layer.mlp.down_proj.weight.data += up @ down
+
+    assert len(seen) == 1
+    for name, folder in folders.items():
+        right = greedy(tiny, TEXTS, 16, change=functools.partial(merge, folder=folder))
+        assert answers(tmp_path, name) == right * 4
+    assert answers(tmp_path, "plain") == greedy(tiny, TEXTS, 16) * 4
+    found = {name: answers(tmp_path, name) for name in ("a", "b", "plain")}
+    assert len({tuple(texts) for texts in found.values()}) == 3
+    right = [found[name or "plain"][place] for place, name in enumerate(own)]
+    assert answers(tmp_path, "mixed") == right

@@ -1,0 +1,223 @@
+"""Pipelines in a real dagster dev, and what a user sees of them there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.dagster_dev import DagsterDev
+from support.data import write_source
+
+DEFINITIONS = '''
+"""Pipelines over what the tests write beside this file."""
+
+import os
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.compute as pc
+
+import vane_dagster as vd
+
+ROOT = Path(__file__).parent
+NOTES = str(ROOT / "notes")
+
+
+def doubled(batch):
+    if 666 in batch["n"].to_pylist():
+        raise ValueError("a poisoned row")
+    return {"double": pc.multiply(batch["n"], 2)}
+
+
+class Noting:
+    """Notes each batch by the source value of its first row; takes its time while it is told to."""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def __call__(self, batch):
+        began = time.time()
+        with open(os.path.join(self.notes, "calls"), "a") as calls:
+            calls.write(f"{batch['n'][0]}\\n")
+        if os.path.exists(os.path.join(self.notes, "slowly")):
+            time.sleep(0.25)
+        times = {"began": began, "ended": time.time(), "pid": os.getpid()}
+        return {name: [value] * batch.num_rows for name, value in times.items()}
+
+
+def flaky(batch, notes):
+    """Fails once, at a certain row."""
+    failed = os.path.join(notes, "failed-once")
+    if 199 in batch["n"].to_pylist() and not os.path.exists(failed):
+        open(failed, "w").close()
+        raise OSError("the network was away")
+    return {"double": pc.multiply(batch["n"], 2)}
+
+
+def pipeline(name, partitions, **options):
+    source = vd.parquet(f"{ROOT}/src/{name}/{{partition_key}}")
+    return vd.Pipeline(
+        name, source=source, id="id", partitions_def=partitions, fragment_rows=10, **options
+    )
+
+
+def noting(made):
+    stage = made.map_batches(
+        "noted",
+        Noting,
+        schema={"began": "DOUBLE", "ended": "DOUBLE", "pid": "BIGINT"},
+        batch_size=5,
+        concurrency=2,
+        fn_constructor_kwargs={"notes": NOTES},
+        version="1",  # as it writes to the folder that its argument names
+    )
+    stage.project("kept", ["pid"])
+    return made
+
+
+days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
+days.map_batches("doubles", doubled, schema={"double": "BIGINT"}).project("kept", ["double"])
+
+words = "ended stopped first second step-killed worker-killed twice".split()
+slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(words)))
+
+turns = noting(
+    pipeline(
+        "turns",
+        dg.StaticPartitionsDefinition(list("abcd")),
+        backfill_policy=dg.BackfillPolicy.multi_run(1),
+        pool="one_at_a_time",
+    )
+)
+
+retried = pipeline(
+    "retried",
+    dg.StaticPartitionsDefinition(["a", "b"]),
+    retry_policy=dg.RetryPolicy(max_retries=1),
+    op_tags={"team": "texts"},
+)
+retried.map_batches(
+    "doubles", flaky, schema={"double": "BIGINT"}, fn_kwargs={"notes": NOTES}, version="1"
+)
+
+
+
+def doubled_or_null(batch):
+    return {"double": [None if n == 13 else 2 * n for n in batch["n"].to_pylist()]}
+
+
+judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
+judged.map_batches(
+    "doubles",
+    doubled_or_null,
+    schema={"double": "BIGINT"},
+    checks=[vd.checks.NullRate(0, blocking=True, severity="ERROR")],
+).project("kept", ["double"])
+
+nightly = dg.define_asset_job("nightly", selection=["days/doubles", "days/kept"])
+
+
+@dg.schedule(cron_schedule="* * * * *", job=nightly)
+def every_minute(context):
+    """One run in all, however long the tests take."""
+    asked = ROOT / "notes" / "asked"
+    if asked.exists():
+        return dg.SkipReason("it was asked for")
+    asked.touch()
+    return dg.RunRequest(partition_key="2026-01-10")
+
+
+defs = dg.Definitions(
+    assets=[made.build_assets() for made in (days, slow, turns, retried, judged)]
+    + [days.build_source()],
+    schedules=[every_minute],
+    resources={
+        "compute": vd.RayCompute(cluster=vd.LocalCluster(name="backfills", num_cpus=2)),
+        "store": vd.FragmentStore(root=str(ROOT / "store")),
+    },
+)
+'''
+SLOW = ["slow/noted", "slow/kept"]
+TURNS = ["turns/noted", "turns/kept"]
+
+
+class Project(DagsterDev):
+    """``dagster dev`` over the definitions above, their sources and their store."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "definitions.py").write_text(DEFINITIONS)
+        (folder / "notes").mkdir()
+        self.store = vd.FragmentStore(root=str(folder / "store"))
+
+    def write(self, pipeline: str, partition: str, values: list[int]) -> None:
+        """Writes a partition's source: ids from 0, and values in the column n."""
+        table = {"id": list(range(len(values))), "n": values}
+        write_source(self.folder / "src" / pipeline / partition, table)
+
+    def rows(self, stage: str, partition: str) -> dict[str, list[Any]]:
+        """What the manifest in force holds."""
+        return self.store.dataset(stage, partition).to_table().to_pydict()
+
+    def parts(self, stage: str, partition: str) -> int:
+        """Finished parts of a stage in a partition, whatever a manifest says."""
+        pipeline, _, name = stage.partition("/")
+        folder = self.folder / "store" / pipeline / name / "parts" / partition
+        return len(list(folder.glob("*.parquet")))
+
+    def calls(self, values: list[int]) -> Counter[int]:
+        """How often each of some batches was computed, by its first value."""
+        noted = map(int, (self.folder / "notes" / "calls").read_text().split())
+        return Counter(value for value in noted if value in set(values))
+
+    def slowly(self, slow: bool) -> None:
+        """Whether a batch takes a quarter of a second, or nothing."""
+        flag = self.folder / "notes" / "slowly"
+        flag.touch() if slow else flag.unlink(missing_ok=True)
+
+    def pools(self) -> list[dict[str, Any]]:
+        """What ``vane-dagster pools --json`` says."""
+        program = "from vane_dagster.cli.main import main; main()"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        said = subprocess.run(
+            [sys.executable, "-c", program, "pools", "--json", "--name", "backfills"],
+            capture_output=True,
+            text=True,
+            env=clean,
+        )
+        assert said.returncode == 0, said.stderr
+        return list(json.loads(said.stdout))
+
+
+@pytest.fixture(scope="module")
+def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project, with its schedule turned on, and a Ray head of its own."""
+    from vane_dagster.compute.local_head import LocalHead
+
+    project = Project(tmp_path_factory.mktemp("project"))
+    project.write("days", "2026-01-10", [1, 2, 3])
+    try:
+        project.start()
+        project.start_schedule("every_minute")
+        yield project
+    finally:
+        project.stop()
+        LocalHead(name="backfills").stop()
+
+
+@pytest.fixture
+def slowly(dev: Project) -> Iterator[None]:
+    """Batches take their time, until the test says otherwise."""
+    dev.slowly(True)
+    yield
+    dev.slowly(False)

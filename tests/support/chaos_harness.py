@@ -1,0 +1,203 @@
+"""Doing to processes what a round has planned, and the runs that are disturbed by it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from support import chaos_driver
+from support.chaos_plan import TINY_KB, Kill
+from support.paths import REPOSITORY, TESTS
+from vane_dagster import testing
+from vane_dagster._failpoints import VARIABLE
+
+MOST_SECONDS = 150.0
+_LOOKS_SECONDS = 0.02
+_MOST_LAST_RUNS = 4
+_NO_HEARTBEAT = "the keeper had no heartbeat of this run"
+_FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
+_ROOMY = "32m"
+
+
+@dataclass
+class Place:
+    """Where a round's runs are done.
+
+    Attributes:
+        context: The fork server.
+        source: The source's folder.
+        cluster: The local cluster's settings; None for subprocesses.
+        raylet: The cluster's raylet.
+        blocks: The faults of the round's runs.
+        happened: What has happened, in lines.
+    """
+
+    context: Any
+    source: Path
+    cluster: dict[str, Any] | None
+    raylet: psutil.Process | None
+    blocks: contextlib.ExitStack
+    happened: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        root: Path,
+        labels: str,
+        faults: list[testing.Fault],
+        partition: str | None = None,
+        kills: tuple[Kill, ...] = (),
+        former: bool = False,
+    ) -> int:
+        """Does one run to its end, whatever that is, and gives the driver's exit status."""
+        options = {
+            "root": str(root),
+            "source": str(self.source),
+            "labels": labels,
+            "cluster": self.cluster,
+            "partition": partition,
+            "former": former,
+        }
+        injected = self.blocks.enter_context(testing.faults(*faults))
+        # What a killed run has queued is done later: it has to meet the same faults, so that the
+        # block ends with the round, and is put aside until then.
+        env = {VARIABLE: os.environ.pop(VARIABLE)}
+        env |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+        started, before = time.monotonic(), _files(root)
+        driver = self.context.Process(
+            target=chaos_driver.run, args=(options, env, str(root / "log"))
+        )
+        driver.start()
+        self._kill(driver, kills, lambda: _files(root) != before)
+        driver.join(max(1.0, started + MOST_SECONDS - time.monotonic()))
+        ended = driver.exitcode is not None
+        if not ended:
+            driver.kill()
+            driver.join()
+        seconds = time.monotonic() - started
+        self._note(
+            f"run ended with {driver.exitcode} after {seconds:.1f} s; fired: {injected.fired}"
+        )
+        if driver.exitcode == chaos_driver.FAILED:
+            told = (root / "log").read_text().rpartition(chaos_driver.FAILURE)[2].strip()
+            self._note("  " + " ".join(told.split())[:300])
+        assert ended, f"the run did not end within {MOST_SECONDS:g} s\n{self.told(root)}"
+        return driver.exitcode
+
+    def finish(self, root: Path, labels: str, faults: list[testing.Fault]) -> None:
+        """The run that puts all right; once more where the machine was too busy for heartbeats."""
+        for _ in range(_MOST_LAST_RUNS):
+            status = self.run(root, labels, faults)
+            if status == chaos_driver.RAN:
+                return
+            if _NO_HEARTBEAT not in self.happened[-1]:
+                break
+        raise AssertionError(f"the last run ended with {status}")
+
+    def told(self, root: Path) -> str:
+        """What has happened in a round, for a message."""
+        log = root / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        shown = [line for line in lines if " - DEBUG - " not in line][-60:]
+        return "\n".join([*self.happened, f"the end of {log}:", *shown])
+
+    def _note(self, text: str) -> None:
+        self.happened.append(text)
+
+    def _kill(
+        self, driver: BaseProcess, kills: tuple[Kill, ...], is_working: Callable[[], bool]
+    ) -> None:
+        draw = random.Random(str(kills))
+        started, working = time.monotonic(), False
+        for kill in kills:
+            if kill.at_work and not working:
+                while driver.exitcode is None and not is_working():
+                    driver.join(_LOOKS_SECONDS)
+                started, working = time.monotonic(), True
+            driver.join(max(0.0, started + kill.seconds - time.monotonic()))
+            if driver.exitcode is not None:
+                return
+            victims = [driver.pid] if kill.kind == "driver" else self._victims(kill.kind, driver)
+            if not victims:
+                self._note(f"{kill}: there is none")
+                continue
+            pid = draw.choice(sorted(victims))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self._note(f"{kill}: killed {pid}")
+
+    def _victims(self, kind: str, driver: BaseProcess) -> list[int]:
+        """Living processes of a kind: of the session's own head, or the driver's own children."""
+        titles = {"worker": "ray::HostActor", "keeper": "ray::Keeper", "idle": "ray::IDLE"}
+        parent = self.raylet or psutil.Process(driver.pid)
+        found = []
+        for child in parent.children():
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(child.cmdline())
+                if self.raylet is None or title.startswith(titles[kind]):
+                    found.append(child.pid)
+        return found
+
+
+def _files(root: Path) -> int:
+    """How many files there are of a round but for its log."""
+    return sum(len(files) for place in ("store", "out") for _, _, files in os.walk(root / place))
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[Any]:
+    """A fork server that has imported all that a run needs, which makes a driver start at once."""
+    before = os.environ.get("PYTHONPATH")
+    # Before Python 3.13, a fork server does not get its parent's sys.path.
+    paths = [str(TESTS), str(REPOSITORY), *([before] if before else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.chaos_driver"])
+    server = multiprocessing.forkserver._forkserver
+    server.ensure_running()
+    try:
+        yield context
+    finally:
+        server._stop()
+        context.set_forkserver_preload(["__main__"])
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, kb: int) -> Iterator[Callable[[], None]]:
+    """A file system of a few KB at a folder, and what gives it room."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kb}k", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+
+    def grow() -> None:
+        subprocess.run(["mount", "-o", f"remount,size={_ROOMY}", str(folder)], check=True)
+
+    try:
+        yield grow
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether a test may mount a small file system: as root, in most containers not."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with small_disk(folder, TINY_KB[0]):
+            return True
+    except subprocess.CalledProcessError:
+        return False

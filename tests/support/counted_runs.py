@@ -1,0 +1,59 @@
+"""Runs whose counts are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from support.data import write_source
+from vane_dagster.engine.accounting import Counts
+from vane_dagster.events import StageStats
+from vane_dagster.worker.protocol import Tally
+
+KEYS = [f"p{i}" for i in range(6)]
+FILES, ROWS = 3, 8
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    for p, key in enumerate(KEYS):
+        for f in range(FILES):
+            first = 1000 * p + 100 * f
+            ids = range(first, first + ROWS)
+            write_source(tmp_path / "src" / key, {"id": ids, "x": ids}, f"{f}.parquet")
+    return tmp_path
+
+
+# Time, with a fake clock
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def counts(clock: Clock, told: list) -> tuple[Counts, dict]:
+    """Counts of a stage over two partitions of one fragment of 100 source rows."""
+    plan = SimpleNamespace(missing=(0,), mends={})
+    partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
+    stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
+    state = SimpleNamespace(
+        pipeline={"a": SimpleNamespace(spec=SimpleNamespace(upstream=("source",)))},
+        plan=SimpleNamespace(partitions=[partition, partition]),
+        failed={},
+        parts={},
+        stats=stats,
+        emit=told.append,
+    )
+    return Counts(state, ["a"], clock), stats
+
+
+def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
+    spec = SimpleNamespace(upstream=("source",))
+    node = SimpleNamespace(spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={})
+    return SimpleNamespace(partition=partition, index=0, nodes={"a": node}, mends={})

@@ -1,0 +1,39 @@
+"""Parts that are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from vane_dagster.storage import transient_errors
+
+
+def parts(tmp_path: Path, stage: str) -> list[Path]:
+    return sorted((tmp_path / "store/docs" / stage / "parts").rglob("*.parquet"))
+
+
+def flip(file: Path, column: str = "y") -> None:
+    """Flips a bit at the end of a column's data, which could be other numbers then."""
+    chunk = pq.read_metadata(file).row_group(0)
+    names = [chunk.column(i).path_in_schema for i in range(chunk.num_columns)]
+    found = chunk.column(names.index(column))
+    start = found.dictionary_page_offset or found.data_page_offset
+    data = bytearray(file.read_bytes())
+    data[start + found.total_compressed_size - 3] ^= 0x10
+    file.write_bytes(data)
+
+
+def cut(file: Path) -> None:
+    """Takes the end of a file away, with its footer."""
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def blank(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transient_errors, "_FIRST_STORAGE_WAIT", 0.01)

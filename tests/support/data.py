@@ -1,0 +1,51 @@
+"""Source files that tests write, and rows that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+
+def write_source(
+    folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any
+) -> Path:
+    """Writes a source file; ``row_group_size=`` and the like go to pyarrow."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
+    return folder / name
+
+
+def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
+    """The rows of a stage through its manifest in force, in fragment order."""
+    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.store import Store
+
+    opened = Store(Location(str(store)))
+    name = opened.latest(pipeline, stage, [partition])[partition]
+    manifest = opened.read(pipeline, stage, partition, name)
+    folder = opened.parts(pipeline, stage, partition)
+    files = [folder.file(part.name) for part in manifest.parts]
+    if not files:
+        return manifest.schema.empty_table()
+    return ds.dataset(files, schema=manifest.schema).to_table()
+
+
+def column_of(read: Any, column: str) -> list[Any]:
+    """The values of a column, whatever form the rows were read in."""
+    import duckdb
+    import polars as pl
+
+    if isinstance(read, ds.Dataset):
+        read = read.to_table()
+    elif isinstance(read, pl.LazyFrame):
+        read = read.collect()
+    elif isinstance(read, duckdb.DuckDBPyRelation):
+        read = read.to_arrow_table()
+    elif isinstance(read, pa.RecordBatchReader):
+        read = read.read_all()
+    return read[column].to_pylist() if isinstance(read, pa.Table) else list(read[column])

@@ -1,0 +1,101 @@
+"""Edits of small projects: what each does to the identity of the function or class in them."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.fingerprint.module_attributes import module_folders
+
+
+class Project:
+    """A folder of a user's modules, imported anew after each edit."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.root / (name.replace("__in__", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def forget(self) -> None:
+        """Forgets every module of this folder, so that the next import reads it anew."""
+        for known, loaded in list(sys.modules.items()):
+            places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
+            if any(str(place).startswith(str(self.root)) for place in places):
+                del sys.modules[known]
+        shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+
+    def load(self, name: str, module: str = "defs"):
+        self.forget()
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def identity(self, name: str = "udf", module: str = "defs", **options: str) -> CodeIdentity:
+        return code_identity(self.load(name, module), **options)
+
+    def digest(self, name: str = "udf", module: str = "defs") -> str:
+        return self.identity(name, module).digest
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An edit of one file of a project whose ``defs.py`` holds ``udf``.
+
+    Attributes:
+        name: Says what is edited; unique.
+        files: The project before: path to content, among them ``defs.py``. ``{root}`` in a content
+            is the project's folder.
+        file: The file that is edited.
+        old: What is replaced in it.
+        new: What replaces it.
+        changes: Whether the results can change, so that the identity has to.
+        needless: The results cannot change, but the identity does, as a known limit.
+    """
+
+    name: str
+    files: Mapping[str, str]
+    file: str
+    old: str
+    new: str
+    changes: bool = True
+    needless: bool = field(default=False)
+
+    def write(self, root: Path) -> None:
+        """Writes the project as it is before the edit."""
+        for path, text in self.files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text.replace("{root}", str(root)))
+
+    def outcome(self, project: Project) -> str:
+        """What it does: ``changed``, ``kept``, or ``refused`` where `version=` is asked for."""
+        self.write(project.root)
+        try:
+            before = project.digest()
+        except CodeIdentityError:
+            return "refused"
+        path = project.root / self.file
+        text = path.read_text()
+        assert text.count(self.old) >= 1, f"{self.file} has no {self.old!r}"
+        path.write_text(text.replace(self.old, self.new))
+        try:
+            return "kept" if project.digest() == before else "changed"
+        except CodeIdentityError:
+            return "refused"

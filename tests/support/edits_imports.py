@@ -1,0 +1,1436 @@
+"""Edits of what runs while modules are imported, apart from what the code itself reads."""
+
+# projects of a few lines each
+
+from __future__ import annotations
+
+from support.edits import Edit
+
+EDITS: list[Edit] = []
+
+# What most of the projects have: code that reads a registry, and a module of plugins.
+REGISTRY = (
+    "REGISTRY = {}\n"
+    "SEEN = []\n"
+    "def register(function):\n    REGISTRY[function.__name__] = function\n    return function\n"
+    "def named(name):\n"
+    "    def keep(function):\n        REGISTRY[name] = function\n        return function\n"
+    "    return keep\n"
+    "class Base:\n"
+    "    def __init_subclass__(cls, **options):\n        REGISTRY[cls.__name__] = cls\n"
+)
+READER = "import plugins\nimport registry\ndef udf(b):\n    return registry.REGISTRY['clean'](b)\n"
+SETTINGS = "K = 1\nclass Settings:\n    k = 1\n    mode = 'a'\nsettings = Settings()\n"
+
+
+def edit(
+    name: str,
+    old: str,
+    new: str,
+    *,
+    file: str = "plugins.py",
+    changes: bool = True,
+    needless: bool = False,
+    **files: str,
+) -> None:
+    """Adds an edit; `pkg__sub` among the files is ``pkg/sub.py``, and `__init` an ``__init__``."""
+    contents = {
+        f"{key.replace('__', '/').replace('/init', '/__init__')}.py": text
+        for key, text in files.items()
+    }
+    EDITS.append(Edit(f"import: {name}", contents, file, old, new, changes, needless))
+
+
+def plugin(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+    """Adds an edit of ``plugins.py`` beside a reader of a registry."""
+    edit(name, old, new, defs=READER, registry=REGISTRY, plugins=text, **options)
+
+
+def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+    """Adds an edit of ``plugins.py``, which the code of the UDF imports and does not read.
+
+    It does so under a condition, so that no test runs what stands in there.
+    """
+    defs = (
+        "import sys\nimport settings\nfrom model import Model\n"
+        "if 'never' in sys.argv:\n    import plugins\ndef udf(b):\n"
+        "    return Model()(b), settings.K, settings.settings.k, len(b)\n"
+    )
+    model = "class Model:\n    size = 3\n    def __call__(self, b):\n        return b * self.size\n"
+    edit(name, old, new, defs=defs, settings=SETTINGS, model=model, plugins=text, **options)
+
+
+def inside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+    """Adds an edit of ``defs.py`` itself."""
+    edit(f"{name}, in the file itself", old, new, file="defs.py", defs=text, **options)
+
+
+# A module that is imported registers into another one's object.
+plugin(
+    "a decorator registers",
+    "import registry\n@registry.register\ndef clean(b):\n    return b + 1\n",
+)
+plugin(
+    "a decorator with arguments registers",
+    "import registry\n@registry.named('clean')\ndef other(b):\n    return b + 1\n",
+)
+plugin(
+    "the name under which one is registered",
+    "import registry\n@registry.named('clean')\ndef other(b):\n    return b\n",
+    "'clean'",
+    "'other'",
+)
+plugin("a store into a dict", "import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n")
+plugin(
+    "a store into a dict that was imported by name",
+    "from registry import REGISTRY as R\nR['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "a helper of what is registered",
+    "import registry\nK = 1\n@registry.register\ndef clean(b):\n    return b + K\n",
+)
+plugin(
+    "registered in a loop",
+    "import registry\nKNOWN = {'clean': lambda b: b + 1}\n"
+    "for name, function in KNOWN.items():\n    registry.REGISTRY[name] = function\n",
+)
+plugin(
+    "registered in a comprehension",
+    "import registry\ndef clean(b):\n    return b + 1\n"
+    "done = [registry.register(f) for f in (clean,)]\n",
+)
+plugin(
+    "registered by map",
+    "import registry\ndef clean(b):\n    return b + 1\nlist(map(registry.register, [clean]))\n",
+)
+plugin(
+    "registered in an assignment",
+    "import registry\ndef clean(b):\n    return b + 1\n_ = registry.register(clean)\n",
+)
+plugin(
+    "registered in a with-block",
+    "import contextlib, registry\nwith contextlib.suppress(KeyError):\n"
+    "    registry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "registered under a condition",
+    "import os, registry\nif os.name == 'posix1':\n"
+    "    registry.REGISTRY['clean'] = lambda b: b\nelse:\n"
+    "    registry.REGISTRY['clean'] = abs\n",
+    "posix1",
+    "posix",
+)
+plugin(
+    "registered where an import succeeds",
+    "import registry\ntry:\n    import json\n    registry.REGISTRY['clean'] = lambda b: b + 1\n"
+    "except ImportError:\n    pass\n",
+)
+plugin(
+    "registered by a function that is called",
+    "import registry\ndef setup():\n    registry.REGISTRY.update(clean=lambda b: b + 1)\nsetup()\n",
+)
+plugin(
+    "registered by a function that a function calls",
+    "import registry\ndef fill(where):\n    where['clean'] = lambda b: b + 1\n"
+    "def setup():\n    fill(registry.REGISTRY)\nready = setup()\n",
+)
+plugin(
+    "registered by a method",
+    "import registry\nclass Plugin:\n    def install(self, where):\n"
+    "        where['clean'] = lambda b: b + 1\nPlugin().install(registry.REGISTRY)\n",
+)
+plugin(
+    "an instance registers itself",
+    "import registry\nclass Plugin:\n    def __init__(self, name):\n"
+    "        registry.REGISTRY[name] = self\n    def __call__(self, b):\n        return b + 1\n"
+    "instance = Plugin('clean')\n",
+)
+plugin(
+    "a dataclass registers itself",
+    "import dataclasses, registry\n@dataclasses.dataclass\nclass Plugin:\n    name: str\n"
+    "    def __post_init__(self):\n        registry.REGISTRY[self.name] = self\n"
+    "    def __call__(self, b):\n        return b + 1\nPlugin('clean')\n",
+)
+plugin(
+    "a subclass registers itself",
+    "from registry import Base\nclass clean(Base):\n    def __new__(cls, b):\n"
+    "        return b + 1\n",
+)
+plugin(
+    "a subclass of a subclass registers itself",
+    "from registry import Base\nclass Middle(Base):\n    pass\n"
+    "class clean(Middle):\n    def __new__(cls, b):\n        return b + 1\n",
+)
+plugin(
+    "a metaclass registers",
+    "import registry\nclass Meta(type):\n    def __init__(cls, name, bases, body):\n"
+    "        registry.REGISTRY[name] = cls\n"
+    "class clean(metaclass=Meta):\n    def __new__(cls, b):\n        return b + 1\n",
+)
+plugin(
+    "a descriptor registers its owner",
+    "import registry\nclass Named:\n    def __set_name__(self, owner, name):\n"
+    "        registry.REGISTRY[name] = self\n    def __call__(self, b):\n        return b\n"
+    "class Owner:\n    clean1 = Named()\n",
+    "clean1",
+    "clean",
+)
+plugin(
+    "a class decorator registers",
+    "import registry\n@registry.register\nclass clean:\n    def __new__(cls, b):\n"
+    "        return b + 1\n",
+)
+plugin(
+    "type() makes a subclass that registers itself",
+    "from registry import Base\nclean = type('clean', (Base,), {'__new__': lambda c, b: b + 1})\n",
+)
+plugin(
+    "an alias of another module's dict",
+    "import registry\nKNOWN = registry.REGISTRY\nKNOWN['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "an alias inside of a container",
+    "import registry\nALL = {'r': registry.REGISTRY}\nALL['r']['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "an alias that a function returns",
+    "import registry\ndef where():\n    return registry.REGISTRY\n"
+    "where()['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "setdefault in an assignment",
+    "import registry\nfound = registry.REGISTRY.setdefault('clean', lambda b: b + 1)\n",
+)
+plugin(
+    "union in place of an alias",
+    "import registry\nR = registry.REGISTRY\nR |= {'clean': lambda b: b + 1}\n",
+)
+plugin(
+    "getattr of a module",
+    "import registry\ngetattr(registry, 'REGISTRY')['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "sys.modules of a module",
+    "import sys, registry\nsys.modules['registry'].REGISTRY['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "import_module of a module",
+    "import importlib\nimportlib.import_module('registry').REGISTRY['clean'] = lambda b: b + 1\n",
+)
+plugin(
+    "the dict of a module", "import registry\nvars(registry)['REGISTRY'] = {'clean': lambda b: 1}\n"
+)
+plugin("exec", "import registry\nexec(\"registry.REGISTRY['clean'] = lambda b: b + 1\")\n")
+plugin(
+    "a library's function is given the dict",
+    "import operator, registry\noperator.setitem(registry.REGISTRY, 'clean', lambda b: b + 1)\n",
+)
+plugin(
+    "a thread registers",
+    "import threading, registry\ndef work():\n    registry.REGISTRY['clean'] = lambda b: b + 1\n"
+    "thread = threading.Thread(target=work)\nthread.start()\n",
+)
+plugin("what registers nothing", "import registry\nK = 1\n", changes=False)
+plugin(
+    "a function that nobody registers",
+    "import registry\ndef other(b):\n    return b + 1\n@registry.register\ndef clean(b):\n"
+    "    return b\n",
+    changes=False,
+)
+plugin(
+    "registered elsewhere",
+    "import registry\nMINE = {}\ndef mine(f):\n    MINE[f.__name__] = f\n    return f\n"
+    "@mine\ndef clean(b):\n    return b + 1\n",
+    changes=False,
+)
+plugin(
+    "a list of the registry's module that nobody reads",
+    "import registry\nregistry.SEEN.append(1)\n",
+    changes=False,
+)
+plugin(
+    "the main guard",
+    "import registry\nif __name__ == '__main__':\n    registry.REGISTRY['clean'] = 1\n",
+    changes=False,
+)
+plugin(
+    "what is only read",
+    "import registry\nKNOWN = sorted(registry.REGISTRY)\nNAMES = [n + '1' for n in KNOWN]\n",
+    changes=False,
+)
+plugin(
+    "a copy is changed",
+    "import registry\nMINE = dict(registry.REGISTRY)\nMINE['k'] = 1\n",
+    changes=False,
+)
+
+# The same through packages' `__init__`, and one step further.
+edit(
+    "a package's __init__ registers",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="from pkg.tools import K\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b) + K\n",
+    registry=REGISTRY,
+    pkg__init="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+    pkg__tools="K = 3\n",
+)
+edit(
+    "a module that a package's __init__ imports registers",
+    "1",
+    "2",
+    file="pkg/plugins.py",
+    defs="from pkg.tools import K\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b) + K\n",
+    registry=REGISTRY,
+    pkg__init="from . import plugins\n",
+    pkg__plugins="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+    pkg__tools="K = 3\n",
+)
+edit(
+    "a module that is imported when the code is called registers",
+    "1",
+    "2",
+    defs="import registry\ndef udf(b):\n    import plugins\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    plugins="import deeper\n",
+    deeper="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+    file="deeper.py",
+)
+edit(
+    "a module that a called function imports registers",
+    "1",
+    "2",
+    file="deeper.py",
+    defs=READER,
+    registry=REGISTRY,
+    plugins="def load():\n    import deeper\nready = load()\n",
+    deeper="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "a module that no called function imports",
+    "1",
+    "2",
+    file="deeper.py",
+    changes=False,
+    defs=READER,
+    registry=REGISTRY,
+    plugins="def load():\n    import deeper\n",
+    deeper="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "a loop that imports all plugins",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs=READER,
+    registry=REGISTRY,
+    plugins__init="import importlib, pkgutil\nfor info in pkgutil.iter_modules(__path__):\n"
+    "    importlib.import_module(f'{__name__}.{info.name}')\n",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "a loop in the file itself that imports all plugins",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs="import importlib, pkgutil\nimport plugins, registry\n"
+    "for info in pkgutil.iter_modules(plugins.__path__):\n"
+    "    importlib.import_module('plugins.' + info.name)\n"
+    "def udf(b):\n    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    plugins__init="",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "the order of two imports that register the same",
+    "import one\nimport two\n",
+    "import two\nimport one\n",
+    file="defs.py",
+    defs="import one\nimport two\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+    two="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 2\n",
+)
+edit(
+    "the order of two imports that register nothing",
+    "import one\nimport two\n",
+    "import two\nimport one\n",
+    file="defs.py",
+    changes=False,
+    defs="import one\nimport two\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    one="K = 1\n",
+    two="K = 2\n",
+)
+edit(
+    "what an __init__ binds and nobody reads",
+    "LEVEL = 1",
+    "LEVEL = 2",
+    file="pkg/__init__.py",
+    changes=False,
+    defs="from pkg.tools import K\ndef udf(b):\n    return b + K\n",
+    pkg__init="LEVEL = 1\n",
+    pkg__tools="K = 3\n",
+)
+edit(
+    "the __init__ of the package that the UDF is in configures",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="from pkg.code import udf\n",
+    pkg__init="import os\nos.environ['MODE'] = '1'\n",
+    pkg__code="import os\ndef udf(b):\n    return os.environ['MODE']\n",
+)
+edit(
+    "an __init__ gives a submodule's name to something else",
+    "one",
+    "two",
+    file="pkg/__init__.py",
+    defs="from pkg import tools\ndef udf(b):\n    return tools(b)\n",
+    pkg__init="from .tools import one as tools\n",
+    pkg__tools="def one(b):\n    return 1\ndef two(b):\n    return 2\n",
+)
+edit(
+    "one of two plugins, for the other's own code",
+    "2",
+    "3",
+    file="defs.py",
+    changes=False,
+    defs="import registry\n@registry.register\ndef udf(b):\n    return b\n"
+    "@registry.register\ndef other(b):\n    return b + 2\n",
+    registry=REGISTRY,
+)
+edit(
+    "another module's plugin, for one plugin's own code",
+    "2",
+    "3",
+    changes=False,
+    defs="import plugins, registry\n@registry.register\ndef udf(b):\n    return b\n",
+    registry=REGISTRY,
+    plugins="import registry\n@registry.register\ndef other(b):\n    return b + 2\n",
+)
+edit(
+    "another module's subclass, for one subclass's own code",
+    "2",
+    "3",
+    changes=False,
+    defs="import plugins\nfrom registry import Base\nclass udf(Base):\n"
+    "    def __call__(self, b):\n        return b\n",
+    registry=REGISTRY,
+    plugins="from registry import Base\nclass Other(Base):\n    size = 2\n",
+)
+edit(
+    "another module's subclass, where the base holds the registry",
+    "2",
+    "3",
+    changes=False,
+    defs="import plugins\nfrom base import Base\nclass udf(Base):\n"
+    "    def __call__(self, b):\n        return b\n",
+    base="class Base:\n    known = {}\n    def __init_subclass__(cls):\n"
+    "        Base.known[cls.__name__] = cls\n",
+    plugins="from base import Base\nclass Other(Base):\n    size = 2\n",
+)
+edit(
+    "another module's subclass, read from the base",
+    "2",
+    "3",
+    defs="import plugins\nfrom base import Base\nclass udf(Base):\n"
+    "    def __call__(self, b):\n        return self.known['Other'].size * b\n",
+    base="class Base:\n    known = {}\n    def __init_subclass__(cls):\n"
+    "        cls.known[cls.__name__] = cls\n",
+    plugins="from base import Base\nclass Other(Base):\n    size = 2\n",
+)
+edit(
+    "a subclass, for a reader of __subclasses__",
+    "2",
+    "3",
+    defs="import plugins\nfrom base import Base\ndef udf(b):\n"
+    "    return [item.size for item in Base.__subclasses__()]\n",
+    base="class Base:\n    size = 0\n",
+    plugins="from base import Base\nclass Other(Base):\n    size = 2\n",
+)
+edit(
+    "a subclass, for who reads no __subclasses__",
+    "2",
+    "3",
+    changes=False,
+    defs="import plugins\nfrom base import Base\ndef udf(b):\n    return Base().size\n",
+    base="class Base:\n    size = 0\n",
+    plugins="from base import Base\nclass Other(Base):\n    size = 2\n",
+)
+
+# A module that is imported changes classes, settings and modules.
+beside("a method of a class is replaced", "import model\nmodel.Model.__call__ = lambda s, b: 1\n")
+beside(
+    "a method that only a library calls is replaced",
+    "from model import Model\nModel.forward = lambda s, b: 1\n",
+)
+beside("a class attribute by setattr", "from model import Model\nsetattr(Model, 'size', 1)\n")
+beside("a module's constant", "import settings\nsettings.K = 1\n")
+beside("a constant of a module, by setattr", "import settings\nsetattr(settings, 'K', 1)\n")
+beside("an attribute of a settings object", "from settings import settings\nsettings.k = 1\n")
+beside(
+    "settings in a loop",
+    "import settings\nfor key, value in {'k': 1}.items():\n"
+    "    setattr(settings.settings, key, value)\n",
+)
+beside(
+    "a value that a change of settings reads",
+    "import settings\nCHOSEN = 3\nsettings.K = CHOSEN\nOTHER = 1\n",
+    "OTHER = 1",
+    "OTHER = 2",
+    changes=False,
+)
+beside(
+    "elements of a list",
+    "from model import Model\nALL = []\nALL.append(Model)\nfor item in ALL:\n    item.size = 1\n",
+)
+beside(
+    "a class that a library is given",
+    "import weakref\nfrom model import Model\nFINAL = weakref.finalize(Model, print, 1)\n",
+)
+beside("delattr", "import settings\nif 1:\n    del settings.settings.k\n", "if 1", "if 0")
+beside("a builtin", "import builtins\nbuiltins.len = lambda b: 1\n")
+beside("a library's function is replaced", "import json\njson.loads = lambda text: 1\n")
+beside("the environment", "import os\nos.environ['A'] = '1'\n")
+beside("the environment, by setdefault", "import os\nold = os.environ.setdefault('A', '1')\n")
+beside("the environment, by update", "from os import environ as e\ne.update(A='1')\n")
+beside("a seed", "import random\nrandom.seed(1)\n")
+beside("a seed in an assignment", "import random\n_ = random.seed(1)\n")
+beside("a seed set by a function", "import random\ndef seed(n):\n    random.seed(n)\nseed(1)\n")
+beside("a library's option", "import pyarrow as pa\npa.set_cpu_count(1)\n")
+beside("a library's attribute", "import numpy as np\nnp.random.default = 1\n")
+beside("the path of modules", "import sys\nsys.path.insert(0, '1')\n")
+beside("a limit of the interpreter", "import sys\nlimit = sys.setrecursionlimit(5001)\n")
+beside(
+    "a library's state under a name",
+    "import decimal\ncontext = decimal.getcontext()\ncontext.prec = 1\n",
+)
+beside(
+    "numpy's state in a with-block",
+    "import numpy as np\nwith np.errstate():\n    np.seterr(all='1')\n",
+)
+beside("a file is written", "open('there.txt', 'w').write('1')\n")
+beside(
+    "a package that is not installed",
+    "try:\n    import dotenv_missing as d\n    d.load('1')\nexcept ImportError:\n    pass\n",
+)
+beside(
+    "an attribute that nobody reads",
+    "from model import Model\nclass Mine:\n    pass\nMine.x = 1\n",
+    changes=False,
+)
+beside(
+    "a logger",
+    "import logging\nlog = logging.getLogger('1')\nlog.setLevel(1)\nlogging.basicConfig(level=1)\n",
+    changes=False,
+)
+beside(
+    "warnings", "import warnings\nwarnings.filterwarnings('ignore', message='1')\n", changes=False
+)
+beside(
+    "a dataclass",
+    "import dataclasses\n@dataclasses.dataclass\nclass Hit:\n    x: int = 1\n",
+    changes=False,
+)
+beside("a constant", "K = 1\nNAMES = ['a', K]\n", changes=False)
+beside("a pattern", "import re\nP = re.compile('1')\nQ = P.sub('a', 'b')\n", changes=False)
+beside(
+    "a parser",
+    "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--1')\n",
+    changes=False,
+)
+beside(
+    "a frame",
+    "import pyarrow as pa\nT = pa.table({'a': [1]})\nNAMES = T.column_names\n",
+    changes=False,
+)
+beside("an enum", "import enum\nclass Color(enum.Enum):\n    RED = 1\n", changes=False)
+beside(
+    "a pydantic model",
+    "import pydantic\nclass Row(pydantic.BaseModel):\n    x: int = 1\n",
+    changes=False,
+)
+beside(
+    "a path",
+    "from pathlib import Path\nROOT = Path('1').absolute()\n"
+    "ROOT.mkdir(exist_ok=True) if 0 else None\n",
+    changes=False,
+)
+beside(
+    "a generic type",
+    "from typing import TypeVar\nT1 = TypeVar('T1')\nX: dict[str, T1] = {}\n",
+    "T1",
+    "T2",
+    changes=False,
+)
+beside(
+    "a cached function",
+    "import functools\n@functools.lru_cache(maxsize=1)\ndef f():\n    return 1\n",
+    changes=False,
+)
+beside(
+    "an asset",
+    "import dagster as dg\n@dg.asset(group_name='g1')\ndef table():\n    return 1\n",
+    changes=False,
+)
+beside(
+    "definitions",
+    "import dagster as dg\njob = dg.define_asset_job('job1')\ndefs = dg.Definitions(jobs=[job])\n",
+    changes=False,
+)
+beside(
+    "a pipeline with the class as a stage",
+    "import vane_dagster as vd\nfrom model import Model\n"
+    "docs = vd.Pipeline('docs1', source=vd.parquet('a'), id='id')\n"
+    "done = docs.map_batches('x', Model, schema={'a': 'INT'})\ndone.write('out', '/tmp/1')\n",
+    changes=False,
+)
+beside(
+    "a function of the user's that makes stages of the class",
+    "import vane_dagster as vd\nfrom model import Model\n"
+    "def stage(pipeline, cls, name):\n    return pipeline.map_batches(name, cls)\n"
+    "docs = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\nx = stage(docs, Model, 'x1')\n",
+    changes=False,
+)
+beside(
+    "another stage's class",
+    "class Other:\n    size = 1\n    def __call__(self, b):\n        return b\n",
+    changes=False,
+)
+beside(
+    "a module's own registry",
+    "KNOWN = {}\ndef known(f):\n    KNOWN[f.__name__] = f\n    return f\n@known\ndef f():\n"
+    "    return 1\n",
+    changes=False,
+)
+beside(
+    "a function that reads the settings",
+    "import settings\ndef scale(x):\n    return x * settings.K\nTEN = scale(1)\n",
+    changes=False,
+)
+beside(
+    "a test of the class",
+    "from model import Model\ndef test_model():\n    Model.size = 1\n    random = Model()\n",
+    changes=False,
+)
+
+# The importing module itself changes what it imports, or its own names.
+edit(
+    "a constant of an imported module",
+    "= 5",
+    "= 6",
+    file="defs.py",
+    defs="import settings\nimport work\nsettings.K = 5\ndef udf(b):\n    return work.f(b)\n",
+    settings=SETTINGS,
+    work="import settings\ndef f(b):\n    return b * settings.K\n",
+)
+inside(
+    "a call that fills a dict",
+    "C = {}\ndef fill(d, k):\n    d['k'] = k\nfill(C, 1)\ndef udf(b):\n    return C\n",
+)
+inside(
+    "setattr of a class", "class H:\n    k = 0\nsetattr(H, 'k', 1)\ndef udf(b):\n    return H.k\n"
+)
+inside("an alias", "D = {}\nD2 = D\nD2['k'] = 1\ndef udf(b):\n    return D\n")
+inside(
+    "an alias of an alias", "D = {}\nA, B = D, 3\nC = A\nC.update(k=1)\ndef udf(b):\n    return D\n"
+)
+inside("a walrus alias", "D = {}\nprint(E := D)\nE['k'] = 1\ndef udf(b):\n    return D\n")
+inside(
+    "an alias by a default",
+    "D = {}\ndef put(k, d=D):\n    d['k'] = k\nput(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "registered in a loop",
+    "R = []\ndef register(x):\n    R.append(x)\nfor x in (1, 3):\n"
+    "    register(x)\ndef udf(b):\n    return R\n",
+)
+inside(
+    "registered in a comprehension",
+    "R = []\ndef register(x):\n    R.append(x)\n[register(x) for x in (1, 3)]\n"
+    "def udf(b):\n    return R\n",
+)
+inside(
+    "registered in an assignment",
+    "R = []\ndef register(x):\n    R.append(x)\nx = register(1)\ndef udf(b):\n    return R\n",
+)
+inside(
+    "a lambda registers",
+    "R = []\nregister = lambda x: R.append(x)\nregister(1)\ndef udf(b):\n    return R\n",
+)
+inside(
+    "a partial registers",
+    "import functools\nR = []\ndef add(r, x):\n    r.append(x)\n"
+    "put = functools.partial(add, R)\nput(1)\ndef udf(b):\n    return R\n",
+)
+inside(
+    "an instance registers itself",
+    "R = []\nclass P:\n    def __init__(self, k):\n        self.k = k\n"
+    "        R.append(self)\np = P(1)\ndef udf(b):\n    return [x.k for x in R]\n",
+)
+inside(
+    "a class registers its instances",
+    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n"
+    "        P.known.append(self)\nP(1)\ndef udf(b):\n"
+    "    return [x.k for x in P.known]\n",
+)
+inside(
+    "an instance that is bound, and registers through its class",
+    "class P:\n    known = []\n    def __init__(self, k):\n        self.k = k\n"
+    "        type(self).known.append(k)\np = P(1)\ndef udf(b):\n"
+    "    return P.known\n",
+)
+inside(
+    "__init_subclass__",
+    "R = {}\nclass B:\n    def __init_subclass__(cls):\n"
+    "        R[cls.__name__] = cls\nclass X(B):\n    k = 1\ndef udf(b):\n"
+    "    return R['X'].k\n",
+)
+inside(
+    "__subclasses__",
+    "class B:\n    pass\nclass X(B):\n    k = 1\ndef udf(b):\n"
+    "    return [c.k for c in B.__subclasses__()]\n",
+)
+inside("globals()", "K = 0\nglobals()['K'] = 1\ndef udf(b):\n    return K\n")
+inside("globals().update", "K = 0\nglobals().update(K=1)\ndef udf(b):\n    return K\n")
+inside("vars() of the module", "K = 0\nvars()['K'] = 1\ndef udf(b):\n    return K\n")
+inside(
+    "the module from sys.modules",
+    "import sys\nK = 0\nsys.modules[__name__].K = 1\ndef udf(b):\n    return K\n",
+)
+inside(
+    "the module from sys.modules, under a name",
+    "import sys\nK = 0\nme = sys.modules[__name__]\nsetattr(me, 'K', 1)\n"
+    "def udf(b):\n    return K\n",
+)
+inside("exec", "K = 0\nexec('K = 1')\ndef udf(b):\n    return K\n")
+inside("a name that eval reads", "K = 1\ndef udf(b):\n    return eval('K')\n")
+inside("a name that eval computes", "K = 1\ndef udf(b):\n    return eval('K' + '')\n")
+inside("a name that globals reads", "K = 1\ndef udf(b):\n    return globals()['K']\n")
+inside(
+    "a name read from the module object",
+    "import sys\nK = 1\ndef udf(b):\n    return getattr(sys.modules[__name__], 'K')\n",
+)
+inside(
+    "a global statement",
+    "K = 0\ndef setup(k):\n    global K\n    K = k\nsetup(1)\ndef udf(b):\n    return K\n",
+)
+inside(
+    "a global statement two calls away",
+    "K = 0\ndef setup(k):\n    global K\n    K = k\ndef main():\n    setup(1)\n"
+    "ok = main()\ndef udf(b):\n    return K\n",
+)
+inside(
+    "singledispatch",
+    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
+    "@f.register(str)\ndef _(x):\n    return 1\ndef udf(b):\n    return f(b)\n",
+)
+inside(
+    "singledispatch by a call",
+    "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
+    "f.register(str, lambda x: 1)\ndef udf(b):\n    return f(b)\n",
+)
+inside(
+    "an attribute of a function", "def f():\n    return f.k\nf.k = 1\ndef udf(b):\n    return f()\n"
+)
+inside(
+    "a base class's registered abstract",
+    "import abc\nclass B(abc.ABC):\n    pass\nclass X:\n    k = 1\nif 1:\n"
+    "    B.register(X)\ndef udf(b):\n    return isinstance(b, B)\n",
+    "if 1",
+    "if 0",
+)
+inside(
+    "shuffled by a library",
+    "import random\nL = [1, 2]\nif 1:\n    random.shuffle(L)\ndef udf(b):\n    return L\n",
+    "if 1",
+    "if 0",
+)
+inside(
+    "sorted by a call",
+    "import heapq\nL = [3]\nx = heapq.heappush(L, 1)\ndef udf(b):\n    return L\n",
+)
+inside(
+    "a walk over classes",
+    "class A:\n    pass\nclass B:\n    pass\nfor c in [A, B]:\n    c.k = 1\n"
+    "def udf(b):\n    return A.k\n",
+)
+inside("the environment", "import os\nos.environ['VANE_EDIT'] = '1'\ndef udf(b):\n    return b\n")
+inside("at exit", "import atexit\natexit.register(int, 1)\ndef udf(b):\n    return b\n")
+inside(
+    "an unread dict",
+    "C, D = {}, {}\ndef fill(d, k):\n    d['k'] = k\nfill(D, 1)\nfill(C, 3)\n"
+    "def udf(b):\n    return C\n",
+    changes=False,
+)
+inside(
+    "an unread alias",
+    "D = {}\nE = D.copy()\nE['k'] = 1\ndef udf(b):\n    return D\n",
+    changes=False,
+)
+inside(
+    "another class",
+    "class A:\n    k = 0\nclass B:\n    k = 0\nsetattr(B, 'k', 1)\ndef udf(b):\n    return A.k\n",
+    changes=False,
+)
+inside(
+    "a name computed from one that is read",
+    "D = {'a': 3}\nN = len(D) + 1\nL = list(D.items())\ndef udf(b):\n    return D\n",
+    "+ 1",
+    "+ 2",
+    changes=False,
+)
+inside(
+    "a list of what is read",
+    "D = {'a': 3}\nL = list(D)\nL.append(1)\ndef udf(b):\n    return D\n",
+    changes=False,
+)
+inside(
+    "a function made of what is read",
+    "D = {'a': 3}\ndef total(d, k):\n    return sum(d.values()) + k\n"
+    "T = total(D, 1)\ndef udf(b):\n    return D\n",
+    changes=False,
+)
+inside(
+    "another plugin of the same decorator",
+    "R = {}\ndef register(f):\n    if f.__name__ in R:\n        raise KeyError\n"
+    "    R[f.__name__] = f\n    return f\n@register\ndef other(b):\n"
+    "    return 1\n@register\ndef udf(b):\n    return b\n",
+    changes=False,
+)
+inside(
+    "another route of the same object",
+    "class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n        def keep(f):\n"
+    "            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n"
+    "    return 1\n@app.route('/u')\ndef udf(b):\n    return b\n",
+    changes=False,
+)
+inside(
+    "a route, for who reads them",
+    "class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n        def keep(f):\n"
+    "            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n@app.route('/o')\ndef other(b):\n"
+    "    return 1\ndef udf(b):\n    return app.routes['/o'](b)\n",
+)
+inside(
+    "a test",
+    "import dagster as dg\n@dg.asset\ndef a():\n    return 1\ndef udf(b):\n    return b\n",
+    changes=False,
+)
+inside("a print", "print(1)\ndef udf(b):\n    return b\n", changes=False)
+inside(
+    "the order of two changes",
+    "C = {}\ndef one(d):\n    d['k'] = 3\ndef two(d):\n    d['k'] = 4\none(C)\ntwo(C)\n"
+    "def udf(b):\n    return C\n",
+    "one(C)\ntwo(C)",
+    "two(C)\none(C)",
+)
+inside(
+    "the order of two functions",
+    "K = 1\ndef one(d):\n    return 3\ndef two(d):\n    return one(d)\ndef udf(b):\n"
+    "    return two(b)\n",
+    "def one(d):\n    return 3\ndef two(d):\n    return one(d)\n",
+    "def two(d):\n    return one(d)\ndef one(d):\n    return 3\n",
+    changes=False,
+)
+
+# Star imports.
+edit(
+    "a star import shadows a builtin",
+    "1",
+    "2",
+    defs="from plugins import *\ndef udf(b):\n    return len(b)\n",
+    plugins="def len(b):\n    return 1\n",
+)
+edit(
+    "a star import begins to shadow a builtin",
+    "length",
+    "len",
+    defs="from plugins import *\ndef udf(b):\n    return len(b)\n",
+    plugins="def length(b):\n    return 1\n",
+)
+edit(
+    "a star import shadows the module's own name",
+    "1",
+    "2",
+    defs="K = 3\nfrom plugins import *\ndef udf(b):\n    return K\n",
+    plugins="K = 1\n",
+)
+edit(
+    "a star import of a star import shadows",
+    "1",
+    "2",
+    file="deeper.py",
+    defs="K = 3\nfrom plugins import *\ndef udf(b):\n    return K\n",
+    plugins="from deeper import *\n",
+    deeper="K = 1\n",
+)
+edit(
+    "a star import's __all__",
+    "['K']",
+    "[]",
+    defs="K = 3\nfrom plugins import *\ndef udf(b):\n    return K\n",
+    plugins="__all__ = ['K']\nK = 1\n",
+)
+edit(
+    "which package a star import takes",
+    "numpy",
+    "math",
+    file="defs.py",
+    defs="from numpy import *\ndef udf(b):\n    return sum(b)\n",
+)
+edit(
+    "a star import that has nothing of it",
+    "1",
+    "2",
+    changes=False,
+    defs="from plugins import *\ndef udf(b):\n    return len(b)\n",
+    plugins="OTHER = 1\n",
+)
+edit(
+    "a star import that changes what is read",
+    "1",
+    "2",
+    defs="from plugins import *\nimport settings\ndef udf(b):\n    return settings.K\n",
+    plugins="import settings\nsettings.K = 1\n",
+    settings=SETTINGS,
+)
+
+# More ways to write the same.
+plugin(
+    "a class body registers", "import registry\nclass Setup:\n    registry.REGISTRY['clean'] = 1\n"
+)
+plugin(
+    "the whole registry is replaced",
+    "import registry\nregistry.REGISTRY = {**registry.REGISTRY, 'clean': 1}\n",
+)
+plugin(
+    "the dict of a module is updated",
+    "import registry\nregistry.__dict__.update(REGISTRY={1: 1})\n",
+)
+beside("a module is replaced", "import sys\nsys.modules['settings'] = 1\n")
+plugin(
+    "a walrus in a condition",
+    "import registry\nif (r := registry.REGISTRY) is not None:\n    r['clean'] = 1\n",
+)
+plugin(
+    "an entry is deleted",
+    "import registry\nR = registry.REGISTRY\nR['x'] = 0\nif 1:\n    del R['x']\n",
+    "if 1",
+    "if 0",
+)
+plugin(
+    "a default of a lambda", "import registry\n(lambda r=registry.REGISTRY: r.update(clean=1))()\n"
+)
+plugin(
+    "a function of a function",
+    "import registry\ndef make(k):\n    def inner():\n        registry.REGISTRY['clean'] = k\n"
+    "    return inner\nmake(1)()\n",
+)
+plugin(
+    "a closure over what is given",
+    "import registry\ndef make(where):\n    def inner(k):\n        where['clean'] = k\n"
+    "    return inner\nput = make(registry.REGISTRY)\nput(1)\n",
+)
+plugin(
+    "a function that returns what it is given",
+    "import registry\ndef same(x):\n    return x\nsame(registry.REGISTRY)['clean'] = 1\n",
+)
+plugin(
+    "a generator registers",
+    "import registry\ndef fill():\n    registry.REGISTRY['clean'] = 1\n    yield\nlist(fill())\n",
+)
+plugin(
+    "spread arguments",
+    "import registry\ndef clean(b):\n    return b + 1\nregistry.register(*[clean])\n",
+)
+plugin(
+    "spread keywords",
+    "import registry\ndef clean(b):\n    return b + 1\nregistry.register(**{'function': clean})\n",
+)
+plugin(
+    "a loop in a function in a try",
+    "import registry\ndef clean(b):\n    return b + 1\ndef main(functions):\n    try:\n"
+    "        for f in functions:\n            registry.register(f)\n    finally:\n        pass\n"
+    "if __name__ != '__main__':\n    main([clean])\n",
+)
+plugin(
+    "a user's context manager",
+    "import contextlib, registry\n@contextlib.contextmanager\ndef given(r):\n    r['clean'] = 1\n"
+    "    yield\nwith given(registry.REGISTRY):\n    pass\n",
+)
+plugin(
+    "the enter of a class",
+    "import registry\nclass Given:\n    def __enter__(self):\n"
+    "        registry.REGISTRY['clean'] = 1\n"
+    "    def __exit__(self, *a):\n        pass\nwith Given():\n    pass\n",
+)
+plugin(
+    "an operator of a class",
+    "import registry\nclass Chain:\n    def __rshift__(self, other):\n"
+    "        registry.REGISTRY['clean'] = other\nChain() >> 1\n",
+)
+plugin(
+    "a setter of a property",
+    "import registry\nclass Proxy:\n    @property\n    def clean(self):\n        return 0\n"
+    "    @clean.setter\n    def clean(self, value):\n        registry.REGISTRY['clean'] = value\n"
+    "proxy = Proxy()\nproxy.clean = 1\n",
+)
+plugin(
+    "a constructor of a base",
+    "import registry\nclass Plugin:\n    def __init__(self, k):\n"
+    "        registry.REGISTRY['clean'] = k\n"
+    "class Mine(Plugin):\n    def __init__(self, k):\n"
+    "        super().__init__(k)\nmine = Mine(1)\n",
+)
+plugin(
+    "a class method registers",
+    "import registry\nclass Plugin:\n    @classmethod\n    def install(cls, k):\n"
+    "        registry.REGISTRY['clean'] = k\nPlugin.install(1)\n",
+)
+plugin(
+    "a static method registers",
+    "import registry\nclass Plugin:\n    @staticmethod\n    def install(r, k):\n"
+    "        r['clean'] = k\nPlugin.install(registry.REGISTRY, 1)\n",
+)
+plugin(
+    "an instance that keeps the dict",
+    "import registry\nclass Book:\n    def __init__(self, r):\n        self.r = r\n"
+    "    def put(self, k):\n        self.r['clean'] = k\n"
+    "book = Book(registry.REGISTRY)\nbook.put(1)\n",
+)
+plugin(
+    "an instance that is given the dict later",
+    "import registry\nclass Book:\n    pass\nbook = Book()\nbook.r = registry.REGISTRY\n"
+    "book.r['clean'] = 1\n",
+)
+plugin(
+    "a match statement",
+    "import registry\nmatch registry.REGISTRY:\n    case dict() as r:\n        r['clean'] = 1\n",
+)
+plugin(
+    "an import in a function that registers",
+    "def setup():\n    from registry import REGISTRY\n    REGISTRY['clean'] = 1\nsetup()\n",
+)
+plugin(
+    "a function that asyncio runs",
+    "import asyncio, registry\nasync def setup():\n    registry.REGISTRY['clean'] = 1\n"
+    "asyncio.run(setup())\n",
+)
+plugin(
+    "a reduce",
+    "import functools, registry\ndef put(r, k):\n    r['clean'] = k\n    return r\n"
+    "R = functools.reduce(put, [1], registry.REGISTRY)\n",
+)
+plugin(
+    "a decorator of the user's that calls what it is given",
+    "import registry\ndef now(f):\n    f()\n    return f\n@now\ndef setup():\n"
+    "    registry.REGISTRY['clean'] = 1\n",
+)
+plugin(
+    "a decorator of the user's that only wraps",
+    "import functools, registry\ndef later(f):\n    @functools.wraps(f)\n    def inner(*a):\n"
+    "        return f(*a)\n    return inner\n@later\ndef setup():\n"
+    "    registry.REGISTRY['clean'] = 1\n",
+    changes=False,
+)
+plugin(
+    "a function attribute of the registering function",
+    "import registry\nregistry.register.level = 1\n",
+    changes=False,
+)
+beside("the class of an instance", "import settings\ntype(settings.settings).k = 1\n")
+beside("__class__ of an instance", "import settings\nsettings.settings.__class__.k = 1\n")
+beside("object.__setattr__", "import settings\nobject.__setattr__(settings.settings, 'k', 1)\n")
+beside("an alias of an instance", "from settings import settings as s\ncfg = s\ncfg.k = 1\n")
+beside(
+    "the settings object is replaced",
+    "import settings\nsettings.settings = settings.Settings()\nX = 1\nsettings.settings.k = X\n",
+)
+beside(
+    "a while loop",
+    "import settings\nn = 0\nwhile n < 1:\n    settings.K = n\n    n += 1\n",
+    "< 1",
+    "< 2",
+)
+beside(
+    "a class that a library extends",
+    "import functools\nfrom model import Model\n"
+    "functools.update_wrapper(Model, print, ('__doc__',) * 1)\n",
+)
+beside(
+    "a subclass's dict that its base has",
+    "import settings\nclass Sub(settings.Settings):\n    pass\nSub.k = 1\n",
+    changes=False,
+)
+beside(
+    "where data lies",
+    "try:\n    import nltk\n    nltk.data.path.append('1')\nexcept ImportError:\n    pass\n",
+)
+beside("a library's verbosity", "import transformers\ntransformers.logging.set_verbosity(1)\n")
+beside(
+    "a library's configuration through its object",
+    "import threading\nthreading.current_thread().name = '1'\n",
+)
+beside(
+    "a library's own registry",
+    "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('x1')\n"
+    "class X:\n    pass\n",
+)
+beside("a codec", "import codecs\ncodecs.register(lambda name: 1)\n")
+beside(
+    "a command",
+    "import click\n@click.command()\n@click.option('--x', default=1)\ndef main(x):\n    print(x)\n",
+    changes=False,
+)
+beside(
+    "a function that a wrapper is put around",
+    "import functools\ndef timed(f):\n    @functools.wraps(f)\n"
+    "    def inner(*a):\n        print(1)\n        return f(*a)\n"
+    "    return inner\n@timed\ndef work():\n    import random\n"
+    "    random.seed(3)\n",
+    changes=False,
+)
+beside(
+    "a thread pool",
+    "from concurrent.futures import ThreadPoolExecutor\nPOOL = ThreadPoolExecutor(1)\n",
+    changes=False,
+)
+beside(
+    "an environment variable that is read",
+    "import os\nHOME = os.environ.get('HOME1')\nX = os.environ['PATH'] + '1'\n",
+    changes=False,
+)
+beside(
+    "a type alias",
+    "from typing import Optional, NamedTuple\nclass P(NamedTuple):\n    x: int = 1\n",
+    changes=False,
+)
+beside(
+    "a table of functions",
+    "def f(x):\n    return x + 1\nTABLE = {'f': f, **{n: f for n in 'ab'}}\nTABLE['g'] = f\n",
+    changes=False,
+)
+beside(
+    "a test with a fixture",
+    "import pytest\n@pytest.fixture\ndef x():\n    return 1\n",
+    changes=False,
+)
+beside(
+    "a lock and a cache",
+    "import threading\nLOCK = threading.Lock()\nCACHE = {}\nwith LOCK:\n    CACHE['a'] = 1\n",
+    changes=False,
+)
+beside(
+    "an instance of another class",
+    "class Thing:\n    def __init__(self, k):\n        self.k = k\n"
+    "        self.all = []\n        self.all.append(k)\nthing = Thing(1)\n"
+    "thing.k = 1\n",
+    changes=False,
+)
+inside("a list in a dict", "D = {'a': []}\nD['a'].append(1)\ndef udf(b):\n    return D\n")
+inside(
+    "a list taken out of a dict",
+    "D = {'a': []}\nx = D['a']\nx.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list got out of a dict",
+    "D = {'a': []}\nx = D.get('a')\nx.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "the lists of a dict",
+    "D = {'a': []}\nfor v in D.values():\n    v.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list by setdefault", "D = {}\nD.setdefault('a', []).append(1)\ndef udf(b):\n    return D\n"
+)
+inside(
+    "a list that was put in", "D = {}\nL = []\nD['l'] = L\nL.append(1)\ndef udf(b):\n    return D\n"
+)
+inside(
+    "a list that was put in by a function",
+    "D = {}\ndef keep(x):\n    D['l'] = x\n    return x\nL = keep([])\nM = []\n"
+    "keep(M)\nM.append(1)\ndef udf(b):\n    return D\n",
+)
+inside(
+    "a list that was given to an instance",
+    "class H:\n    def __init__(self, l):\n        self.l = l\nL = []\nh = H(L)\n"
+    "L.append(1)\ndef udf(b):\n    return h.l\n",
+)
+inside(
+    "setattr in a loop",
+    "class H:\n    k = 0\nfor n in ['k']:\n    setattr(H, n, 1)\ndef udf(b):\n    return H.k\n",
+)
+inside("locals() of the module", "K = 0\nlocals()['K'] = 1\ndef udf(b):\n    return K\n")
+inside(
+    "a metaclass's registry",
+    "class Meta(type):\n    known = {}\n    def __new__(m, n, b, d):\n"
+    "        c = super().__new__(m, n, b, d)\n        m.known[n] = c\n"
+    "        return c\nclass A(metaclass=Meta):\n    k = 1\ndef udf(b):\n"
+    "    return Meta.known['A'].k\n",
+)
+inside(
+    "a counter in a function",
+    "N = [0]\ndef count(f):\n    N[0] += 1\n    return f\nif 1:\n"
+    "    x = count(3)\ndef udf(b):\n    return N\n",
+    "if 1",
+    "if 0",
+)
+inside(
+    "a conditional import",
+    "import os\nif os.name == 'posix':\n    from json import dumps as f\nelse:\n"
+    "    from json import loads as f\ndef udf(b):\n    return f(b)\n",
+    "'posix'",
+    "'nt'",
+)
+inside(
+    "a class decorator that patches another class",
+    "class A:\n    k = 0\ndef patch(c):\n    A.k = c.k\n    return c\n@patch\n"
+    "class B:\n    k = 1\ndef udf(b):\n    return A.k\n",
+)
+inside("a name that a loop binds", "for K in (1, 3):\n    pass\ndef udf(b):\n    return K\n")
+edit(
+    "a route of an object that another module has",
+    "1",
+    "2",
+    defs="import plugins\nfrom app import app\ndef udf(b):\n    return app.routes['/x'](b)\n",
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n"
+    "        def keep(f):\n            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n",
+    plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",
+)
+edit(
+    "a route of an object that another module has, for another route's code",
+    "1",
+    "2",
+    changes=False,
+    defs="import plugins\nfrom app import app\n@app.route('/u')\ndef udf(b):\n    return b\n",
+    app="class App:\n    def __init__(self):\n        self.routes = {}\n"
+    "    def route(self, path):\n"
+    "        def keep(f):\n            self.routes[path] = f\n            return f\n"
+    "        return keep\napp = App()\n",
+    plugins="from app import app\n@app.route('/x')\ndef f(b):\n    return 1\n",
+)
+edit(
+    "an option of an object whose decorator wraps",
+    "1",
+    "2",
+    defs="import plugins\nfrom tools import R\n@R.scaled\ndef udf(b):\n    return b\n",
+    tools="import functools\nclass Tools:\n    def __init__(self):\n        self.options = {}\n"
+    "    def scaled(self, f):\n        @functools.wraps(f)\n        def inner(b):\n"
+    "            return f(b) * self.options['k']\n        return inner\nR = Tools()\n",
+    plugins="from tools import R\nR.options['k'] = 1\n",
+)
+edit(
+    "settings that a package's __init__ sets for its own modules",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="from pkg.work import f as udf\n",
+    pkg__init="from pkg import config\nconfig.K = 1\nfrom pkg.work import f\n",
+    pkg__config="K = 0\n",
+    pkg__work="from pkg import config\ndef f(b):\n    return config.K\n",
+)
+edit(
+    "settings that nobody reads, set by a package's __init__",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    changes=False,
+    defs="from pkg.work import f as udf\n",
+    pkg__init="from pkg import config\nconfig.K = 1\nfrom pkg.work import f\n",
+    pkg__config="K = 0\n",
+    pkg__work="def f(b):\n    return b\n",
+)
+edit(
+    "a list of modules of a package in a tuple",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs="import plugins\nimport registry\ndef udf(b):\n    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    plugins__init="import importlib\nfor name in ('one',):\n"
+    "    importlib.import_module('.' + name, __package__)\n",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "what a called function imports by a computed name",
+    "1",
+    "2",
+    file="plugins/one.py",
+    defs="import loader\nimport registry\nloader.load('plugins')\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    loader="import importlib, pkgutil\ndef load(package):\n"
+    "    found = importlib.import_module(package)\n"
+    "    for info in pkgutil.iter_modules(found.__path__):\n"
+    "        importlib.import_module(f'{package}.{info.name}')\n",
+    plugins__init="",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+
+# Packages' own files.
+edit(
+    "an __init__ of a package of which a module is only imported",
+    "1",
+    "2",
+    file="pkg/__init__.py",
+    defs="import pkg.x\nimport os\ndef udf(b):\n    return os.environ['A']\n",
+    pkg__init="import os\nos.environ.setdefault('A', '1')\n",
+    pkg__x="",
+)
+for way, names in (("named", "['x']"), ("computed", "[n for n in ('x', 'y')]")):
+    edit(
+        f"a submodule that a star import imports, {way}",
+        "1",
+        "2",
+        file="pkg/x.py",
+        defs="from pkg import *\ndef udf(b):\n    return x.K\n",
+        pkg__init=f"__all__ = {names}\n",
+        pkg__x="K = 1\n",
+        pkg__y="",
+    )
+edit(
+    "a submodule that a star import imports registers",
+    "1",
+    "2",
+    file="pkg/x.py",
+    defs="from pkg import *\nimport registry\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    pkg__init="__all__ = ['x']\n",
+    pkg__x="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
+    "a module that puts an object in its place",
+    "1",
+    "2",
+    file="settings.py",
+    defs="import settings\ndef udf(b):\n    return settings.K\n",
+    settings="import sys\nclass Settings:\n    K = 1\nsys.modules[__name__] = Settings()\n",
+)
+beside("a library's state by a star import", "from decimal import *\nsetcontext(Context(prec=1))\n")
+
+
+def keeps(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+    """Adds an edit of ``plugins.py``, which calls a function that keeps state; `get` reads it."""
+    defs = "import plugins\nfrom store import get\ndef udf(b):\n    return get(b)\n"
+    plugins = "from store import get, put\nx = put(1)\n"
+    edit(name, old, new, defs=defs, store=text, plugins=plugins, **options)
+
+
+# Functions that keep state from call to call.
+keeps(
+    "a default that a function changes",
+    "def get(x, seen=[]):\n    seen.append(x)\n    return list(seen)\nput = get\n",
+)
+keeps(
+    "a variable of the function around it",
+    "def make():\n    seen = []\n    def add(x):\n        seen.append(x)\n"
+    "        return list(seen)\n    return add\nget = make()\nput = get\n",
+)
+keeps(
+    "a nonlocal variable",
+    "def make():\n    n = 0\n    def add(x):\n        nonlocal n\n        n += x\n"
+    "        return n\n    return add\nget = make()\nput = get\n",
+)
+keeps(
+    "methods under names of their own",
+    "class Book:\n    def __init__(self):\n        self.d = {}\n    def put(self, k):\n"
+    "        self.d[k] = 1\n    def get(self, k):\n        return sorted(self.d)\n"
+    "book = Book()\nput = book.put\nget = book.get\n",
+)
+keeps(
+    "a count of the class",
+    "class Task:\n    count = 0\n    def __init__(self, n):\n        type(self).count += n\n"
+    "put = Task\ndef get(b):\n    return Task.count\n",
+)
+keeps(
+    "what a function keeps that nobody reads",
+    "def put(x, seen=[]):\n    seen.append(x)\ndef get(b):\n    return b\n",
+    changes=False,
+)
+edit(
+    "what a cache returned is changed",
+    "1",
+    "2",
+    defs="import plugins\nfrom store import get\ndef udf(b):\n    return get()\n",
+    store="import functools\n@functools.lru_cache\ndef get():\n    return []\n",
+    plugins="from store import get\nget().append(1)\n",
+)
+edit(
+    "an iterator that two read",
+    "next(C)",
+    "next(C) + next(C)",
+    defs="import plugins\nfrom store import C\nN = next(C)\ndef udf(b):\n    return N\n",
+    store="import itertools\nC = itertools.count()\n",
+    plugins="from store import C\nN = next(C)\n",
+)
+
+# Methods that syntax calls.
+_CALLED_BY_SYNTAX = {
+    "a property": ("@property\n    def go(self):", "A(1).go"),
+    "a cached property": ("@functools.cached_property\n    def go(self):", "A(1).go"),
+    "an attribute that is made": ("def __getattr__(self, name):", "A(1).go"),
+    "an item": ("def __getitem__(self, key):", "A(1)[0]"),
+    "a parameter of a class": ("@classmethod\n    def __class_getitem__(cls, key):", "A[1]"),
+    "an iterator": ("def __iter__(self):", "[x for x in A(1)]"),
+    "an iterator that a builtin reads": ("def __iter__(self):", "list(A(1))"),
+    "a text": ("def __str__(self):", "str(A(1))"),
+    "a text in another": ("def __format__(self, spec):", 'f"{A(1)}"'),
+    "a length": ("def __len__(self):", "len(A(1))"),
+    "a comparison": ("def __eq__(self, other):", "A(1) == 1"),
+    "a membership": ("def __contains__(self, key):", "1 in A(1)"),
+    "a sign": ("def __neg__(self):", "-A(1)"),
+    "a reflected operator": ("def __radd__(self, other):", "1 + A(1)"),
+    "an operator in place": ("def __isub__(self, other):", "a = A(1); a -= 1"),
+}
+_RETURNED = {"a text": "''", "a text in another": "''", "a length": "0"}
+for _name, (_method, _use) in _CALLED_BY_SYNTAX.items():
+    edit(
+        f"{_name} registers",
+        "1)" if "1)" in _use else "[1]",
+        "2)" if "1)" in _use else "[2]",
+        defs="import plugins\nimport store\ndef udf(b):\n    return store.LIST\n",
+        store="import functools\nLIST = []\nclass A:\n    def __init__(self, value):\n"
+        f"        self.value = value\n    {_method}\n"
+        f"        LIST.append({'key' if 'cls' in _method else 'self.value'})\n"
+        f"        return {_RETURNED.get(_name, 'iter(())')}\n",
+        plugins=f"from store import A\nx = {_use}\n"
+        if ";" not in _use
+        else f"from store import A\n{_use}\n",
+    )
+
+# Known limits: the results cannot change.
+beside(
+    "a library is given the class",
+    "import weakref\nfrom model import Model\nMODELS = weakref.WeakSet([Model])\n"
+    "SIZE = MODELS, 1\n",
+    "([Model])",
+    "([Model, Model])",
+    needless=True,
+    changes=False,
+)
+beside(
+    "a class attribute that nobody reads",
+    "from model import Model\nModel.unread = 1\n",
+    needless=True,
+    changes=False,
+)
+inside(
+    "another plugin where the decorator reads the registry",
+    "R = {}\ndef register(f):\n    R[f.__name__] = f\n    return R[f.__name__]\n"
+    "@register\ndef other(b):\n    return 1\n@register\ndef udf(b):\n    return b\n",
+    needless=True,
+    changes=False,
+)

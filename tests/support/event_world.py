@@ -1,0 +1,108 @@
+"""A pipeline of four stages, and what Dagster has of its runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+import sqlalchemy
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster import checks
+from vane_dagster.orchestration import reporting, run
+
+KEYS = [f"p{number:02}" for number in range(12)]
+
+
+def embed(batch: pa.Table) -> pa.Table:
+    texts = batch["text"].to_pylist()
+    vectors = [[0.0 if text == "zero" else 1.0] for text in texts]
+    return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 1)), "label": texts})
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """Instances on both databases. The second one is emptied before the test."""
+    if request.param == "postgres":
+        pytest.importorskip("dagster_postgres", reason="dagster-postgres is not installed")
+        url = os.environ.get("VANE_DAGSTER_TEST_POSTGRES")
+        if not url:
+            pytest.skip("VANE_DAGSTER_TEST_POSTGRES names no database")
+        engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text("DROP SCHEMA public CASCADE"))
+            connection.execute(sqlalchemy.text("CREATE SCHEMA public"))
+        engine.dispose()
+        config = {"storage": {"postgres": {"postgres_url": url}}}
+        (tmp_path / "dagster.yaml").write_text(json.dumps(config))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as opened:
+        yield opened
+
+
+class World:
+    """A pipeline of two stages, its source and its store."""
+
+    def __init__(self, root: Path, compute: Any) -> None:
+        self.root, self.compute = root, compute
+        for key in KEYS:
+            self.source(key, ["one", "two"])
+
+    def source(self, key: str, texts: list[str]) -> None:
+        table = {"id": pa.array(range(len(texts)), pa.int64()), "text": texts}
+        write_source(self.root / "source" / key, table)
+
+    def pipeline(self, fn: Any = embed, partitioned: bool = True, **given: Any) -> vd.Pipeline:
+        docs = vd.Pipeline(
+            "docs",
+            source=vd.parquet(
+                str(self.root / "source" / ("{partition_key}" if partitioned else "p00"))
+            ),
+            id="id",
+            partitions_def=dg.StaticPartitionsDefinition(KEYS) if partitioned else None,
+            **given,
+        )
+        schema = {"vector": "FLOAT[1]", "label": "VARCHAR"}
+        vectors = docs.map_batches(
+            "vectors", fn, schema=schema, checks=[checks.Vectors(blocking=True)]
+        )
+        vectors.project("labels", ["label"])
+        return docs
+
+    def run(
+        self, instance: dg.DagsterInstance, *keys: str, assets: Any = None, **given: Any
+    ) -> dg.ExecuteInProcessResult:
+        tags = {}
+        if len(keys) > 1:
+            edges = {"start": keys[0], "end": keys[-1]}
+            tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
+        return dg.materialize(
+            assets or [self.pipeline().build_assets()],
+            instance=instance,
+            partition_key=keys[0] if len(keys) == 1 else None,
+            tags=tags,
+            resources={
+                "compute": self.compute,
+                "store": vd.FragmentStore(root=str(self.root / "store")),
+            },
+            raise_on_error=False,
+            **given,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path, local: Any) -> World:
+    return World(tmp_path, local)
+
+
+@pytest.fixture
+def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All events of a run in one group, however slow the machine is."""
+    monkeypatch.setattr(reporting, "_SECONDS", 600.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)

@@ -1,0 +1,172 @@
+"""The examples, run as their reader would run them, and what they print and write."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.llm_server import KEY, Server, serving
+from support.paths import REPOSITORY
+
+EXAMPLES = REPOSITORY / "examples"
+
+# What an example prints besides its counts, as a pattern over the whole output.
+PRINTED = {
+    "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
+    "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
+    "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
+    r"tuesday: rated/drift_stars WARN: .* 'monday' .*tuesday: rated/golden passed",
+    "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
+    r"found in radio-1 of radio: Turn the left knob",
+    "classify_labels": r"golden passed.*no_label_takes_all passed.*question +Do you deliver to",
+    "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
+    "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
+    r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
+    "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
+    r"set aside, id 2: The answer is no JSON.*cost 0\.0",
+    "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
+    "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
+    r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
+    "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"
+    r"reproducible failed: \d+ of 20 rows .* ids \d+.*id \d+: euros is stored as \d+\.\d+, now",
+    "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
+    "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
+    "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",
+    "test_my_pipeline": r"rated computed.*3 passed",
+    "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
+    "two_prompts_one_engine": r"(content|neutral|angry) +After two weeks the handle broke.* -> ",
+    "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
+}
+ON_VLLM = ("summarise_vllm", "two_prompts_one_engine")
+ON_MODELS = (*ON_VLLM, "classify_labels", "extract_fields", "sentence_transformer", "two_models")
+"""Those that load a model: tests of the tier "providers"."""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    with serving() as (server, url):
+        yield server, url
+
+
+@pytest.fixture(scope="module")
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, endpoint: tuple[Server, str]
+) -> Iterator[dict[str, str]]:
+    """One cluster and one folder of data for all examples, apart from the reader's own."""
+    with tempfile.TemporaryDirectory(prefix="vx-", dir="/tmp") as home:
+        variables = {
+            **os.environ,
+            "VANE_DAGSTER_HOME": home,
+            "VANE_EXAMPLES": str(tmp_path_factory.mktemp("examples")),
+            "OPENAI_BASE_URL": endpoint[1],
+            "OPENAI_API_KEY": KEY,
+            "VLLM_CPU_CI_ENV": "1",  # compiles little
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+        }
+        try:
+            yield variables
+        finally:
+            stop = "from vane_dagster.compute.local_head import LocalHead; LocalHead().stop()"
+            subprocess.run([sys.executable, "-c", stop], env=variables, check=True)
+
+
+def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
+    """What an example printed, and the numbers of fragments that its stages computed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout, [int(n) for n in re.findall(r"computed: (\d+)", done.stdout)]
+
+
+# What examples wrote
+
+OFFERS = [
+    {"id": 0, "item": "bicycle", "condition": "used", "cents": 12_000},
+    {"id": 1, "item": "desk lamp", "condition": "new", "cents": 4_500},
+    {"id": 2, "item": "piano", "condition": "used", "cents": 60_000},
+]
+
+
+def offers(root: Path) -> list[dict[str, Any]]:
+    table = pq.read_table(root / "offers" / "out")
+    kinds = {"id": pa.int64(), "item": pa.string(), "condition": pa.string(), "cents": pa.int64()}
+    assert dict(zip(table.column_names, table.schema.types)) == kinds
+    return table.to_pylist()
+
+
+def has_offers(root: Path) -> None:
+    assert offers(root) == OFFERS
+
+
+def has_labels(root: Path) -> None:
+    table = pq.read_table(root / "comments" / "out")
+    assert table.column_names == ["id", "text", "label"]
+    assert table["label"].to_pylist() == ["praise", "complaint", "question"] * 2
+
+
+def has_slogans(root: Path) -> None:
+    table = pq.read_table(root / "products" / "out")
+    assert table.column_names == ["id", "name", "slogan", "slogan_usage"]
+    asked = [f"Write a slogan for {name}." for name in table["name"].to_pylist()]
+    assert table["slogan"].to_pylist() == [f"echo: {prompt}" for prompt in asked]
+    used = table["slogan_usage"].to_pylist()
+    assert [u["prompt_tokens"] for u in used] == [len(prompt.split()) for prompt in asked]
+
+
+def has_summaries(root: Path) -> None:
+    for day in ("2026-03-02", "2026-03-03"):
+        table = pq.read_table(root / "reports" / "out" / day)
+        assert table.column_names == ["id", "text", "summary", "summary_usage"]
+        assert table.num_rows == 3
+        assert table["summary"].type == pa.string()
+        used = table["summary_usage"].to_pylist()
+        assert all(u["prompt_tokens"] > 128 and 0 < u["completion_tokens"] <= 48 for u in used)
+        assert max(u["cached_tokens"] for u in used) >= 128
+
+
+def has_replies(root: Path) -> None:
+    table = pq.read_table(root / "letters" / "out")
+    assert table.column_names == ["id", "text", "reply", "mood"]
+    assert table["id"].to_pylist() == [0, 1, 2]
+    assert set(table["mood"].to_pylist()) <= {"content", "neutral", "angry"}
+    assert table["reply"].null_count == 0
+
+
+WROTE: dict[str, Callable[[Path], None]] = {
+    "api_rate_limits": has_slogans,
+    "classify_labels": has_labels,
+    "extract_fields": has_offers,
+    "summarise_vllm": has_summaries,
+    "two_prompts_one_engine": has_replies,
+}
+
+
+def runs_twice(name: str, environment: dict[str, str]) -> None:
+    """Runs an example, and again: it prints the same, and computes nothing."""
+    printed, computed = run(name, environment)
+    assert re.search(PRINTED[name], printed, re.DOTALL), printed
+    assert computed, printed
+    assert set(computed) == {1}, printed
+    if name in WROTE:
+        WROTE[name](Path(environment["VANE_EXAMPLES"]))
+
+    again, nothing = run(name, environment)
+    assert re.search(PRINTED[name], again, re.DOTALL), again
+    assert nothing == [0] * len(computed), again

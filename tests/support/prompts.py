@@ -1,0 +1,65 @@
+"""Prompt stages over a few texts, and a provider of the tests' own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pydantic
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.providers.base import Answer, Request
+
+TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all"]
+
+
+class Reversed:
+    """A provider of a user's own."""
+
+    OPERATIONAL = frozenset({"address"})
+
+    def __init__(self, model: str, *, address: str = "", suffix: str = "") -> None:
+        self.model, self.suffix = model, suffix
+
+    async def submit(self, request: Request) -> Answer:
+        text = request.messages[-1]["content"]
+        if "poison" in text:
+            raise ValueError("no answer to this")
+        return Answer(text[::-1] + self.suffix, len(text), len(text))
+
+    async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
+        return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    mood: Literal["good", "bad"] = "good"
+    tags: list[str] = []
+
+    @pydantic.field_validator("age")
+    @classmethod
+    def not_negative(cls, age: int) -> int:
+        if age < 0:
+            raise ValueError("nobody is that young")
+        return age
+
+
+def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.Pipeline:
+    table = {"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts, pa.string())}
+    write_source(tmp_path / "src", {**table, **columns})
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+
+def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
+    """A stage that asks the endpoint."""
+    options = {
+        "base_url": url,
+        "api_key_env": "LLM_KEY",
+        **kwargs.pop("provider_options", {}),
+    }
+    given = {"provider": "openai", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
+    return above.prompt("asked", messages, provider_options=options, **given)

@@ -1,0 +1,34 @@
+"""A pipeline that publishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+import vane_dagster as vd
+
+
+def docs(
+    root: Path | str,
+    where: str | None = None,
+    columns: Any = ("n", "text"),
+    source: vd.ParquetSource | None = None,
+    keys: list[str] | None = None,
+    fragment_rows: int = 10,
+    out: str | None = None,
+    **written: Any,
+) -> vd.Pipeline:
+    """source -> clean -> out; `out` takes the rest."""
+    placeholder = "/{partition_key}" if keys and written.get("format") != "delta" else ""
+    docs = vd.Pipeline(
+        "docs",
+        source=source or vd.parquet(f"{root}/src" + ("/{partition_key}" if keys else "")),
+        id="id",
+        fragment_rows=fragment_rows,
+        partitions_def=dg.StaticPartitionsDefinition(keys) if keys else None,
+    )
+    clean = docs.project("clean", columns, where=where)
+    clean.write("out", out or f"{root}/out{placeholder}", **written)
+    return docs

@@ -1,0 +1,37 @@
+"""Files that were not just written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vane_dagster.fingerprint import files
+
+# Content that is kept
+
+_AGO = 1_700_000_000
+
+
+def settled(file: Path, content: bytes) -> Path:
+    """Writes a file with the same time of its content as any other."""
+    file.write_bytes(content)
+    os.utime(file, (_AGO, _AGO))
+    return file
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """A clock that is far ahead of every time stamp, so that the files are settled."""
+    now = files.time.time_ns
+    monkeypatch.setattr(files.time, "time_ns", lambda: now() + 10**12)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+_SIZE = 1 << 20

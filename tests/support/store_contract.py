@@ -1,0 +1,359 @@
+"""What holds of a store on any file system: tests over the fixtures `root` and `store`."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.manifests import manifest, part
+from vane_dagster.engine.committer import Commit, Committer, WithheldError
+from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import (
+    Manifest,
+    ManifestName,
+    PartInfo,
+)
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.store import Store, read_part_info
+
+# Folders
+
+
+def test_a_folder_holds_what_is_written(root):
+    folder = root.child("a", "b")
+    assert folder.names() == folder.walk() == {}
+    folder.write("x.bin", b"one")
+    folder.write("x.bin", b"two!")
+    folder.child("c").write("y.bin", b"3")
+    assert folder.read("x.bin") == b"two!"
+    assert folder.names() == {"x.bin": 4}
+    assert root.child("a").walk() == {"b/x.bin": 4, "b/c/y.bin": 1}
+    folder.move("x.bin", root.child("d"), "z.bin")
+    assert root.child("d").read("z.bin") == b"two!"
+    assert folder.names() == {}
+    folder.delete(["x.bin", "never.bin"])
+    with pytest.raises(FileNotFoundError):
+        folder.read("x.bin")
+
+
+def test_a_reader_never_sees_half_a_file(root):
+    wholes = [bytes([n]) * 300_000 for n in range(4)]
+    root.write("f", wholes[0])
+    ended = threading.Event()
+
+    def write() -> None:
+        for n in range(12):
+            root.write("f", wholes[n % 4])
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reads = 0
+    while not ended.is_set() or reads < 5:
+        assert root.read("f") in wholes
+        assert set(root.names()) <= {"f"}
+        reads += 1
+    writer.join()
+
+
+def test_entries_say_when_files_were_changed(root):
+    root.child("a").write("x.json", b"12")
+    ((path, stored),) = root.entries().items()
+    assert path == "a/x.json"
+    assert stored.size == 2
+    assert abs(time.time() - stored.modified) < 3600
+    assert root.folders() == ["a"]
+    assert root.child("nothing").entries() == {}
+    assert root.child("nothing").folders() == []
+
+
+def test_a_manifest_can_be_read_back(store):
+    info = part(store.parts("docs", "s", "p"), [3, 1, 2])
+    written = manifest([info])
+    name = store.commit(written)
+    assert store.read("docs", "s", "p", name) == written
+    assert (written.rows, written.size) == (3, info.bytes)
+
+
+# Parts
+
+
+def test_a_part_says_what_it_is(root):
+    info = part(root, ["b", "a", "ä"])
+    assert (info.rows, info.id_min, info.id_max) == (3, "a", "ä")
+    assert root.names() == {info.name: info.bytes}
+    assert read_part_info(root, info.name) == info
+    assert read_part(root, info.name).to_pydict() == {"id": ["b", "a", "ä"]}
+    assert read_part(root, info.name).schema.metadata is None
+    empty = part(root, pa.array([], pa.int64()), key="b" * 40)
+    assert (empty.rows, empty.id_min, empty.id_max) == (0, None, None)
+    assert read_part_info(root, empty.name) == empty
+
+
+def test_the_same_rows_are_the_same_file(root):
+    assert part(root, [1, 2]) == part(root, [1, 2])
+    other = part(root, [2, 1])
+    assert len(root.names()) == 2, "a part is never overwritten with other rows"
+    assert set(Store(root).existing_parts(root)) == {other.key}
+
+
+def test_a_broken_part_is_named(root):
+    info = part(root)
+    root.write(info.name, b"PAR1")
+    with pytest.raises(vd.StoreError, match=rf"{info.name}.*is damaged and cannot be read"):
+        read_part_info(root, info.name)
+
+
+# Commits
+
+
+def test_the_largest_sequence_is_in_force(store):
+    for n in range(3):
+        info = part(store.parts("docs", "s", "p"), [n])
+        name = store.commit(manifest([info], plan=str(n)))
+        assert name.sequence == n + 1
+        assert store.latest("docs", "s", ["p"]) == {"p": name}
+    store.commit(manifest(partition="other"))
+    assert store.latest("docs", "s", ["p"]) == {"p": name}
+    assert store.latest("docs", "other", ["p"]) == {}
+
+
+def test_many_partitions_are_found_in_one_listing(store):
+    keys = ["A", "a", "b/c", "2026-01-01", None, *(f"k{n}" for n in range(8))]
+    names = {key: store.commit(manifest(partition=key)) for key in keys}
+    store.commit(manifest(partition="not asked for"))
+    assert store.latest("docs", "s", keys) == names
+    assert store.latest("docs", "s", ["a", None]) == {"a": names["a"], None: names[None]}
+
+
+def test_two_writers_at_once(store):
+    """Both commit; all readers agree which is in force; both parts are whole."""
+    infos: list[PartInfo] = []
+    start = threading.Barrier(4)
+
+    def write(n: int) -> None:
+        start.wait()
+        info = part(store.parts("docs", "s", "p"), [n] * 1000)
+        infos.append(info)
+        store.commit(manifest([info], plan=str(n)))
+
+    threads = [threading.Thread(target=write, args=[n]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = {str(store.latest("docs", "s", ["p"])["p"]) for _ in range(3)}
+    assert len(found) == 1
+    name = store.latest("docs", "s", ["p"])["p"]
+    (info,) = store.read("docs", "s", "p", name).parts
+    assert info in infos
+    assert read_part(store.parts("docs", "s", "p"), info.name).num_rows == 1000
+    assert store.commit(manifest()).sequence == name.sequence + 1
+
+
+def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
+    info = part(store.parts("docs", "s", "p"), [1])
+    before = store.commit(manifest())
+    first, name = store.commit_once(replace(manifest([info]), run_id="first"), before)
+    again, same = store.commit_once(replace(manifest([info]), run_id="second"), before)
+    assert name.sequence == before.sequence + 1
+    assert same == name
+    assert (first.run_id, again.run_id) == ("first", "first")
+    # Known when the run was planned, and planned anew all the same, as where a part was deleted.
+    assert store.commit_once(manifest([info]), name)[1].sequence == name.sequence + 1
+    other = part(store.parts("docs", "s", "p"), [2])
+    assert store.commit_once(manifest([other]), before)[1].sequence == name.sequence + 2
+    store.announce(manifest([other]))
+    unfinished = store.commit_once(manifest([other]), before)[1]
+    assert unfinished.sequence == name.sequence + 3, "a publication that is not ended"
+
+
+def test_a_reader_finds_every_part_of_what_is_in_force(store):
+    """Read all the time while partitions are written and committed."""
+    folder = store.parts("docs", "s", "p")
+    ended = threading.Event()
+
+    def write() -> None:
+        for n in range(5):
+            parts = [part(folder, [n, i], key=f"{n}{i}" * 20) for i in range(3)]
+            store.commit(manifest(parts, plan=str(n)))
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not ended.is_set() or not seen:
+        if name := store.latest("docs", "s", ["p"]).get("p"):
+            parts = store.read("docs", "s", "p", name).parts
+            rows = [read_part(folder, info.name).num_rows for info in parts]
+            assert rows == [2, 2, 2]
+            seen.add(name)
+    writer.join()
+
+
+def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.VaneError:
+    """Sends one commit through a committer of its own."""
+    return commits(store, [(made, given)])[made.stage]
+
+
+def commits(store: Store, all_: Sequence[tuple[Manifest, dict[str, Any]]]) -> dict[str, Any]:
+    outcomes: dict[str, Any] = {}
+    committer = Committer(store, lambda file: None)
+    for made, given_ in all_:
+        common = {
+            "folder": store.parts(made.pipeline, made.stage, made.partition),
+            "publish": None, "unique": None, "upstream": {}, "waits_for": (),
+            "above": {}, "judge": lambda made: (),
+            "done": lambda m, outcome: outcomes.__setitem__(m.stage, outcome),
+        }  # fmt: skip
+        committer.put(Commit(manifest=made, **{**common, **given_}))
+    committer.close()
+    return outcomes
+
+
+def test_an_id_in_two_fragments_is_refused_with_its_files(store):
+    folder = store.parts("docs", "s", "p")
+    parts = [
+        part(folder, ids, key=str(n) * 40)
+        for n, ids in enumerate([[1, 9], [2, 3], [4, 9, 3], [20, 30], [5, 6]])
+    ]
+    error = commit(store, manifest(parts), unique="id")
+    assert isinstance(error, vd.SourceError)
+    assert "stage 'docs/s', partition 'p'" in str(error)
+    assert "ids 3, 9 of 'id'" in str(error)
+    assert "in 'file:///f0', 'file:///f1', 'file:///f2';" in str(error), "and not f3 and f4"
+    assert store.latest("docs", "s", ["p"]) == {}
+    assert isinstance(commit(store, manifest(parts[1:2] + parts[3:]), unique="id"), ManifestName)
+
+
+def test_what_is_below_a_failed_commit_is_withheld(store):
+    folder = store.parts("docs", "s", "p")
+    parts = [part(folder, [1], key="1" * 40), part(folder, [1, 2], key="2" * 40)]
+    below = (manifest(stage="below"), {"waits_for": ["s"]})
+    outcomes = commits(store, [(manifest(parts), {"unique": "id"}), below])
+    assert isinstance(outcomes["s"], vd.SourceError)
+    assert isinstance(outcomes["below"], WithheldError)
+    assert outcomes["below"].upstream == "s"
+    assert "its upstream 's' was not committed" in str(outcomes["below"])
+    assert store.latest("docs", "below", ["p"]) == {}
+
+
+def test_a_commit_names_the_manifests_above_it(store):
+    outcomes = commits(
+        store, [(manifest(), {}), (manifest(stage="below"), {"waits_for": ["s"], "upstream": {}})]
+    )
+    read = store.read("docs", "below", "p", outcomes["below"])
+    assert read.upstream == {"s": str(outcomes["s"])}
+    assert read.committed_at > 1e9
+
+
+# Publishing
+
+
+def publish(store: Store, target: Location, rows: dict[str, list[int]], plan: str) -> Any:
+    staging = target.child("_vane_staging")
+    parts = [part(staging, ids, key=key * 40) for key, ids in rows.items()]
+    return commit(store, manifest(parts, plan=plan), publish=publisher(target), folder=staging)
+
+
+def publisher(target: Location) -> Publisher:
+    spec = WriteSpec("s", (), AssetOptions(), target.url, target.storage_options, "zstd")
+    found = publisher_of(spec, None)
+    assert found is not None
+    return found
+
+
+def published(target: Location) -> list[int]:
+    """What any reader of the plain folder finds."""
+    tables = [read_part(target, name) for name in target.names() if name.endswith(".parquet")]
+    return sorted(id for table in tables for id in table["id"].to_pylist())
+
+
+def test_publishing_replaces_a_partition_and_nothing_else(store):
+    target = store.root.child("out", "p")
+    pq_bytes = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [99]}), pq_bytes)
+    target.write("of-another.parquet", pq_bytes.getvalue().to_pybytes())
+    foreign = part(target, [98], key="f" * 40)
+    target.write("README.md", b"notes")
+
+    assert isinstance(publish(store, target, {"a": [1], "b": [2]}, "1"), ManifestName)
+    assert published(target) == [1, 2, 98, 99]
+    publish(store, target, {"a": [1], "c": [3]}, "2")
+    assert published(target) == [1, 3, 98, 99]
+    publish(store, target, {"a": [4]}, "3")
+    assert published(target) == [4, 98, 99]
+    assert target.read("README.md") == b"notes"
+    assert foreign.name in target.names(), "a part of another pipeline"
+    assert target.child("_vane_staging").names() == {}
+    manifests = store.manifests("docs", "s", "p").names()
+    assert all(ManifestName.parse(name) for name in manifests), "nothing stays announced"
+
+
+@pytest.mark.parametrize("killed_in", ["promote", "commit", "retire"])
+def test_what_a_killed_run_published_goes_with_the_next(store, killed_in, monkeypatch):
+    """Also where the next run has other rows, so that it would not find them again."""
+    target = store.root.child("out", "p")
+    publish(store, target, {"a": [1], "b": [2]}, "1")
+    with monkeypatch.context() as patch:
+        if killed_in == "promote":
+            patch.setattr(target.__class__, "names", interrupted_after(3, Location.names))
+        elif killed_in == "commit":
+            patch.setattr(store, "commit", interrupted_after(0, None))
+        else:
+            patch.setattr(store, "published_before", interrupted_after(0, None))
+        assert isinstance(publish(store, target, {"c": [3]}, "2"), vd.StoreError)
+    assert 3 in published(target)
+    publish(store, target, {"d": [4]}, "3")
+    assert published(target) == [4]
+
+
+def interrupted_after(calls: int, original: Any) -> Any:
+    left = [calls]
+
+    def wrapped(*args: Any) -> Any:
+        if left[0] == 0:
+            raise OSError("the run was killed here")
+        left[0] -= 1
+        return original(*args)
+
+    return wrapped
+
+
+def test_what_was_published_is_published_again_without_staging(store):
+    target = store.root.child("out", "p")
+    publish(store, target, {"a": [1]}, "1")
+    again = manifest(
+        [dataclasses.replace(info) for info in store.read(
+            "docs", "s", "p", store.latest("docs", "s", ["p"])["p"]).parts],
+        plan="2",
+    )  # fmt: skip
+    assert isinstance(commit(store, again, publish=publisher(target)), ManifestName)
+    assert published(target) == [1]
+
+
+def test_a_part_that_another_run_took_away_is_told(store):
+    target = store.root.child("out", "p")
+    staging = target.child("_vane_staging")
+    info = part(staging, [1])
+    staging.delete([info.name])
+    error = commit(store, manifest([info]), publish=publisher(target))
+    assert isinstance(error, vd.StoreError)
+    assert "Run it again" in str(error)
+    assert store.latest("docs", "s", ["p"]) == {}
+
+
+__all__ = [name for name in dir() if name.startswith("test_")]
+
+__all__ = [name for name in dir() if name.startswith("test_")]

@@ -1,0 +1,141 @@
+"""What the tests of vLLM in workers share: a tiny model, stages that ask it, and its processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+
+TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 4,
+    "max_model_len": 192,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
+
+ENV = ["VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS"]
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vllm is not installed"
+)
+
+
+def engine(of: int) -> list[psutil.Process]:
+    """The processes of the engines below a process, the engine's core first."""
+    below = psutil.Process(of).children(recursive=True)
+    return sorted(
+        (p for p in below if p.name().startswith("VLLM::")), key=lambda p: "Core" not in p.name()
+    )
+
+
+def shared_memory(pid: int) -> set[str]:
+    """The segments that a process has open."""
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            found.add(os.readlink(file))
+        except OSError:  # it is closed, or the process has ended
+            continue
+    return {name for name in found if name.startswith("/dev/shm/psm_") and "deleted" not in name}
+
+
+def gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
+    """Whether processes end in time."""
+    return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def docs(tmp_path: Path, texts: Sequence[str | None] = TEXTS, **columns: Any) -> vd.Pipeline:
+    ids = pa.array(range(len(texts)), pa.int64())
+    write_source(tmp_path / "src", {"id": ids, "text": [*texts], **columns})
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+
+def ask(pipeline: vd.Pipeline, model: Path, name: str = "asked", **kwargs: Any) -> vd.Stage:
+    options = {"engine_kwargs": ENGINE, **kwargs.pop("provider_options", {})}
+    sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
+    return pipeline.prompt(
+        name,
+        kwargs.pop("messages", "{text}"),
+        provider="vllm",
+        model=str(model),
+        provider_options=options,
+        sampling_params=sampling,
+        env_vars=ENV,
+        **kwargs,
+    )
+
+
+def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
+    return read_stage(tmp_path / "store", "docs", stage)
+
+
+def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
+    """Without a last character of which not all bytes came: vLLM leaves it out."""
+    return [text.rstrip("\ufffd") for text in read(tmp_path, stage)["response"].to_pylist()]
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+class watched:
+    """Notes the engines below this process while a run goes on."""
+
+    def __init__(self, seen: set[int]) -> None:
+        self.seen, self.over = seen, threading.Event()
+        self.thread = threading.Thread(target=self.look)
+
+    def look(self) -> None:
+        while not self.over.wait(0.2):
+            try:
+                cores = [p for p in engine(os.getpid()) if "Core" in p.name()]
+                # A process that a core is about to start has the core's name for a moment.
+                pids = {p.pid for p in cores}
+                self.seen |= {p.pid for p in cores if p.ppid() not in pids}
+            except psutil.Error:  # one has ended meanwhile
+                continue
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+def adapter(folder: Path, model: Path, seed: int) -> Path:
+    """A LoRA adapter that changes the answers."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    torch.manual_seed(seed)
+    tensors = {}
+    for layer in range(2):
+        name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(8, 128)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(64, 8)
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    settings |= {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder

@@ -1,0 +1,100 @@
+"""What benchmarks measure with: their input, and how they verify what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import harness
+from benchmarks.check import fingerprint
+from benchmarks.harness import CONTENDERS, BenchmarkError, measure, prepare, verify
+from benchmarks.job import Step
+from benchmarks.workloads import generate, workload
+
+BARE = CONTENDERS[0]
+
+
+def test_input_is_the_same_each_time(tmp_path: Path) -> None:
+    work = workload("a", quick=True)
+    first, second = (generate(work, tmp_path / name) for name in ("x", "y"))
+    for one, other in zip(first, second):
+        for path in one.iterdir():
+            assert pq.read_table(path).equals(pq.read_table(other / path.name))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> harness.Bench:
+    return prepare(workload("b", quick=True), True, tmp_path)
+
+
+def correct(bench: harness.Bench) -> pa.Table:
+    table = pq.read_table(bench.partitions[0])
+    return table.append_column("y", pa.array(table["x"].to_numpy() * np.float32(2)))
+
+
+def refused(bench: harness.Bench, tmp_path: Path, table: pa.Table) -> str:
+    out = tmp_path / "out"
+    out.mkdir()
+    pq.write_table(table, out / "0.parquet")
+    with pytest.raises(BenchmarkError) as caught:
+        verify(bench, BARE, [Step("p0", "", str(out))], [])
+    return str(caught.value)
+
+
+def test_rows_in_any_order_and_cut_are_right(bench: harness.Bench, tmp_path: Path) -> None:
+    table = correct(bench)
+    shuffled = table.take(np.random.default_rng(0).permutation(table.num_rows))
+    out = tmp_path / "out"
+    out.mkdir()
+    pq.write_table(shuffled.slice(0, 7), out / "0.parquet")
+    pq.write_table(shuffled.slice(7), out / "1.parquet")
+    verify(bench, BARE, [Step("p0", "", str(out))], [])
+
+
+def test_a_lost_row_is_found(bench: harness.Bench, tmp_path: Path) -> None:
+    assert "rows: expected 256, got 255" in refused(bench, tmp_path, correct(bench).slice(1))
+
+
+def test_a_row_in_place_of_another_is_found(bench: harness.Bench, tmp_path: Path) -> None:
+    table = correct(bench).take([0, 0, *range(2, 256)])
+    assert "distinct ids: expected 256, got 255" in refused(bench, tmp_path, table)
+
+
+def test_values_in_the_wrong_rows_are_found(bench: harness.Bench, tmp_path: Path) -> None:
+    table = correct(bench)
+    turned = table.set_column(2, "y", pa.array(table["y"].to_numpy()[::-1]))
+    assert "checksum of y" in refused(bench, tmp_path, turned)
+
+
+def test_nan_is_found(bench: harness.Bench, tmp_path: Path) -> None:
+    table = correct(bench)
+    values = table["y"].to_numpy().copy()
+    values[3] = np.nan
+    assert "checksum of y" in refused(bench, tmp_path, table.set_column(2, "y", pa.array(values)))
+
+
+def test_a_missing_column_is_found(bench: harness.Bench, tmp_path: Path) -> None:
+    assert "columns: expected" in refused(bench, tmp_path, correct(bench).drop_columns(["y"]))
+
+
+def test_no_output_is_found(bench: harness.Bench, tmp_path: Path) -> None:
+    assert fingerprint([]).rows == 0
+    with pytest.raises(BenchmarkError, match="rows: expected 256, got 0"):
+        verify(bench, BARE, [Step("p0", "", str(tmp_path / "nothing"))], [])
+
+
+def test_a_package_that_is_not_installed_is_named(bench: harness.Bench) -> None:
+    missing = harness.Contender("daft", "daft_", "no_such_package")
+    assert "'no_such_package' is not installed" in measure(bench, missing, 0).error
+
+
+def test_a_folder_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    bench = prepare(workload("b", quick=True), True, long)
+    served = harness.Contender("raydata", "raydata", "pyarrow", serves=True)
+    assert "too long for Ray's sockets" in measure(bench, served, 0).error

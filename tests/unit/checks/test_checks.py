@@ -1,0 +1,811 @@
+"""Checks: how they are declared, what is counted for them, and what they find."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from vane_dagster.checks.builtin import defaults_for, merge
+from vane_dagster.checks.context import Subject, sample
+from vane_dagster.checks.drift import cosine_distance, population_stability_index
+from vane_dagster.checks.runner import evaluate, verdicts
+from vane_dagster.storage.column_stats import measure, merge_measures
+from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "text": pa.string(),
+        "score": pa.float64(),
+        "vector": pa.list_(pa.float32(), 3),
+    }
+)
+MADE = Made("run", ("worker",), 0.0, 1.0)
+
+
+# --- declared
+
+
+def test_defaults_follow_what_a_stage_makes():
+    def named(*args: Any) -> list[str]:
+        return [check.name for check in defaults_for(*args)]
+
+    always = ["ids_complete", "error_rate"]
+    calls = [*always, "packages_unchanged"]
+    made = pa.schema(list(SCHEMA)[1:])
+    assert named(made, "map_batches", False) == [*calls, "null_rate", "vectors", "text"]
+    lists = pa.schema({"v": pa.list_(pa.float32()), "n": pa.list_(pa.int32(), 3)})
+    assert named(lists, "map_batches", False) == [*calls, "null_rate"]
+    assert named(pa.schema([]), "map_batches", False) == calls
+    assert named(None, "project", False) == [*always, "null_rate"]
+    assert named(made, "join", False) == always
+    assert named(made, "join", True) == [*always, "null_rate"]
+    assert named(made, "write", True) == always
+    blocking = [check.name for check in defaults_for(made, "map_batches") if check.blocking]
+    assert blocking == always
+    assert defaults_for(None, "project", False, 0.3)[1] == vd.checks.ErrorRate(0.3)
+
+
+def test_given_checks_replace_defaults_and_off_removes_them():
+    c = vd.checks
+    merged = merge(
+        defaults_for(SCHEMA, "map_batches"),
+        [c.Off("text"), c.NullRate(0.1, blocking=True), c.Drift("score"), c.Drift("text")],
+        "stage 'p/s'",
+    )
+    assert [check.name for check in merged] == [
+        "ids_complete",
+        "error_rate",
+        "packages_unchanged",
+        "null_rate",
+        "vectors",
+        "drift_score",
+        "drift_text",
+    ]
+    assert merged[3] == c.NullRate(0.1, blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("given_checks", "told"),
+    [
+        ([vd.checks.Off("nulls")], "'null_rate'"),
+        ([vd.checks.Drift("a"), vd.checks.Drift("a", bins=5)], "two checks are named 'drift_a'"),
+        ([vd.checks.NullRate(), vd.checks.Off("null_rate")], "two checks"),
+        ([vd.checks.NullRate], "Add ()"),
+        (["null_rate"], "is no check"),
+        (vd.checks.NullRate(), "expected a list"),
+    ],
+)
+def test_wrong_lists_of_checks_are_refused(given_checks: Any, told: str):
+    with pytest.raises(vd.DefinitionError) as error:
+        merge(defaults_for(SCHEMA, "map_batches"), given_checks, "stage 'p/s'")
+    assert told in str(error.value)
+    assert str(error.value).startswith("stage 'p/s'")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: c.NullRate(1.5),
+        lambda c: c.NullRate(True),
+        lambda c: c.NullRate("0.5"),
+        lambda c: c.NullRate({}),
+        lambda c: c.NullRate({"a": -0.1}),
+        lambda c: c.NullRate(columns=[]),
+        lambda c: c.NullRate(columns="abc"),
+        lambda c: c.NullRate(name="null rate"),
+        lambda c: c.NullRate(severity="FATAL"),
+        lambda c: c.NullRate(blocking=1),
+        lambda c: c.ErrorRate(math.nan),
+        lambda c: c.Text(-1),
+        lambda c: c.Vectors(dimension=0),
+        lambda c: c.Vectors(max_rate=2),
+        lambda c: c.Drift(""),
+        lambda c: c.Drift("a", max_psi=-1),
+        lambda c: c.Drift("a", max_distance=math.inf),
+        lambda c: c.Drift("a", bins=1),
+        lambda c: c.Drift("a", sample_rows=100, min_rows=500),
+        lambda c: c.Golden({"id": [1], "x": [1, 2]}),
+        lambda c: c.Golden({"id": [1]}),
+        lambda c: c.Golden({"id": [], "x": []}),
+        lambda c: c.Golden(7),
+        lambda c: c.Golden({"id": [1], "x": [1]}, columns=["y"]),
+        lambda c: c.Golden({"id": [1], "x": [1]}, tolerance=-1),
+        lambda c: c.Golden({"id": [1], "x": [1]}, min_found=-1),
+        lambda c: c.Golden(""),
+    ],
+)
+def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
+    with pytest.raises(vd.DefinitionError, match=r"vd\.checks\."):
+        make(vd.checks)
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (vd.checks.NullRate({"other": 0.1}), "'other'"),
+        (vd.checks.Vectors(["text"]), "string"),
+        (vd.checks.Text(columns=["vector"]), "fixed_size_list"),
+        (vd.checks.Drift("other"), "'other'"),
+        (vd.checks.Golden({"id": [1], "other": [1]}), "'other'"),
+    ],
+)
+def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, told: str):
+    with pytest.raises(vd.DefinitionError, match="stage 'p/s'") as error:
+        check.fit(SCHEMA, "stage 'p/s'")
+    assert told in str(error.value)
+    with pytest.raises(vd.DefinitionError, match="none"):
+        vd.checks.Vectors().fit(pa.schema({"a": pa.int64()}), "stage")
+    for fitting in (vd.checks.Vectors(), vd.checks.Text(), vd.checks.Drift("vector")):
+        fitting.fit(SCHEMA, "stage")
+
+
+def test_a_golden_file_is_known_by_its_rows(tmp_path: Path):
+    path = tmp_path / "golden.parquet"
+    rows = {"id": [1, 2], "text": ["a", "b"]}
+    pq.write_table(pa.table(rows), path)
+    check = vd.checks.Golden(path)
+    before = check.definition
+    assert before == vd.checks.Golden(rows).definition
+    pq.write_table(pa.table(rows), path, compression="zstd")
+    assert check.definition == before
+    pq.write_table(pa.table({"id": [1, 2], "text": ["a", "c"]}), path)
+    assert check.definition != before
+
+
+# --- counted
+
+FLOATS = st.sampled_from([0.0, -0.0, 1.0, -2.5, math.nan, math.inf, -math.inf, None])
+EXTREME = st.sampled_from([0.0, 3.3e38, -3.3e38, 1e-40, 1e-45])
+TEXTS = st.text(st.sampled_from("ab \t\n\u00a0\u3000\u200b\x1c"), max_size=3)
+
+
+def rows_of(values: Any) -> Any:
+    return st.lists(st.none() | values, max_size=12)
+
+
+def fixed(kind: pa.DataType, size: int, floats: Any) -> Any:
+    rows = rows_of(st.lists(floats, min_size=size, max_size=size))
+    return rows.map(lambda found: (pa.list_(kind, size), found))
+
+
+COLUMNS = st.one_of(
+    rows_of(TEXTS).map(lambda found: (pa.string(), found)),
+    rows_of(TEXTS).map(lambda found: (pa.large_string(), found)),
+    rows_of(TEXTS).map(lambda found: (pa.dictionary(pa.int32(), pa.string()), found)),
+    rows_of(st.integers(0, 3)).map(lambda found: (pa.int16(), found)),
+    fixed(pa.float16(), 2, FLOATS),
+    fixed(pa.float32(), 3, FLOATS | EXTREME),
+    fixed(pa.float64(), 1, FLOATS),
+    fixed(pa.float32(), 0, FLOATS),
+    rows_of(st.lists(FLOATS | EXTREME, max_size=3)).map(
+        lambda found: (pa.list_(pa.float32()), found)
+    ),
+    rows_of(st.lists(FLOATS, max_size=3)).map(lambda found: (pa.large_list(pa.float64()), found)),
+)
+
+
+def slow(kind: pa.DataType, rows: list[Any]) -> dict[str, float]:
+    """The reference: row by row."""
+    present = [row for row in rows if row is not None]
+    found: dict[str, float] = {"nulls": len(rows) - len(present)}
+    if kind == pa.int16():
+        return found
+    if not hasattr(kind, "value_field"):
+        return found | {"empty": sum(row.strip() == "" for row in present)}
+    finite = [all(x is not None and math.isfinite(x) for x in row) for row in present]
+    zero = [ok and not any(row) for ok, row in zip(finite, present)]
+    found |= {"not_finite": finite.count(False), "zero": zero.count(True)}
+    if present:
+        sizes = [len(row) for row in present]
+        found |= {"dim_min": min(sizes), "dim_max": max(sizes)}
+    return found
+
+
+def pieces(kind: pa.DataType, rows: list[Any], cuts: list[int]) -> pa.ChunkedArray:
+    """The rows in chunks, each a slice of an array with other rows before and after."""
+    edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+    array = pa.array([*rows[::-1], *rows, *rows], kind)
+    spans = itertools.pairwise(edges) if rows else ()
+    return pa.chunked_array([array.slice(len(rows) + a, b - a) for a, b in spans], kind)
+
+
+@settings(max_examples=400)
+@given(COLUMNS, st.lists(st.integers(0, 20), max_size=3))
+def test_measures_are_those_of_a_loop_over_rows(column: Any, cuts: list[int]):
+    kind, rows = column
+    table = pa.table({"id": pa.nulls(len(rows)), "x": pieces(kind, rows, cuts)})
+    expected = slow(kind, rows)
+    assert measure(table, ["x"]) == {"x": expected}
+    half = len(rows) // 2
+    parts = [measure(table.slice(0, half), ["x"]), measure(table.slice(half), ["x"])]
+    assert merge_measures(parts) == {"x": expected}
+
+
+def test_what_lies_under_a_null_vector_is_not_counted():
+    values = pa.array([math.nan, 1, 0, 0, 1, 1], pa.float32())
+    vectors = pa.FixedSizeListArray.from_arrays(values, 2, mask=pa.array([True, True, False]))
+    assert measure(pa.table({"x": vectors}), ["x"]) == {
+        "x": {"nulls": 2, "not_finite": 0, "zero": 0, "dim_min": 2, "dim_max": 2}
+    }
+
+
+def test_large_columns_are_measured_block_by_block():
+    vectors = np.ones((300_000, 16), dtype="f4")
+    vectors[::1000] = 0
+    vectors[1::1000, 7] = np.nan
+    vectors[2::1000, 0] = 0
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(vectors.ravel(), 16)})
+    found = measure(table, ["x"])["x"]
+    assert (found["zero"], found["not_finite"]) == (300, 300)
+
+
+def test_measures_survive_json():
+    part = PartInfo("k", "d", 1, 1, measures=measure(pa.table({"x": ["", None]}), ["x"]))
+    assert PartInfo.from_record(json.loads(json.dumps(part.as_record()))) == part
+
+
+# --- found
+
+
+def stage(tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: int) -> Subject:
+    """A stage of one part for each table, as files, with what a worker records of them."""
+    folder = tmp_path / f"stage{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    parts = []
+    for index, table in enumerate(tables):
+        pq.write_table(table, folder / f"{index}.parquet", row_group_size=1000)
+        columns = [name for name in table.column_names if name != "id"]
+        counted = {"rows_in": table.num_rows, **counts}
+        found = measure(table, columns) if measured else {}
+        parts.append(
+            PartInfo(f"{index}", "d", table.num_rows, 1, made=MADE, measures=found, **counted)
+        )
+    schema = tables[0].schema
+    manifest = Manifest(
+        "p", "s", None, 0, "", "", schema, (), parts, (), {}, "run", 0.0, keys=("id",)
+    )
+    files = [str(folder / f"{index}.parquet") for index in range(len(tables))]
+    return Subject(manifest, "id", lambda: ds.dataset(files, schema=schema))
+
+
+def closed(subject: Subject) -> Subject:
+    """The same, whose data must not be opened."""
+
+    def refuse() -> Any:
+        raise AssertionError("data was opened")
+
+    return replace(subject, dataset=refuse, previous=refuse)
+
+
+def one(check: vd.checks.Check, subject: Subject) -> CheckResult:
+    """The result of a check, which has to be storable."""
+    (found,) = evaluate([check], subject)
+    json.dumps(asdict(found), allow_nan=False)
+    values = found.metadata.values()
+    assert all(type(value) in (int, float, str) for value in values)
+    assert found.name == check.name
+    return found
+
+
+def rows(**columns: Any) -> pa.Table:
+    count = len(next(iter(columns.values())))
+    return pa.table({"id": range(count), **columns})
+
+
+def vectors(values: Any, size: int | None = 3) -> pa.Array:
+    kind = pa.list_(pa.float32(), size) if size else pa.list_(pa.float32())
+    return pa.array(values, kind)
+
+
+def test_ids_complete_accounts_for_every_row(tmp_path: Path):
+    check = vd.checks.IdsComplete()
+    table = rows(x=[1, 2, 3])
+    fine = one(check, closed(stage(tmp_path, table, rows_in=6, filtered=2, quarantined=1)))
+    assert (fine.passed, fine.blocking, fine.severity) == (True, True, "ERROR")
+    assert fine.metadata == {
+        "rows": 3,
+        "rows_in": 6,
+        "filtered": 2,
+        "quarantined": 1,
+        "nulled": 0,
+        "lost": 0,
+        "invented": 0,
+    }
+    lost = one(check, closed(stage(tmp_path, table, rows_in=6, filtered=2)))
+    assert (lost.passed, lost.metadata["lost"]) == (False, 1)
+    more = one(check, closed(stage(tmp_path, table, rows_in=2)))
+    assert (more.passed, more.metadata["invented"]) == (False, 1)
+
+
+def test_lost_and_invented_rows_of_two_parts_do_not_cancel_out(tmp_path: Path):
+    subject = stage(tmp_path, rows(x=[1, 2, 3]), rows(x=[1]), rows_in=2)
+    found = one(vd.checks.IdsComplete(), closed(subject))
+    assert (found.passed, found.metadata["lost"], found.metadata["invented"]) == (False, 1, 1)
+
+
+def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
+    def of_children(**counts: int) -> CheckResult:
+        subject = stage(tmp_path, rows(x=[1, 2, 3]), **counts)
+        many = replace(subject.manifest, info={"children": True})
+        return one(vd.checks.IdsComplete(), closed(replace(subject, manifest=many)))
+
+    assert of_children(rows_in=2).passed
+    assert of_children(rows_in=5, filtered=2).passed
+    assert not of_children(rows_in=5, filtered=1).passed
+    assert not of_children(rows_in=2, filtered=3).passed
+
+
+def test_rows_of_parts_that_record_no_origin_are_told(tmp_path: Path):
+    subject = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=0)
+    parts = [replace(part, made=None) for part in subject.manifest.parts]
+    old = replace(subject, manifest=replace(subject.manifest, parts=parts))
+    found = one(vd.checks.IdsComplete(), closed(old))
+    assert (found.passed, found.metadata["rows_of_unknown_origin"]) == (True, 3)
+    assert not one(vd.checks.IdsComplete(), closed(subject)).passed
+
+
+def test_error_rate(tmp_path: Path):
+    subject = closed(stage(tmp_path, rows(x=[1, 2, 3]), rows_in=4, quarantined=1))
+    found = one(vd.checks.ErrorRate(0.2), subject)
+    assert (found.passed, found.blocking, found.metadata["error_rate"]) == (False, True, 0.25)
+    assert one(vd.checks.ErrorRate(0.25), subject).passed
+
+
+def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
+    table = rows(x=[1, None, None, 2], y=["a", None, "b", "c"])
+    subject = closed(stage(tmp_path, table, table))
+    found = one(vd.checks.NullRate(0.4), subject)
+    assert (found.passed, found.severity, found.blocking) == (False, "WARN", False)
+    assert found.metadata == {"rows": 8, "null_rate/x": 0.5, "null_rate/y": 0.25}
+    assert found.description == "x: 50.00% nulls; the limit is 40.00%"
+    assert one(vd.checks.NullRate(0.5), subject).passed
+    assert one(vd.checks.NullRate(0.4, columns=["y"]), subject).passed
+    assert one(vd.checks.NullRate({"x": 0.5}), subject).metadata == {"rows": 8, "null_rate/x": 0.5}
+    assert not one(vd.checks.NullRate({"x": 0.5}, columns=["y"]), subject).passed
+    missing = one(vd.checks.NullRate({"z": 0.5}), subject)
+    assert "SchemaError" in missing.description
+    assert "'z'" in missing.description
+    assert one(vd.checks.NullRate(0), closed(stage(tmp_path, rows(id=[1])))).passed
+
+
+def test_vectors(tmp_path: Path):
+    zero = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
+    subject = closed(stage(tmp_path, rows(v=vectors(zero)), rows(v=vectors([[1, math.nan, 1]]))))
+    found = one(vd.checks.Vectors(), subject)
+    assert (found.passed, found.severity, found.blocking) == (False, "ERROR", False)
+    assert found.metadata == {
+        "rows": 5,
+        "max_rate": 0.0,
+        "not_finite/v": 1,
+        "zero/v": 1,
+        "bad_rate/v": 0.5,
+        "dimension/v": 3,
+    }
+    assert one(vd.checks.Vectors(max_rate=0.5), subject).passed
+    assert one(vd.checks.Vectors(max_rate=0.5, dimension=3), subject).passed
+    assert not one(vd.checks.Vectors(max_rate=1, dimension=4), subject).passed
+
+
+def test_vectors_of_different_dimensions(tmp_path: Path):
+    same = rows(v=vectors([[1, 2, 3]], None))
+    other = rows(v=vectors([[1, 2]], None))
+    found = one(vd.checks.Vectors(), closed(stage(tmp_path, same, other)))
+    assert not found.passed
+    assert (found.metadata["dimension_min/v"], found.metadata["dimension_max/v"]) == (2, 3)
+    assert one(vd.checks.Vectors(), closed(stage(tmp_path, same, same))).passed
+    beside = rows(v=vectors([[1, 2, 3]]), w=vectors([[0]], None))
+    assert one(vd.checks.Vectors(), closed(stage(tmp_path, beside))).passed
+    assert not one(vd.checks.Vectors(["w"]), closed(stage(tmp_path, beside))).passed
+    none = one(vd.checks.Vectors(), closed(stage(tmp_path, rows(x=[1]))))
+    assert "SchemaError" in none.description
+
+
+def test_text(tmp_path: Path):
+    subject = closed(stage(tmp_path, rows(t=["a", " ", "", None, "b"])))
+    found = one(vd.checks.Text(0.4), subject)
+    assert (found.passed, found.severity) == (False, "WARN")
+    assert found.metadata == {"rows": 5, "empty_rate/t": 0.5}
+    assert one(vd.checks.Text(0.5), subject).passed
+
+
+def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
+    table = rows(x=[1, None, None, 2], v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))
+    subjects = [stage(tmp_path, table, table, measured=each) for each in (True, False)]
+    for check in (vd.checks.NullRate(0.4), vd.checks.Vectors()):
+        assert one(check, subjects[0]) == one(check, subjects[1])
+    mixed = stage(tmp_path, table, table)
+    bare = replace(mixed.manifest.parts[1], measures={})
+    parts = [mixed.manifest.parts[0], bare]
+    mixed = replace(mixed, manifest=replace(mixed.manifest, parts=parts))
+    assert one(vd.checks.NullRate(), mixed) == one(vd.checks.NullRate(), subjects[0])
+
+
+def test_a_partition_without_rows_passes(tmp_path: Path):
+    empty = SCHEMA.empty_table()
+    subject = stage(tmp_path, empty)
+    subject = replace(subject, previous=lambda: ("before", subject.dataset()))
+    c = vd.checks
+    checks = [*defaults_for(SCHEMA, "map_batches"), c.Drift("score"), c.Drift("text")]
+    golden = c.Golden({"id": [1], "text": ["a"]})
+    for result in evaluate([*checks, c.Drift("vector"), golden], subject):
+        assert result.passed, result
+
+
+def test_a_check_that_raises_has_failed_and_is_evaluated_again(tmp_path: Path):
+    def broken() -> Any:
+        raise PermissionError("no access")
+
+    subject = replace(stage(tmp_path, rows(x=[1])), dataset=broken)
+    checks = [
+        vd.checks.IdsComplete(),
+        vd.checks.Golden({"id": [0], "x": [1]}),
+        vd.checks.Golden(tmp_path / "missing.parquet", name="other"),
+    ]
+    found = evaluate(checks, subject)
+    assert [result.passed for result in found] == [True, False, False]
+    assert found[1].metadata == {"error": "PermissionError: no access"}
+    assert "PermissionError: no access" in found[1].description
+    assert "FileNotFoundError" in found[2].description
+    assert list(verdicts(checks, replace(subject.manifest, checks=found))) == ["ids_complete"]
+
+
+def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
+    golden = tmp_path / "golden.parquet"
+    pq.write_table(pa.table({"id": [0], "x": [1]}), golden)
+    subject = stage(tmp_path, rows(x=[1]))
+    checks = [vd.checks.IdsComplete(), vd.checks.NullRate(0.1), vd.checks.Golden(golden)]
+    stored = replace(subject.manifest, checks=evaluate(checks, subject))
+    stored = Manifest.loads(stored.dumps())
+    assert list(verdicts(checks, stored)) == ["ids_complete", "null_rate", "golden"]
+    assert verdicts(checks, stored)["null_rate"] == evaluate(checks, subject)[1]
+    changed = [checks[0], vd.checks.NullRate(0.2), vd.checks.Drift("x"), checks[2]]
+    assert list(verdicts(changed, stored)) == ["ids_complete", "golden"]
+    pq.write_table(pa.table({"id": [0], "x": [2]}), golden)
+    assert list(verdicts(checks, stored)) == ["ids_complete", "null_rate"]
+
+
+# --- drift
+
+
+def compare(tmp_path: Path, check: vd.checks.Check, now: pa.Table, before: pa.Table) -> CheckResult:
+    other = stage(tmp_path, before)
+    subject = stage(tmp_path, now)
+    return one(check, replace(subject, previous=lambda: ("2024-01-01", other.dataset())))
+
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.mark.parametrize(
+    ("before", "same", "moved"),
+    [
+        (RNG.normal(size=5000), RNG.normal(size=4000), RNG.normal(1, size=4000)),
+        (RNG.integers(0, 9, 3000), RNG.integers(0, 9, 5000), RNG.integers(3, 12, 5000)),
+        ([0] * 1000, [0] * 2000, [1] * 2000),
+        ([0] * 950 + [1] * 50, [0] * 1900 + [1] * 100, [0] * 1000 + [1] * 1000),
+        ([0.5] * 600 + [None] * 10, [0.5] * 600, [0.5] * 300 + [None] * 300),
+        ([math.inf, 1.0] * 500, [1.0, math.inf] * 500, [-math.inf, 1.0] * 500),
+        (["a", "b"] * 500, ["b", "a"] * 400, ["a"] * 900 + ["b"] * 100),
+        (["a"] * 600, ["a"] * 700, ["new"] * 600),
+        (["a"] * 600, ["a"] * 700, ["a"] * 300 + [None] * 300),
+        ([True, False] * 300, [False, True] * 300, [True] * 600),
+    ],
+)
+def test_drift_is_seen_and_chance_is_not(tmp_path: Path, before: Any, same: Any, moved: Any):
+    check = vd.checks.Drift("x")
+    fine = compare(tmp_path, check, rows(x=same), rows(x=before))
+    assert (fine.passed, fine.metadata["previous"]) == (True, "2024-01-01"), fine
+    assert fine.metadata["psi"] < 0.1
+    assert (fine.metadata["rows"], fine.metadata["rows_previous"]) == (len(same), len(before))
+    drifted = compare(tmp_path, check, rows(x=moved), rows(x=before))
+    assert (drifted.passed, drifted.severity) == (False, "WARN"), drifted
+    assert drifted.metadata["psi"] > 0.2
+
+
+def test_drift_of_a_decimal_is_that_of_its_number(tmp_path: Path):
+    values = pa.array(RNG.integers(0, 100, 1000)).cast(pa.decimal128(21, 2))
+    assert compare(tmp_path, vd.checks.Drift("x"), rows(x=values), rows(x=values)).passed
+
+
+COUNTS = st.lists(st.integers(0, 1000), min_size=2, max_size=12)
+
+
+def test_the_index_is_its_formula():
+    found = population_stability_index(np.array([10.0, 30, 0]), np.array([20.0, 20, 0]))
+    p = [10.5 / 41.5, 30.5 / 41.5, 0.5 / 41.5]
+    q = [20.5 / 41.5, 20.5 / 41.5, 0.5 / 41.5]
+    assert found == pytest.approx(sum((a - b) * math.log(a / b) for a, b in zip(p, q)))
+
+
+@given(COUNTS, st.data())
+def test_the_index_is_symmetric_and_zero_for_equal_samples(counts: list[int], data: Any):
+    other = data.draw(st.lists(st.integers(0, 1000), min_size=len(counts), max_size=len(counts)))
+    a, b = np.array(counts, dtype=float), np.array(other, dtype=float)
+    assert population_stability_index(a, b) == pytest.approx(population_stability_index(b, a))
+    assert population_stability_index(a, b) >= -1e-12
+    assert population_stability_index(a, a) == 0
+
+
+def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
+    base = RNG.normal([1, 0, 0], 0.3, size=(1000, 3)).tolist()
+    other = RNG.normal([1, 0, 0], 0.3, size=(1000, 3)).tolist()
+    turned = RNG.normal([0, 1, 0], 0.3, size=(1000, 3)).tolist()
+    check = vd.checks.Drift("v")
+    before = rows(v=vectors(base))
+    odd = [None, [math.nan, 1, 1], *other]
+    fine = compare(tmp_path, check, rows(v=vectors(odd)), before)
+    assert (fine.passed, fine.metadata["rows"]) == (True, 1000)
+    assert fine.metadata["distance"] < 0.01
+    drifted = compare(tmp_path, check, rows(v=vectors(turned, None)), before)
+    assert not drifted.passed
+    assert drifted.metadata["distance"] == pytest.approx(1, abs=0.1)
+    longer = compare(tmp_path, check, rows(v=vectors([[1, 2]] * 600, None)), before)
+    assert (longer.passed, longer.metadata["dimension"]) == (False, 2)
+    ragged = compare(tmp_path, check, rows(v=vectors([[1, 2], [1]] * 600, None)), before)
+    assert "different dimensions" in ragged.description
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        ([1, 0], [2, 0], 0),
+        ([1, 0], [0, 3], 1),
+        ([1, 0], [-1, 0], 2),
+        ([0, 0], [0, 0], 0),
+        ([0, 0], [1, 0], 1),
+        ([1e200, 1e200], [1e-200, 1e-200], 0),
+    ],
+)
+def test_cosine_distance(a: Any, b: Any, distance: float):
+    assert cosine_distance(np.array(a, float), np.array(b, float)) == pytest.approx(distance)
+
+
+def test_drift_passes_where_there_is_too_little_to_compare(tmp_path: Path):
+    alone = one(vd.checks.Drift("x"), stage(tmp_path, rows(x=[1.0] * 600)))
+    assert (alone.passed, alone.metadata) == (True, {})
+    assert "no previous partition" in alone.description
+    few = compare(tmp_path, vd.checks.Drift("x"), rows(x=[1.0] * 600), rows(x=[2.0] * 499))
+    assert (few.passed, few.metadata["rows_previous"]) == (True, 499)
+    assert few.description == (
+        "Not compared: x has 600 rows here and 499 in partition '2024-01-01'; at least 500 are "
+        "needed in each"
+    )
+    check = vd.checks.Drift("x", min_rows=499)
+    assert not compare(tmp_path, check, rows(x=[1.0] * 600), rows(x=[2.0] * 499)).passed
+
+
+def test_drift_refuses_columns_that_cannot_be_compared(tmp_path: Path):
+    check = vd.checks.Drift("x")
+    changed = compare(tmp_path, check, rows(x=[1.0]), rows(x=["a"]))
+    assert "was string" in changed.description
+    gone = compare(tmp_path, check, rows(x=[1.0]), rows(y=["a"]))
+    assert "no column 'x'" in gone.description
+    dates = rows(x=pa.array([0], pa.date32()))
+    assert "date32" in compare(tmp_path, check, dates, dates).description
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 60))
+def test_a_sample_is_of_rows_of_all_fragments_and_always_the_same(sizes: list[int], count: int):
+    ends = np.cumsum(sizes)
+    tables = [pa.table({"x": range(end - size, end)}) for size, end in zip(sizes, ends.tolist())]
+    schema = pa.schema({"x": pa.int64()})
+    batches = [batch for table in tables for batch in table.to_batches()]
+    dataset = ds.InMemoryDataset(pa.Table.from_batches(batches, schema))
+    found = [value for batch in sample(dataset, "x", count) for value in batch.to_pylist()]
+    total = sum(sizes)
+    assert len(found) == min(count, total)
+    if total > count:
+        chance = np.random.default_rng(0)
+        chosen = np.sort(chance.choice(total, count, replace=False, shuffle=False))
+        assert found == chosen.tolist()
+    again = [value for batch in sample(dataset, "x", count) for value in batch.to_pylist()]
+    assert again == found
+
+
+def test_a_sample_is_spread_over_many_files(tmp_path: Path):
+    tables = [pa.table({"x": [n] * 3000, "y": ["text"] * 3000}) for n in range(70)]
+    dataset = stage(tmp_path, *tables, measured=False).dataset()
+    found = np.concatenate([batch.to_numpy() for batch in sample(dataset, "x", 6400)])
+    counts = np.bincount(found, minlength=70)
+    assert len(found) == 6400
+    assert np.count_nonzero(counts) == 64
+    assert counts[[0, 69]].min() > 50
+    assert counts.max() < 200
+
+
+# --- what they say
+
+
+def test_what_checks_of_counts_say(tmp_path: Path):
+    failing = closed(stage(tmp_path, rows(x=range(24)), rows_in=26, quarantined=1))
+    fine = closed(stage(tmp_path, rows(x=range(26)), rows_in=26))
+    ids, errors = vd.checks.IdsComplete(), vd.checks.ErrorRate(0.01)
+
+    assert (
+        one(ids, fine).description == "All 26 input rows are in the output, filtered or quarantined"
+    )
+    assert one(errors, fine).description == "0 of 26 rows failed (0.00%); the limit is 1.00%"
+    assert one(ids, failing).description == (
+        "1 of 26 input rows are missing from the output; 0 output rows have no input row"
+    )
+    assert one(errors, failing).description == "1 of 26 rows failed (3.85%); the limit is 1.00%"
+
+
+def test_a_rate_is_told_apart_from_its_limit(tmp_path: Path):
+    subject = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
+    assert one(vd.checks.ErrorRate(0.01), subject).description == (
+        "301 of 30,000 rows failed (1.003%); the limit is 1.000%"
+    )
+    assert one(vd.checks.ErrorRate(0.00001), subject).description == (
+        "301 of 30,000 rows failed (1.003%); the limit is 0.001%"
+    )
+
+
+def test_what_checks_of_columns_say(tmp_path: Path):
+    table = rows(x=["a", None, " ", "b"], y=["a", "b", "c", "d"])
+    subject = closed(stage(tmp_path, table))
+    c = vd.checks
+
+    assert one(c.NullRate(0.5), subject).description == (
+        "x: 25.00% nulls; the limit is 50.00% (the highest share of 2 columns)"
+    )
+    assert one(c.NullRate(0.1, columns=["y"]), subject).description == "There are no nulls in 'y'"
+    assert one(c.Text(0.2), subject).description == "x: 33.33% empty texts; the limit is 20.00%"
+    many = closed(stage(tmp_path, rows(**{f"x{i}": [None, "a"] for i in range(7)})))
+    assert one(c.NullRate(0.1), many).description.endswith(
+        "x4: 50.00% nulls; the limit is 10.00%; and 2 more"
+    )
+
+
+def test_what_checks_of_vectors_say(tmp_path: Path):
+    subject = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
+    told = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
+
+    assert one(vd.checks.Vectors(), subject).description == f"{told}; the limit is 0.00%"
+    assert one(vd.checks.Vectors(max_rate=0.5), subject).description == (
+        f"{told}; the limit is 50.00%"
+    )
+    assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), subject).description == (
+        "v: the dimension is 3; expected 4"
+    )
+    ragged = closed(stage(tmp_path, rows(v=vectors([[1, 2], [1]], None))))
+    assert one(vd.checks.Vectors(["v"]), ragged).description == (
+        "v: the dimension varies from 1 to 2; expected one dimension for all rows"
+    )
+
+
+def test_what_checks_of_drift_say(tmp_path: Path):
+    same = rows(x=[1.0, 2.0] * 300)
+    assert compare(tmp_path, vd.checks.Drift("x"), same, same).description == (
+        "The population stability index of x against partition '2024-01-01' is 0; the limit is 0.2"
+    )
+    here = rows(v=vectors([[1, 0, 0]] * 600))
+    assert compare(tmp_path, vd.checks.Drift("v"), here, here).description == (
+        "The cosine distance between the centroids of v in this partition and in partition "
+        "'2024-01-01' is 0; the limit is 0.1"
+    )
+
+
+# --- golden
+
+GOLDEN = pa.table(
+    {
+        "id": [3, 1, 900],
+        "text": ["c", "a", "z"],
+        "score": [0.3, 0.1, 9.0],
+        "vector": [[3.0, 0, 1], [1.0, 0, 1], [0.0, 0, 0]],
+    }
+)
+
+
+def actual(**changed: Any) -> pa.Table:
+    table = {
+        "id": [0, 1, 2, 3],
+        "text": ["x", "a", "x", "c"],
+        "score": [0, 0.1, 0, 0.3],
+        "vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], [3, 0, 1]],
+    }
+    return pa.table({**table, **changed}, schema=SCHEMA)
+
+
+def test_golden_rows_as_expected(tmp_path: Path):
+    subject = stage(tmp_path, actual(), pa.table({**SCHEMA.empty_table().to_pydict()}, SCHEMA))
+    found = one(vd.checks.Golden(GOLDEN), subject)
+    assert found.passed, found
+    assert (found.metadata["found"], found.metadata["expected"]) == (2, 3)
+    file = tmp_path / "golden.parquet"
+    pq.write_table(GOLDEN, file)
+    for expected in (file, f"file://{file}", GOLDEN.to_pydict()):
+        assert one(vd.checks.Golden(expected), subject).metadata == found.metadata
+    assert one(vd.checks.Golden(GOLDEN, min_found=2), subject).passed
+    few = one(vd.checks.Golden(GOLDEN, min_found=3), subject)
+    assert not few.passed
+    assert "2 of 3 expected ids are in the output; at least 3" in few.description
+
+
+@pytest.mark.parametrize(
+    ("changed", "column"),
+    [
+        ({"text": ["x", "a", "x", "C"]}, "text"),
+        ({"text": ["x", "a", "x", None]}, "text"),
+        ({"score": [0, 0.1, 0, 0.31]}, "score"),
+        ({"score": [0, 0.1, 0, None]}, "score"),
+        ({"score": [0, 0.1, 0, math.nan]}, "score"),
+        ({"score": [0, 0.1, 0, math.inf]}, "score"),
+        ({"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], [3, 0, 2]]}, "vector"),
+        ({"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], None]}, "vector"),
+        ({"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], [3, 0, math.nan]]}, "vector"),
+    ],
+)
+def test_golden_rows_that_differ_are_named(tmp_path: Path, changed: Any, column: str):
+    subject = stage(tmp_path, actual(**changed))
+    found = one(vd.checks.Golden(GOLDEN), subject)
+    assert not found.passed
+    assert found.metadata["differing_ids"] == "3"
+    assert found.metadata[f"differing/{column}"] == found.metadata["differing"] == 1
+    others = [name for name in ("text", "score", "vector") if name != column]
+    assert one(vd.checks.Golden(GOLDEN, columns=others), subject).passed
+
+
+def test_golden_tolerance_and_distance(tmp_path: Path):
+    near = {"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], [6, 0, 2]], "score": [0, 0.1, 0, 0.301]}
+    subject = stage(tmp_path, actual(**near))
+    c = vd.checks
+    assert one(c.Golden(GOLDEN, columns=["score"], tolerance=0.002), subject).passed
+    scores = one(c.Golden(GOLDEN, columns=["score"]), subject)
+    assert scores.metadata["largest_difference/score"] == pytest.approx(0.001)
+    assert not one(c.Golden(GOLDEN, columns=["vector"]), subject).passed
+    assert one(c.Golden(GOLDEN, columns=["vector"], max_distance=1e-6), subject).passed
+    large = {"id": [1], "x": [1e12]}
+    other = stage(tmp_path, pa.table({"id": [1], "x": [1e12 + 1]}))
+    assert one(c.Golden(large), other).passed
+    whole = stage(tmp_path, pa.table({"id": [1], "x": [10**9 + 1]}))
+    assert not one(c.Golden({"id": [1], "x": [10**9]}), whole).passed
+    assert one(c.Golden({"id": [1], "x": [1e9]}), whole).passed
+    assert not one(c.Golden({"id": [1], "x": [math.inf]}), other).passed
+
+
+def test_at_most_five_golden_ids_are_named(tmp_path: Path):
+    subject = stage(tmp_path, rows(x=["a"] * 20))
+    found = one(vd.checks.Golden({"id": range(9), "x": ["b"] * 9}), subject)
+    assert found.metadata["differing_ids"] == "0, 1, 2, 3, 4"
+    assert found.metadata["differing"] == 9
+    assert "4 more" in found.description
+
+
+@pytest.mark.parametrize(
+    ("expected", "told"),
+    [
+        ({"key": [1], "text": ["a"]}, "no id 'id'"),
+        ({"id": [1, 1], "text": ["a", "a"]}, "repeated"),
+        ({"id": [1, None], "text": ["a", "a"]}, "null"),
+        ({"id": [1], "other": ["a"]}, "'other'"),
+        ({"id": ["one"], "text": ["a"]}, "'id' is int64"),
+        ({"id": [1], "score": ["a"]}, "'score' is double"),
+    ],
+)
+def test_golden_sets_that_do_not_fit_fail(tmp_path: Path, expected: Any, told: str):
+    found = one(vd.checks.Golden(expected), stage(tmp_path, actual()))
+    assert not found.passed
+    assert told in found.metadata["error"]
+
+
+def test_a_partition_without_golden_ids_passes_and_says_so(tmp_path: Path):
+    found = one(vd.checks.Golden({"id": [77], "text": ["a"]}), stage(tmp_path, actual()))
+    assert (found.passed, found.metadata["found"]) == (True, 0)
+    assert found.description == "0 of 1 expected ids are in the output, so nothing was compared"

@@ -1,0 +1,232 @@
+"""Samples of rows that are computed again: how they are drawn and compared."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.recomputed import part
+from vane_dagster.checks.recomputed import OUTCOME, Outcome, compare, read_outcome
+from vane_dagster.errors import DefinitionError
+from vane_dagster.planning.sample_plan import MOST_FRAGMENTS, choose
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.storage.packages import changed, distributions, installed
+from vane_dagster.storage.part_file import PartTarget, write_part
+
+# The declaration
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"rows": 0}, "rows is 0"),
+        ({"tolerance": -1.0}, "tolerance is -1.0"),
+        ({"tolerance": (0.1, 0.2, 0.3)}, "a pair"),
+        ({"blocking": True}, "withholds nothing"),
+        ({"columns": []}, "columns is empty"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, told):
+    with pytest.raises(DefinitionError, match=told):
+        vd.checks.Reproducible(**arguments)
+
+
+def test_a_write_stage_has_no_rows_of_its_own(tmp_path):
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
+    labels = docs.project("labels", ["id"])
+    with pytest.raises(DefinitionError, match="give it to the stage that is published"):
+        labels.write("out", str(tmp_path / "out"), checks=[vd.checks.Reproducible()])
+
+
+# The sample
+
+
+@given(
+    counts=st.lists(st.integers(0, 50), max_size=12),
+    rows=st.integers(1, 60),
+    seed=st.integers(0, 2**32),
+)
+def test_rows_are_sampled_from_few_fragments(counts, rows, seed):
+    chosen = choose(dict(enumerate(counts)), rows, seed)
+    assert len(chosen) <= MOST_FRAGMENTS
+    assert all(places for places in chosen.values())
+    for index, places in chosen.items():
+        assert list(places) == sorted(set(places))
+        assert all(0 <= place < counts[index] for place in places)
+    few = sorted(count for count in counts if count)[:MOST_FRAGMENTS]
+    assert min(rows, sum(few)) <= sum(map(len, chosen.values())) <= rows
+    assert choose(dict(enumerate(counts)), rows, seed) == chosen
+
+
+def test_every_row_is_sampled_at_some_time():
+    seen = {
+        (i, p) for seed in range(200) for i, ps in choose({0: 5, 7: 9}, 3, seed).items() for p in ps
+    }
+    assert seen == {(0, p) for p in range(5)} | {(7, p) for p in range(9)}
+
+
+# The comparison
+
+
+def apart(stored: Any, computed: Any, tolerance: Any = 1e-5) -> list[tuple[str, str, str]]:
+    """The differences of a row with one column."""
+    bounds = vd.checks.Reproducible(tolerance=tolerance).bounds
+    made = [Outcome({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
+    found = compare(*made, [1], None, bounds)
+    return [(each.column, each.stored, each.computed) for each in found]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        True,
+        None,
+        "text",
+        b"\x00",
+        1.5,
+        math.nan,
+        math.inf,
+        [1.0, math.nan],
+        [None, 1],
+        {"a": [1]},
+        [],
+    ],
+)
+def test_a_value_is_itself(value):
+    assert apart(value, value) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "computed", "shown"),
+    [
+        (1, 2, ("1", "2")),
+        (1, 1.0, ("1", "1.0")),
+        (1, True, ("1", "True")),
+        (None, 0, ("null", "0")),
+        ("ab", "ac", ("'ab'", "'ac'")),
+        (b"ab", b"ac", ("b'ab'", "b'ac'")),
+        (math.inf, -math.inf, ("inf", "-inf")),
+        (math.nan, 1.0, ("nan", "1.0")),
+        (math.inf, 1e300, ("inf", "1e+300")),
+        ([1.0, 2.0], [1.0, 2.5], ("[1] 2.0", "[1] 2.5")),
+        ([1.0], [1.0, 2.0], ("[1.0]", "[1.0, 2.0]")),
+        ([[1.0], [2.0]], [[1.0], [3.0]], ("[1] [0] 2.0", "[1] [0] 3.0")),
+        ([1.0, None], [1.0, 2.0], ("[1] null", "[1] 2.0")),
+        (1e308, -1e308, ("1e+308", "-1e+308")),
+        (Decimal("1.50"), Decimal("1.51"), ("1.50", "1.51")),
+        (date(2026, 1, 1), date(2026, 1, 2), ("2026-01-01", "2026-01-02")),
+        ({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, ("b: 'x'", "b: 'y'")),
+    ],
+)
+def test_a_difference_is_shown_where_it_is(stored, computed, shown):
+    assert apart(stored, computed) == [("x", *shown)]
+
+
+def test_long_texts_are_shown_where_they_begin_to_differ():
+    ((_, stored, computed),) = apart("a" * 500 + "b", "a" * 500 + "c")
+    assert (stored, computed) == ("...'" + "a" * 12 + "b'", "...'" + "a" * 12 + "c'")
+
+
+@pytest.mark.parametrize(
+    ("stored", "computed", "tolerance", "same"),
+    [
+        (100.0, 100.0009, 1e-5, True),
+        (100.0, 100.002, 1e-5, False),
+        (0.0, 9e-6, 1e-5, True),
+        (0.0, 9e-6, (1e-5, 0.0), False),
+        (1.0, 1.05, (0.1, 0.0), True),
+        (1.0, 1.05, (0.0, 0.1), True),
+        (1.0, 1.0, 0.0, True),
+        (1.0, math.nextafter(1.0, 2.0), 0.0, False),
+        ([0.0, 1.0], [0.0, 1.000001], 1e-5, True),
+        (1, 2, 5.0, False),
+    ],
+)
+def test_the_tolerance_is_for_floating_point_numbers(stored, computed, tolerance, same):
+    assert (apart(stored, computed, tolerance) == []) is same
+
+
+def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
+    row = {"id": 1, "x": 1}
+    made = Outcome({1: [row], 2: [row], 5: [row, row]}, {3: "ValueError", 4: "ValueError"}, ["x"])
+    again = Outcome({1: [row], 3: [row], 5: [row]}, {2: "KeyError", 4: "KeyError"}, ["x"])
+    found = compare(made, again, [1, 2, 3, 4, 5, 6], None, (0.0, 0.0))
+    assert [(each.id, each.column, each.stored, each.computed) for each in found] == [
+        (2, OUTCOME, "1 row", "failed: KeyError"),
+        (3, OUTCOME, "failed: ValueError", "1 row"),
+        (5, OUTCOME, "2 rows", "1 row"),
+    ]
+
+
+def test_columns_that_are_new_or_gone_differ_unless_others_are_named():
+    made, again = (
+        Outcome({1: [{"a": 1, "b": 2}]}, {}, ["a", "b"]),
+        Outcome({1: [{"a": 1, "c": 3}]}, {}, ["a", "c"]),
+    )
+    found = compare(made, again, [1], None, (0.0, 0.0))
+    assert [(each.column, each.stored, each.computed) for each in found] == [
+        ("b", "2", "no such column"),
+        ("c", "no such column", "3"),
+    ]
+    assert compare(made, again, [1], ["a"], (0.0, 0.0)) == []
+
+
+def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
+    """A timestamp may lie after the year 9999."""
+    folder = Location(str(tmp_path))
+    ids = pa.array([1, 2])
+    outcomes = []
+    for seconds in ([1, 400_000_000_000], [1, 400_000_000_060]):
+        table = pa.table({"id": ids, "at": pa.array(seconds, pa.timestamp("s"))})
+        part = write_part(table, PartTarget(folder, "0" * 40, "id"))
+        outcomes.append(read_outcome(folder, part, "id", ids))
+    assert compare(outcomes[0], outcomes[0], [1, 2], None, (0.0, 0.0)) == []
+    (found,) = compare(*outcomes, [1, 2], None, (0.0, 0.0))
+    assert found.id == 2
+    assert "14645-" in found.stored
+
+
+def test_packages_are_told_with_their_versions_then_and_now():
+    here = f"numpy=={importlib.metadata.version('numpy')}"
+    parts = [part("old", "numpy==1.0", "gone==3"), part("old", here), part("older", "numpy==0.9")]
+    (found,) = changed(parts, "")
+    assert (found.name, found.then, found.now) == ("numpy", ["0.9", "1.0"], [here[7:]])
+    assert found.parts == 2
+    assert changed([part("old", here)], "") == []
+    assert changed([part("old")], "") == []
+
+
+def test_what_the_workers_of_a_run_have_counts_and_not_what_is_installed_here():
+    own = part("now", "numpy==9.9")
+    (found,) = changed([own, part("old", "numpy==1.0")], "now")
+    assert (found.then, found.now, found.parts) == (["1.0"], ["9.9"], 1)
+    assert changed([own, part("old", "numpy==9.9")], "now") == []
+    assert changed([own], "now") == [], "its workers have another version than this process"
+
+
+def test_modules_are_told_by_the_packages_that_they_are_in():
+    assert distributions(["sklearn", "numpy", "vane_dagster"]) == ("numpy", "scikit-learn")
+    assert distributions(["not_here"]) == ("not_here",)
+    assert installed(["not_here"]) == ()
+    assert installed(["numpy"]) == (f"numpy=={importlib.metadata.version('numpy')}",)
+
+
+def test_parts_without_packages_are_read_as_before():
+    old = {"run_id": "r", "workers": ["w"], "at": 1.0, "seconds": 2.0}
+    record = {"key": "0" * 40, "digest": "1" * 16, "rows": 1, "bytes": 1, "made": old}
+    assert PartInfo.from_record(record).made == Made("r", ("w",), 1.0, 2.0)
+    new = part("r", "numpy==1.0")
+    assert PartInfo.from_record(json.loads(json.dumps(new.as_record()))) == new
+    assert "packages" not in part("r").as_record()["made"], "older versions can read it"

@@ -1,0 +1,88 @@
+"""Errors of the command line as an operator or a script meets them."""
+
+from __future__ import annotations
+
+import json
+import pwd
+
+import pytest
+import ray
+from click.testing import CliRunner
+
+from vane_dagster.cli import cluster, pools
+from vane_dagster.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("pools --json --name absent", 1, "'absent' is not running"),
+        ("pools --json --address 127.0.0.1:1", 1, "'127.0.0.1:1'"),
+        ("pools --json --name a --address b:1", 2, "not both"),
+        ("pools --json --wrong", 2, "No such option"),
+        ("pools --json evict x", 2, "--json is for the list, not for evict"),
+        ("cluster list --json --wrong", 2, "No such option"),
+        ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
+        ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
+        ("trace docs/x --json --id 1 --storage-options {", 2, "not JSON"),
+        ("trace docs/x --json", 2, "Missing option '--id'"),
+    ],
+)
+def test_errors_are_json_where_it_was_asked_for(arguments: str, code: int, words: str) -> None:
+    done = CliRunner().invoke(main, arguments.split())
+    assert done.exit_code == code
+    assert words in json.loads(done.stdout)["error"]
+    assert words in done.stderr
+    plain = CliRunner().invoke(main, arguments.replace(" --json", "").split())
+    assert plain.stdout == ""
+
+
+def test_an_error_of_the_system_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> None:
+        raise PermissionError(13, "Permission denied", "/state")
+
+    monkeypatch.setattr(cluster, "running_heads", denied)
+    done = CliRunner().invoke(main, ["cluster", "list", "--json"])
+    assert done.exit_code == 1
+    assert done.stderr == "Error: [Errno 13] Permission denied: '/state'\n"
+    assert "Permission denied" in json.loads(done.stdout)["error"]
+
+
+class SilentKeeper:
+    """A keeper whose process has died."""
+
+    class pools:
+        @staticmethod
+        def remote() -> None:
+            raise ray.exceptions.RayActorError
+
+
+def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
+    listed = CliRunner().invoke(main, ["pools", "--json"])
+    assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
+    assert listed.stderr.startswith("keeper-1 does not answer: ")
+    for command in (["pools"], ["pools", "evict", "--all"]):
+        done = CliRunner().invoke(main, command)
+        assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_an_empty_name_is_not_the_default_head() -> None:
+    done = CliRunner().invoke(main, ["pools", "--name", ""])
+    assert "The local cluster '' is not running" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "status", "stop"])
+def test_a_user_without_a_home_directory_is_an_error(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "VANE_DAGSTER_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    done = CliRunner().invoke(main, ["cluster", command])
+    assert done.exit_code == 1
+    assert "has no home directory" in done.stderr
+    assert "Set VANE_DAGSTER_HOME to" in done.stderr

@@ -1,0 +1,125 @@
+"""When a head counts as lost, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from vane_dagster.compute import head_watch
+from vane_dagster.compute.client import KeeperClient
+from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.errors import ClusterLostError
+
+
+def test_a_head_that_this_process_starts_does_not_take_over_the_time(monkeypatch):
+    monkeypatch.delenv(head_watch.RECONNECT, raising=False)
+    with head_watch.outliving_head():
+        assert os.environ[head_watch.RECONNECT] == "3660"
+    assert head_watch.RECONNECT not in os.environ
+
+
+class Gcs:
+    """Answers, or not."""
+
+    def __init__(self) -> None:
+        self.up = True
+
+    def get_all_node_info(self, timeout):
+        if not self.up:
+            raise ConnectionError("no answer")
+        return {}
+
+
+def test_a_restart_in_time_goes_unnoticed():
+    gcs, clock = Gcs(), [100.0]
+    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
+    gcs.up = False
+    for _ in range(55):
+        clock[0] += 1
+        watch.look()
+        watch.check()
+    gcs.up = True
+    watch.look()
+    for _ in range(60):
+        clock[0] += 1
+        watch.check()
+    clock[0] += 1
+    with pytest.raises(ClusterLostError, match="has not answered for 61 seconds"):
+        watch.check()
+
+
+def test_a_driver_that_was_stopped_for_a_while_is_not_failed():
+    gcs, clock = Gcs(), [100.0]
+    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
+    clock[0] += 1000
+    watch.check()
+    watch.look()
+    clock[0] += 5
+    watch.check()
+
+
+def test_a_watch_that_is_closed_finds_nothing():
+    clock = [100.0]
+    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
+    watch.close()
+    clock[0] += 1000
+    watch.check()
+    clock[0] += 1000
+    watch.check()
+
+
+def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):
+    """After `ray.shutdown` any call would have Ray connect again, to a head that is gone."""
+    asked = []
+    keeper = KeeperClient.__new__(KeeperClient)
+    keeper.watch = HeadWatch(Gcs(), "node", 60.0)
+    keeper.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
+
+    def wait(calls, timeout):
+        """As if the head was found to be gone while the answer is waited for."""
+        asked.append(calls)
+        keeper.watch.lost = "the head is gone"
+        return calls, []
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", asked.append)
+    with pytest.raises(ClusterLostError, match="the head is gone"):
+        keeper.ask("heartbeat")
+    with pytest.raises(ClusterLostError, match="the head is gone"):
+        keeper.ask("heartbeat")
+    assert asked == [["call"]]
+
+
+def test_a_call_waits_until_the_head_answers():
+    gcs = Gcs()
+    watch = HeadWatch(gcs, "node", 60.0)
+    gcs.up = False
+    asked = iter([False, False, True])
+
+    def get_all_node_info(timeout):
+        if not next(asked):
+            raise ConnectionError("no answer")
+        return {}
+
+    gcs.get_all_node_info = get_all_node_info
+    assert watch.call(lambda: 5) == 5
+    assert next(asked, None) is None
+
+
+def test_a_call_ends_when_the_head_is_lost():
+    clock = [0.0]
+    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
+
+    over = threading.Event()
+
+    def blocks() -> None:
+        while not over.wait(0.01):
+            clock[0] += 5
+
+    with pytest.raises(ClusterLostError):
+        watch.call(blocks)
+    over.set()

@@ -1,0 +1,188 @@
+"""When a local head stops by itself, and which heads compete, with heads of records alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.compute import idle_watcher, local_heads
+from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
+from vane_dagster.compute.local_head import Head, HeadFolder
+from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
+from vane_dagster.compute.processes import birth
+
+HEAD = Head(
+    address="127.0.0.1:1",
+    pid=1,
+    birth="0",
+    raylet_pid=1,
+    raylet_birth="0",
+    session_dir="/nowhere",
+    token_path="/nowhere/token",
+    started_at=0.0,
+    ray_version="2",
+    python_version="3",
+    prefix="/env/a",
+    settings=(),
+    name="default",
+)
+
+MINUTE = 60.0
+
+
+class Watched:
+    """The folder of a head that only its record says to run, a clock, and who is connected."""
+
+    def __init__(self, folder: Path, idle_minutes: float | None) -> None:
+        folder.mkdir()
+        self.place = HeadFolder(folder)
+        self.drivers: list[set[int]] = []
+        self.now = 1000.0
+        (folder / "head.json").write_text(json.dumps(dataclasses.asdict(HEAD)))
+        self.set(idle_minutes)
+
+    def set(self, idle_minutes: float | None) -> None:
+        text = json.dumps({"idle_minutes": idle_minutes})
+        (self.place.folder / "use.json").write_text(text)
+        self.place.touch(self.now)
+
+    def connected(self, mark: str, address: str) -> Collection[int]:
+        return self.drivers.pop(0) if self.drivers else set()
+
+    def stops_after(self, minutes: float) -> bool:
+        self.now += minutes * MINUTE
+        stopped = stop_if_idle(self.place, HEAD, self.connected, lambda: self.now)
+        assert stopped == (self.place.read() is None)
+        return stopped
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "head", 60)
+
+
+def test_a_head_stops_after_its_idle_minutes(watched: Watched) -> None:
+    assert not watched.stops_after(59)
+    assert watched.stops_after(1)
+
+
+def test_a_connected_driver_starts_the_idle_time_anew(watched: Watched) -> None:
+    for _ in range(3):
+        watched.drivers = [{7}]
+        assert not watched.stops_after(500)
+    assert not watched.stops_after(59)
+    assert watched.stops_after(1)
+
+
+def test_a_driver_that_connects_while_the_watcher_decides_keeps_the_head(watched: Watched) -> None:
+    watched.drivers = [set(), {7}]
+    assert not watched.stops_after(60)
+
+
+def test_a_driver_that_is_about_to_connect_keeps_the_head(watched: Watched) -> None:
+    with watched.place._flock("connecting", shared=True):
+        assert not watched.stops_after(60)
+    with watched.place._lock():
+        assert not watched.stops_after(60)
+    assert watched.stops_after(0)
+
+
+def test_the_last_setting_is_in_force(watched: Watched) -> None:
+    watched.set(None)
+    assert not watched.stops_after(10_000)
+    assert pause(watched.place) == CHECK_SECONDS
+    watched.set(120)
+    assert not watched.stops_after(119)
+    watched.set(5)
+    assert not watched.stops_after(4)
+    assert watched.stops_after(1)
+
+
+def test_a_head_of_another_start_is_left_alone(watched: Watched) -> None:
+    other = dataclasses.replace(HEAD, birth="1")
+    (watched.place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
+    assert not watched.stops_after(1000)
+
+
+def test_the_watcher_goes_on_while_the_folder_is_not_private(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = watched.place.folder
+    born = birth(os.getpid()) or ""
+    alive = dataclasses.replace(
+        HEAD, pid=os.getpid(), birth=born, raylet_pid=os.getpid(), raylet_birth=born,
+        session_dir=str(folder),
+    )  # fmt: skip
+    (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
+    modes = [0o777, 0o777, 0o700]
+
+    def step(_: float) -> None:
+        if not modes:
+            (folder / "head.json").unlink()  # as `stop` does
+            return
+        folder.chmod(modes.pop(0))
+
+    monkeypatch.setattr(idle_watcher.time, "sleep", step)
+    idle_watcher.watch(str(folder))
+    assert capsys.readouterr().out.count("is not private") == 1
+    assert modes == []
+
+
+def test_a_head_without_a_setting_stays(watched: Watched) -> None:
+    (watched.place.folder / "use.json").unlink()
+    assert not watched.stops_after(1000)
+    assert not watched.place.is_watched()
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
+def test_a_wrong_idle_time_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="idle_minutes"):
+        vd.LocalCluster(idle_minutes=value)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [({}, 60), ({"idle_minutes": 0}, None), ({"idle_minutes": None}, None)]
+)
+def test_none_and_zero_are_never(given: dict[str, None], taken: float | None) -> None:
+    assert vd.LocalCluster(**given)._head().idle_minutes == taken
+
+
+# Heads that compete
+
+
+def running(name: str, cpus: float, gpus: tuple[str, ...] = (), *settings: str) -> RunningHead:
+    head = dataclasses.replace(HEAD, name=name, prefix=f"/env/{name}", settings=settings)
+    return RunningHead(HeadFolder(Path("/nowhere")), head, {"CPU": cpus}, gpus)
+
+
+def test_heads_that_claim_the_same_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 8)
+    mine, other = running("a", 8, ("0", "1")), running("b", 8, ("1", "2"))
+    (said,) = conflicts(mine.head, [mine, other])
+    assert "claims the same CPUs (8 and 8 of 8) and GPUs (1): Ray head 'b' of /env/b" in said
+    assert "`vane-dagster cluster stop --address 127.0.0.1:1`" in said
+    assert "LocalCluster(num_cpus=..., num_gpus=...)" in said
+    assert "CUDA_VISIBLE_DEVICES" in said
+
+
+def test_heads_that_divide_the_machine_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 8)
+    a = running("a", 5, ("0",), "--num-cpus=5")
+    b = running("b", 3, ("1",), "--num-cpus=3")
+    assert conflicts(a.head, [a, b]) == []
+    more = running("c", 4, (), "--num-cpus=4")
+    assert len(conflicts(a.head, [a, b, more])) == 1
+    # In a container Ray counts fewer CPUs than the machine has.
+    limited = running("d", 2)
+    assert "2 and 3 of 2" in conflicts(limited.head, [limited, b])[0]
+
+
+def test_a_folder_that_others_can_write_to_is_no_head(watched: Watched) -> None:
+    watched.place.folder.chmod(0o777)
+    assert running_heads(watched.place.folder.parent) == []

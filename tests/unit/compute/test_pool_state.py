@@ -1,0 +1,479 @@
+"""The keeper's books alone: who gets what, when, and what has to go for it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.pool_claims import ONE, ask, claim, spec
+from vane_dagster.compute.admission import check_can_fit, pack_waves
+from vane_dagster.compute.api import Capacity
+from vane_dagster.compute.placement import Room, fits
+from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, LeaseRecord, Sharer
+from vane_dagster.errors import ComputeError
+
+TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}
+
+
+def sizes(books: Books) -> dict[str, int]:
+    return {identity: len(pool.workers) for identity, pool in books.pools.items()}
+
+
+# First come, first served
+
+
+def test_a_request_waits_until_the_resource_is_free():
+    books = Books()
+    assert ask(books, "1", claim("a", GPU=1)) is not None
+    assert ask(books, "2", claim("b", GPU=1)) is None
+    assert books.ahead("2") == ["run-1"]
+    books.release("1", 1.0)
+    grant = ask(books, "2", claim("b", GPU=1), now=1.0)
+    assert grant is not None
+    assert len(grant.kill) == 1
+    assert sizes(books) == {"b": 1}
+
+
+def test_nobody_overtakes_where_resources_compete():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    assert ask(books, "2", claim("b", GPU=1)) is None
+    assert ask(books, "3", claim("a", GPU=1)) is None, "a is warm, but 2 was first"
+    assert books.ahead("3") == ["run-1", "run-2"]
+    books.release("1", 1.0)
+    assert ask(books, "3", claim("a", GPU=1), now=1.0) is None
+    assert ask(books, "2", claim("b", GPU=1), now=1.0) is not None
+    books.release("2", 2.0)
+    assert ask(books, "3", claim("a", GPU=1), now=2.0) is not None
+
+
+def test_who_wants_other_resources_does_not_wait():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    assert ask(books, "2", claim("b", GPU=1)) is None
+    assert ask(books, "3", claim("c", CPU=1)) is not None
+    assert ask(books, "4", claim("d")) is not None
+
+
+def test_a_request_that_is_not_repeated_loses_its_place():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    assert ask(books, "2", claim("b", GPU=1)) is None
+    books.release("1", 1.0)
+    assert ask(books, "3", claim("c", GPU=1), now=5.0) is None
+    assert ask(books, "3", claim("c", GPU=1), now=20.0) is not None
+
+
+def test_all_pools_of_a_request_or_none():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    assert ask(books, "2", claim("b", CPU=1), claim("c", GPU=1)) is None
+    assert sizes(books) == {"a": 1}, "nothing is held while it waits"
+    books.release("1", 1.0)
+    assert ask(books, "2", claim("b", CPU=1), claim("c", GPU=1), now=1.0) is not None
+    assert sizes(books) == {"b": 1, "c": 1}
+
+
+def test_a_request_asked_twice_has_one_lease():
+    books = Books()
+    first = ask(books, "1", claim("a", (2, 2), CPU=1))
+    again = ask(books, "1", claim("a", (2, 2), CPU=1))
+    assert first is not None
+    assert again is not None
+    assert again.workers == first.workers
+    assert not again.start
+    assert sizes(books) == {"a": 2}
+
+
+# Priority
+
+
+def test_the_highest_priority_goes_first_then_who_came_first():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    waiting = {"2": 0, "3": 5, "4": 5}
+    for now, (id, priority) in enumerate(waiting.items()):
+        assert ask(books, id, claim("b", GPU=1), now=float(now), priority=priority) is None
+    assert books.ahead("2") == ["run-1", "run-3", "run-4"]
+    assert books.ahead("3") == ["run-1"]
+    books.release("1", 5.0)
+    granted = []
+    while waiting:
+        for id, priority in list(waiting.items()):
+            if ask(books, id, claim("b", GPU=1), now=6.0, priority=priority) is not None:
+                granted.append(id)
+                del waiting[id]
+                books.release(id, 6.0)
+    assert granted == ["3", "4", "2"]
+
+
+def test_a_leased_pool_is_not_taken_for_a_higher_priority():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    assert ask(books, "2", claim("b", GPU=1), priority=9) is None
+    assert set(books.pools) == {"a"}
+
+
+def test_a_low_priority_does_not_wait_for_ever():
+    books = Books()
+    ask(books, "held", claim("a", GPU=1))
+    assert ask(books, "low", claim("b", GPU=1), now=0.0) is None
+    for now in range(10, 1800, 10):  # runs of a higher priority keep coming, each for ten seconds
+        ask(books, "low", claim("b", GPU=1), now=float(now))
+        ask(books, f"high-{now}", claim("c", GPU=1), now=float(now), priority=2)
+    books.release("held", 1800.0)
+    assert ask(books, "high-1790", claim("c", GPU=1), now=1800.0, priority=2) is None
+    assert ask(books, "low", claim("b", GPU=1), now=1800.0) is not None
+
+
+def test_a_new_lease_gets_workers_that_no_higher_priority_uses():
+    books = Books()
+    nodes = {"n": {"GPU": 2.0}}
+    high = ask(books, "1", claim("a", GPU=1), nodes=nodes, priority=5)
+    second = ask(books, "2", claim("a", (2, 2), GPU=1), nodes=nodes)
+    books.release("2", 1.0)
+    low = ask(books, "3", claim("a", GPU=1), nodes=nodes, now=1.0)
+    lower = ask(books, "4", claim("a", GPU=1), nodes=nodes, now=2.0)
+    assert high is not None
+    assert second is not None
+    assert low is not None
+    assert lower is not None
+    other = set(second.workers["a"]) - set(high.workers["a"])
+    assert set(low.workers["a"]) == set(lower.workers["a"]) == other
+
+
+def test_who_shares_workers_is_known_by_worker():
+    books = Books()
+    first = ask(books, "1", claim("a", GPU=1), priority=3)
+    ask(books, "2", claim("a", GPU=1))
+    ask(books, "3", claim("other"))
+    assert first is not None
+    (worker,) = first.workers["a"]
+    assert books.sharers("2") == {worker: (Sharer("run-1", 3),)}
+    assert books.sharers("1") == {worker: (Sharer("run-2", 0),)}
+    assert books.sharers("3") == books.sharers("unknown") == {}
+
+
+# Sharing and growing
+
+
+def test_runs_share_a_pool_and_it_grows_to_the_largest_lease():
+    books = Books()
+    first = ask(books, "1", claim("a", (1, 1), CPU=1))
+    second = ask(books, "2", claim("a", (2, 2), CPU=1))
+    assert first is not None
+    assert second is not None
+    assert len(second.start) == 1
+    assert first.workers["a"][0] in second.workers["a"]
+    assert len(second.workers["a"]) == 2
+
+
+def test_a_lease_gets_no_more_than_its_most_and_the_least_used_workers():
+    books = Books()
+    ask(books, "1", claim("a", (2, 2), CPU=1))
+    books.release("1", 0.0)
+    second = ask(books, "2", claim("a", CPU=1))
+    third = ask(books, "3", claim("a", CPU=1))
+    assert second is not None
+    assert third is not None
+    assert set(second.workers["a"]).isdisjoint(third.workers["a"])
+    assert sizes(books) == {"a": 2}
+
+
+def test_min_and_max_takes_what_there_is_without_ending_anything():
+    books = Books()
+    ask(books, "1", claim("a", CPU=1))
+    books.release("1", 0.0)
+    grant = ask(books, "2", claim("b", (1, 8), CPU=1))
+    assert grant is not None
+    assert not grant.kill
+    assert sizes(books) == {"a": 1, "b": 3}
+
+
+def test_two_growing_pools_take_turns():
+    books = Books()
+    assert ask(books, "1", claim("a", (1, 8), CPU=1), claim("b", (1, 8), CPU=1)) is not None
+    assert sizes(books) == {"a": 2, "b": 2}
+
+
+def test_workers_beyond_the_least_make_room_for_the_same_lease():
+    books = Books()
+    first = ask(books, "1", claim("a", (2, 2), GPU=1), nodes=TWO)
+    books.release("1", 0.0)
+    grant = ask(books, "2", claim("a", GPU=1), claim("b", GPU=1), nodes=TWO)
+    assert first is not None
+    assert grant is not None
+    assert grant.kill == first.workers["a"][1:], "the elder stays"
+    assert sizes(books) == {"a": 1, "b": 1}
+
+
+# Eviction
+
+
+def test_the_least_recently_used_idle_pool_goes_first():
+    books = Books()
+    nodes = {"n": {"GPU": 3.0}}
+    for name in "abc":
+        ask(books, name, claim(name, GPU=1), nodes=nodes)
+    for at, name in enumerate("bca"):
+        books.release(name, float(at))
+    assert ask(books, "4", claim("d", GPU=1), nodes=nodes, now=9.0) is not None
+    assert set(books.pools) == {"a", "c", "d"}
+
+
+def test_a_leased_pool_is_never_evicted():
+    books = Books()
+    nodes = {"n": {"GPU": 2.0}}
+    ask(books, "1", claim("a", GPU=1), nodes=nodes)
+    ask(books, "2", claim("b", GPU=1), nodes=nodes)
+    books.release("2", 1.0)
+    assert ask(books, "3", claim("c", (2, 2), GPU=1), nodes=nodes, now=1.0) is None
+    assert set(books.pools) == {"a", "b"}, "b alone would not have been enough"
+
+
+def test_pools_that_hold_nothing_of_use_are_spared():
+    books = Books()
+    nodes = {"n": {"GPU": 1.0, "CPU": 1.0}}
+    ask(books, "1", claim("cpu", CPU=1), nodes=nodes)
+    ask(books, "2", claim("free"), nodes=nodes)
+    ask(books, "3", claim("gpu", GPU=1), nodes=nodes)
+    for at, id in enumerate("123"):
+        books.release(id, float(at))
+    assert ask(books, "4", claim("new", GPU=1), nodes=nodes, now=9.0) is not None
+    assert set(books.pools) == {"cpu", "free", "new"}
+
+
+def test_idle_time_counts_from_the_last_release():
+    books = Books()
+    ask(books, "1", claim("a", idle=10))
+    ask(books, "2", claim("a", idle=10))
+    books.release("1", 100.0)
+    assert books.idle_too_long(500.0) == [], "still leased"
+    books.release("2", 500.0)
+    assert books.idle_too_long(509.0) == []
+    assert books.idle_too_long(511.0) == ["a"]
+
+
+def test_a_pool_on_the_wrong_node_is_moved_for_its_own_lease():
+    books = Books()
+    books.adopt(claim("a", GPU=1), "a-1", "big", 0.0)
+    nodes = {"big": {"GPU": 2.0}, "small": {"GPU": 1.0}}
+    grant = ask(books, "1", claim("a", GPU=1), claim("b", GPU=2), nodes=nodes)
+    assert grant is not None
+    assert grant.kill == ("a-1",)
+    assert {start.claim.identity: start.node for start in grant.start} == {
+        "a": "small",
+        "b": "big",
+    }
+
+
+# Expiry and restart
+
+
+def test_a_lease_expires_without_heartbeats_and_is_not_learnt_again():
+    books = Books()
+    ask(books, "1", claim("a", GPU=1))
+    beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0)
+    assert books.heartbeat(beat, 20.0)
+    assert books.expired(20.0 + LEASE_SECONDS) == []
+    assert books.expired(21.0 + LEASE_SECONDS) == ["1"]
+    books.release("1", 51.0)
+    assert not books.heartbeat(beat, 52.0), "its queued calls were revoked"
+    assert not books.leases
+
+
+def test_a_restarted_keeper_learns_leases_again_and_evicts_nothing_meanwhile():
+    books = Books(settled_at=LEASE_SECONDS)
+    books.adopt(claim("a", idle=1, GPU=1), "a-1", "n1", 0.0)
+    assert ask(books, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
+    assert books.idle_too_long(5.0) == []
+    beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0, workers=("a-1",))
+    assert books.heartbeat(beat, 5.0)
+    for now in (10.0, 20.0, 31.0):
+        assert books.heartbeat(beat, now)
+        assert ask(books, "2", claim("b", GPU=1), now=now) is None
+    assert books.ahead("2") == ["run-1"]
+    books.release("1", 32.0)
+    grant = ask(books, "2", claim("b", GPU=1), now=32.0)
+    assert grant is not None
+    assert grant.kill == ("a-1",)
+
+
+def test_a_restarted_keeper_evicts_unclaimed_pools_after_a_lease_time():
+    books = Books(settled_at=LEASE_SECONDS)
+    books.adopt(claim("a", GPU=1), "a-1", "n1", 0.0)
+    for now in range(0, 30, 10):
+        assert ask(books, "2", claim("b", GPU=1), now=float(now)) is None
+    assert ask(books, "2", claim("b", GPU=1), now=LEASE_SECONDS) is not None
+
+
+# Lost workers
+
+
+def test_two_runs_that_lose_a_shared_worker_get_the_same_heir():
+    books = Books()
+    lost = ask(books, "1", claim("a", GPU=1)).workers["a"][0]
+    ask(books, "2", claim("a", GPU=1))
+    heir, start = books.replace(lost, claim("a", GPU=1), ONE)
+    assert start is not None
+    assert start.node == "n1"
+    assert books.replace(lost, claim("a", GPU=1), ONE) == (heir, None)
+    next_heir, start = books.replace(heir, claim("a", GPU=1), ONE)
+    assert start is not None
+    assert books.replace(lost, claim("a", GPU=1), ONE) == (next_heir, None)
+    assert sizes(books) == {"a": 1}
+
+
+def test_a_worker_of_a_pool_that_was_evicted_by_force_is_replaced_too():
+    books = Books()
+    lost = ask(books, "1", claim("a", GPU=1)).workers["a"][0]
+    books.forget([lost])
+    heir, start = books.replace(lost, claim("a", GPU=1), ONE)
+    assert start is not None
+    assert list(books.pools["a"].workers) == [heir]
+
+
+def test_names_end_with_the_keepers_tag():
+    books = Books(".beef")
+    grant = ask(books, "1", claim("a", (2, 2)))
+    assert grant is not None
+    assert all(name.endswith(".beef") for name in grant.workers["a"])
+
+
+def test_what_died_of_an_idle_pool_is_struck_off():
+    books = Books()
+    leased = ask(books, "1", claim("a", GPU=1))
+    idle = ask(books, "2", claim("b", (2, 2), CPU=1))
+    assert leased is not None
+    assert idle is not None
+    books.release("2", 0.0)
+    books.lose_idle({idle.workers["b"][0]})
+    assert sizes(books) == {"a": 1, "b": 1}, "a is for its own run to replace"
+
+
+# Room
+
+
+def test_a_share_of_a_gpu_lies_on_one_gpu():
+    assert fits([{"GPU": 2}], [{"GPU": 0.5}] * 4)
+    assert not fits([{"GPU": 2}], [{"GPU": 0.6}] * 3), "the rests of two GPUs are no GPU"
+    assert not fits([{"GPU": 1}, {"GPU": 1}], [{"GPU": 2}])
+    assert fits([{"GPU": 2}], [{"GPU": 0.5}, {"GPU": 1}, {"GPU": 0.5}])
+
+
+def test_small_bundles_leave_the_large_node_free():
+    room = Room({"big": {"GPU": 4.0}, "small": {"GPU": 1.0}})
+    assert room.place({"GPU": 1}) == "small"
+    assert room.place({"GPU": 4}) == "big"
+    assert room.place({"GPU": 1}) is None
+
+
+def test_workers_that_reserve_nothing_spread_by_cpus():
+    room = Room({"head": {"CPU": 0.0}, "a": {"CPU": 2.0}, "b": {"CPU": 4.0}})
+    placed = [room.place({}) for _ in range(6)]
+    assert {node: placed.count(node) for node in set(placed)} == {"a": 2, "b": 4}
+
+
+def test_waves_hold_what_fits_together_and_keep_the_order():
+    capacity = Capacity(({"CPU": 4, "GPU": 1},), 0)
+    upstream = {"clean": [], "a": ["clean"], "b": ["clean"], "c": ["a"], "join": ["a", "b", "c"]}
+    pools = {"a": spec("a", GPU=1), "b": spec("b", GPU=1), "c": spec("c", GPU=1)}
+    waves = pack_waves(capacity, list(upstream), upstream, pools)
+    assert waves == [["clean", "a"], ["b"], ["c", "join"]]
+
+
+def test_stages_of_one_pool_share_a_wave():
+    capacity = Capacity(({"CPU": 4, "GPU": 1},), 0)
+    pools = {"a": spec("m", GPU=1), "b": spec("m", GPU=1)}
+    assert pack_waves(capacity, ["a", "b"], {"a": [], "b": ["a"]}, pools) == [["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        (spec("m", GPU=2), "2 GPU each were asked for; the cluster has 1 GPU"),
+        (spec("m", (2, 3), GPU=1), "concurrency=(1, 3)"),
+        (spec("m", tpu=1), "has 0 tpu"),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused(pool, said):
+    with pytest.raises(ComputeError) as caught:
+        check_can_fit(Capacity(({"CPU": 4, "GPU": 1},), 0), pool)
+    assert said in str(caught.value)
+    assert "M: " in str(caught.value)
+
+
+# Properties
+
+AMOUNTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "GPU": st.sampled_from([0.25, 0.5, 0.6, 1.0, 2.0]),
+        "CPU": st.sampled_from([0.5, 1.0, 2.0]),
+    },
+)
+NODES = st.lists(
+    st.fixed_dictionaries({"CPU": st.sampled_from([1.0, 2.0, 4.0]), "GPU": st.integers(0, 2)}),
+    min_size=1,
+    max_size=3,
+)
+MODELS = st.lists(st.tuples(AMOUNTS, st.floats(1, 100)), min_size=1, max_size=5)
+REQUESTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 2), st.integers(0, 2)), max_size=3),
+    min_size=1,
+    max_size=8,
+)
+
+
+def over_committed(books: Books, nodes) -> list[str]:
+    """Nodes of which more is held than there is."""
+    held = {id: {"CPU": 0.0, "GPU": 0.0} for id in nodes}
+    for pool in books.pools.values():
+        for node in pool.workers.values():
+            for name, amount in pool.claim.bundle.items():
+                held[node][name] += amount
+    return [id for id in nodes if any(held[id][name] > nodes[id][name] + 1e-6 for name in held[id])]
+
+
+@settings(max_examples=150)
+@given(NODES, MODELS, REQUESTS, st.randoms(use_true_random=False))
+def test_never_over_committed_and_nobody_starves(node_list, models, wishes, random):
+    nodes = {f"n{i}": node for i, node in enumerate(node_list)}
+    requests = []
+    for number, wish in enumerate(wishes):
+        claims = {}
+        for index, least, more in wish:
+            bundle, idle = models[index % len(models)]
+            identity = f"m{index % len(models)}"
+            claims[identity] = claim(identity, (least, least + more), idle, **bundle)
+        needed = [c.bundle for c in claims.values() for _ in range(c.workers[0])]
+        if fits(node_list, needed):
+            requests.append((str(number), tuple(claims.values())))
+
+    books, held, waiting = Books(), [], list(requests)
+    for now in itertools.count():
+        assert now < 40 * (1 + len(requests)), f"{len(waiting)} requests starve"
+        if not waiting and not held:
+            break
+        for id, claims in list(waiting):
+            before = {i: dict(pool.workers) for i, pool in books.pools.items()}
+            grant = ask(books, id, *claims, nodes=nodes, now=float(now))
+            if grant is None:
+                assert before == {i: p.workers for i, p in books.pools.items()}, "half granted"
+                continue
+            leased = {c.identity for lease in books.leases.values() for c in lease.claims}
+            mine = {c.identity for c in claims}
+            others = {w for i in leased - mine for w in before.get(i, {})}
+            assert not others & set(grant.kill), "a leased pool was evicted"
+            for c in claims:
+                assert c.workers[0] <= len(grant.workers[c.identity]) <= c.workers[1]
+            waiting.remove((id, claims))
+            held.append(id)
+        assert not over_committed(books, nodes)
+        if held and random.random() < 0.5:
+            books.release(held.pop(random.randrange(len(held))), float(now))
+        for identity in books.idle_too_long(float(now)):
+            books.forget(list(books.pools[identity].workers))

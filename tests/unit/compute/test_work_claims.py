@@ -1,0 +1,423 @@
+"""Claims on fragments: the table by a fake clock, and the queue of two runs that share one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.compute.api import Worker
+from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.waits import Waits
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
+from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.executor import look_up_parts
+from vane_dagster.engine.fragment_queue import FragmentQueue
+from vane_dagster.engine.fragment_state import FragmentRun
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.worker_queue import Lane
+from vane_dagster.engine.worker_sharing import Sharing
+from vane_dagster.errors import UdfError
+from vane_dagster.events import Committed, Event, Failed, Waiting
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import PoolSpec
+
+# The table
+
+
+def ask(
+    table: ClaimTable,
+    run: str,
+    *groups: str,
+    now: float = 0.0,
+    release: str = "",
+    age: float = 0.0,
+    lasts: float = 30.0,
+) -> ClaimAnswer:
+    """Each letter of a group is a key; all are of one scope."""
+    wanted = [Group("scope", tuple(letter.encode() for letter in group)) for group in groups]
+    keys = [letter.encode() for letter in release]
+    return table.ask(ClaimRequest(run, run, lasts, wanted, keys, {"scope": age}), now)
+
+
+def test_a_group_is_claimed_whole_or_not_at_all():
+    table = ClaimTable()
+    assert ask(table, "one", "ab", "c").held_by == ["", ""]
+    assert ask(table, "two", "bd", "e").held_by == ["one", ""]
+    assert ask(table, "one", "d", "e").held_by == ["", "two"], "d was not claimed with b"
+
+
+def test_a_request_that_is_repeated_gets_the_same_answer():
+    table = ClaimTable()
+    assert ask(table, "one", "ab").held_by == ask(table, "one", "ab").held_by == [""]
+
+
+def test_a_released_key_is_free_and_tells_others_to_look_into_the_store():
+    table = ClaimTable()
+    ask(table, "one", "ab")
+    ask(table, "one", release="a", now=100.0)
+    freed = ask(table, "two", "a", "b", now=101.0, age=50.0)
+    assert freed.held_by == ["", "one"]
+    assert freed.changed == {"scope"}
+    assert ask(table, "one", "c", now=102.0, age=50.0).changed == set(), "its own release"
+    assert ask(table, "two", "c", now=1000.0, age=10.0).changed == set(), "listed since"
+    assert ask(table, "two", "c", now=1000.0, age=950.0).changed == {"scope"}
+
+
+def test_only_the_holder_releases_a_key():
+    table = ClaimTable()
+    ask(table, "one", "a")
+    ask(table, "two", release="a")
+    assert ask(table, "two", "a").held_by == ["one"]
+
+
+def test_claims_expire_with_a_holder_that_is_not_heard_of():
+    table = ClaimTable()
+    ask(table, "one", "a", lasts=10.0)
+    ask(table, "one", now=8.0, lasts=10.0)
+    assert table.expire(17.0) == []
+    assert table.expire(19.0) == ["one"]
+    taken = ask(table, "two", "a", now=20.0, age=20.0)
+    assert taken.held_by == [""]
+    assert taken.changed == {"scope"}, "the lost run may have written parts"
+
+
+def test_a_holder_that_ends_releases_everything():
+    table = ClaimTable()
+    ask(table, "one", "ab")
+    table.end("one", 1.0)
+    table.end("one", 1.0)
+    assert ask(table, "two", "ab", now=2.0).held_by == [""]
+
+
+def test_a_new_table_says_that_it_does_not_know_a_holder():
+    table = ClaimTable()
+    assert not ask(table, "one", "a").is_known
+    assert ask(table, "one", "b").is_known
+
+
+def test_the_partitions_released_first_are_forgotten_first():
+    table = ClaimTable(max_scopes=2)
+    for scope in ("s1", "s2", "s3"):
+        key = scope.encode()
+        table.ask(ClaimRequest("one", "one", 30.0, [Group(scope, (key,))]), 0.0)
+        table.ask(ClaimRequest("one", "one", 30.0, (), [key]), 1.0)
+    groups = [Group(scope, (scope.encode(),)) for scope in ("s1", "s2", "s3")]
+    assert table.ask(ClaimRequest("two", "two", 30.0, groups), 2.0).changed == {"s2", "s3"}
+
+
+# The queues of two runs
+
+
+class TableClaims:
+    """Claims in a table of this process."""
+
+    def __init__(self, table: ClaimTable, run_id: str) -> None:
+        self.table, self.run_id = table, run_id
+
+    def ask(
+        self,
+        groups: Sequence[Group],
+        release: Sequence[bytes] = (),
+        ages: Mapping[str, float] | None = None,
+    ) -> ClaimAnswer:
+        request = ClaimRequest(self.run_id, self.run_id, 30.0, groups, release, ages or {})
+        return self.table.ask(request, time.monotonic())
+
+    def close(self) -> None:
+        self.table.end(self.run_id, time.monotonic())
+
+
+class Run:
+    """A run without workers: the test writes its parts."""
+
+    def __init__(self, planned: RunPlan, store: Store, table: ClaimTable, run_id: str) -> None:
+        assert not planned.failed, planned.failed
+        self.events: list[Event] = []
+        emit = self.events.append
+        judge = Judge(planned.pipeline, store)
+        self.claims = TableClaims(table, run_id)
+        self.state = RunState(planned, store, run_id, emit, {}, judge, self.claims)
+        self.state.begin()
+        stages = planned.selected
+        counts = Counts(self.state, stages)
+        look_up = look_up_parts(self.state)
+        waits = Waits(emit)
+        self.queue = FragmentQueue(self.state, stages, self.claims, look_up, counts, waits)
+        self.computed: list[tuple[int, str]] = []
+
+    def take(self) -> FragmentRun | None:
+        """The next fragment once the claims are answered, None if there is none at present."""
+        for _ in range(2):
+            self.queue.ask_ahead(idle=True)
+            while self.queue.is_asking and not (self.queue._asking and self.queue._asking.done()):
+                time.sleep(0.001)
+            self.queue.take_answer()
+            if self.queue.peek():
+                return self.queue.pop()
+        return None
+
+    def write(self, run: FragmentRun, *stages: str) -> None:
+        """Writes the parts of a fragment, as workers would."""
+        for stage in stages or tuple(run.nodes):
+            partition = self.state.plan.partitions[run.partition]
+            table = partition.schemas[stage].empty_table()
+            pipeline = self.state.pipeline.name
+            folder = self.state.store.parts(pipeline, stage, partition.key)
+            key = partition.stages[stage].keys[run.index]
+            info = write_part(table, PartTarget(folder, key, "id"))
+            self.state.add_part(run.partition, stage, run.index, Part(folder, info))
+            run.nodes[stage].done = True
+            self.queue.release(run, [stage])
+            self.computed.append((run.index, stage))
+        if run.finished:
+            self.queue.end(run)
+
+    def drain(self) -> None:
+        """Computes all that is left."""
+        deadline = time.monotonic() + 20
+        while not self.queue.is_empty:
+            assert time.monotonic() < deadline, "the run does not end"
+            if run := self.take():
+                self.write(run)
+
+    def end(self) -> None:
+        self.queue.close()
+        self.state.close()
+        self.claims.close()
+
+    def told(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two runs of one partition of eight fragments in two stages, planned at the same time."""
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RETRY_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._TELL_AFTER_SECONDS", 0.0)
+    for number in range(8):
+        write_source(tmp_path / "src", {"id": [number]}, f"{number}.parquet")
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.project("one", ["id"]).project("two", {"id": "id", "next": "id + 1"})
+    store = Store(Location(str(tmp_path / "store")))
+    table = ClaimTable()
+    runs = [
+        Run(plan_run(pipeline, ["one", "two"], [None], store), store, table, name)
+        for name in ("first---run", "second--run")
+    ]
+    yield runs
+    for run in runs:
+        run.end()
+
+
+def everything() -> list[tuple[int, str]]:
+    return sorted((index, stage) for index in range(8) for stage in ("one", "two"))
+
+
+def test_two_runs_of_a_partition_share_its_fragments(two):
+    first, second = two
+    deadline = time.monotonic() + 20
+    while not (first.queue.is_empty and second.queue.is_empty):
+        assert time.monotonic() < deadline, "the runs do not end"
+        for run in two:
+            if (fragment := run.take()) is not None:
+                run.write(fragment)
+    assert sorted(first.computed + second.computed) == everything()
+    assert first.computed
+    assert second.computed
+
+
+def test_both_runs_commit_one_manifest(two):
+    first, second = two
+    first.drain()
+    second.drain()
+    for run in two:
+        run.state.close()
+    store = first.state.store
+    for stage in ("one", "two"):
+        (name,) = store.manifests("docs", stage, None).names()
+        for run in two:
+            (told,) = [event for event in run.told(Committed) if event.stage == stage]
+            assert str(told.name) == name
+            assert told.manifest.run_id == store.in_force("docs", stage, None).run_id
+    assert second.computed == []
+    assert second.state.stats[0, "two"].computed == 0
+    for run in two:
+        run.state.close = lambda: None
+
+
+def test_a_run_waits_for_the_other_and_says_so(two):
+    first, second = two
+    held = [first.take()]
+    while first.queue.peek():
+        held.append(first.queue.pop())
+    mine = 0
+    while (fragment := second.take()) is not None:
+        second.write(fragment)
+        mine += 1
+    assert mine + len(held) == 8
+    assert not second.queue.is_empty
+    second.queue.tell_waits(idle=True)
+    (waiting,) = second.told(Waiting)
+    assert waiting.text == f"waiting for {len(held)} fragments that run first--- is computing"
+    assert waiting.runs == ("first---run",)
+
+    for fragment in held:
+        first.write(fragment)
+    first.drain()
+    second.drain()
+    second.queue.tell_waits(idle=True)
+    (_, ended) = second.told(Waiting)
+    assert ended.over
+    assert ended.text.startswith("no longer waiting for run first--- (")
+    assert sorted(first.computed + second.computed) == everything()
+
+
+def test_a_stage_is_released_when_its_part_is_written(two):
+    first, second = two
+    fragment = first.take()
+    first.write(fragment, "one")
+    first.queue.end(fragment)  # and gives the rest up
+    first.queue.close()
+    second.drain()
+    assert (fragment.index, "two") in second.computed
+    assert (fragment.index, "one") not in second.computed
+
+
+def test_a_run_takes_over_what_another_has_failed_to_compute(two):
+    first, second = two
+    fragment = first.take()
+    first.state.fail(0, "one", UdfError("a row is wrong"))
+    fragment.abandon({"one", "two"})
+    first.queue.end(fragment)
+    first.drain()
+    assert first.computed == [], "the rest of its fragments is given up too"
+    first.claims.close()
+    second.drain()
+    assert sorted(second.computed) == everything()
+    assert len(first.told(Failed)) == 2
+
+
+def test_a_run_takes_over_from_one_that_was_killed(two):
+    first, second = two
+    done, lost = first.take(), first.take()
+    first.write(done)
+    first.queue._claims.table.expire(time.monotonic() + 31.0)
+    second.drain()
+    assert (lost.index, "one") in second.computed
+    assert not {(done.index, "one"), (done.index, "two")} & set(second.computed)
+
+
+# Who is told, and when
+
+
+def test_a_wait_is_told_when_it_begins_changes_and_ends():
+    now, told = [0.0], []
+    waits = Waits(told.append, lambda: now[0])
+    waits.end("lease", "never waited")
+    waits.begin("lease", "waiting for a", ["a"])
+    waits.begin("lease", "waiting for a", ["a"])
+    now[0] = 5.0
+    waits.begin("lease", "waiting for b", ["b"])
+    assert [event.text for event in told] == ["waiting for a"], "ten seconds are not over"
+    now[0] = 12.0
+    waits.begin("lease", "waiting for b", ["b"])
+    now[0] = 15.0
+    waits.end("lease", "leased")
+    waits.begin("lease", "waiting for c", ["c"])
+    assert [(e.text, e.runs, e.over) for e in told] == [
+        ("waiting for a", ("a",), False),
+        ("waiting for b", ("b",), False),
+        ("leased (15 s)", ("b",), True),
+    ]
+
+
+def test_a_short_wait_is_not_told():
+    now, told = [0.0], []
+    waits = Waits(told.append, lambda: now[0])
+    waits.begin("fragments", "waiting", ["a"], after=1.0)
+    now[0] = 0.9
+    waits.end("fragments", "over")
+    waits.begin("fragments", "waiting", ["a"], after=1.0)
+    assert told == []
+
+
+class SharedLease:
+    """A lease whose workers are shared as the test says."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[Sharer, ...]] = {}
+
+    def sharers(self) -> dict[str, tuple[Sharer, ...]]:
+        return self.found
+
+
+@pytest.fixture
+def shared() -> Any:
+    """A lane of two workers with two slots each, at work, and who shares them."""
+    workers = [Worker(name, "m") for name in ("m-1", "m-2")]
+    lane = Lane(2, {worker: [10] for worker in workers})
+    now, told, lease = [0.0], [], SharedLease()
+    waits = Waits(told.append, lambda: now[0])
+    sharing = Sharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
+
+    def follow(at: float) -> None:
+        now[0] = at
+        sharing.follow({"m": lane})
+
+    return lane, workers, lease, told, follow
+
+
+def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time(shared):
+    lane, (first, second), lease, _, follow = shared
+    lease.found = {"m-1": (Sharer("high", 2),), "m-2": (Sharer("equal", 1),)}
+    follow(0.0)
+    assert lane.free_worker() == second
+    lane.begin(second, 10)
+    assert lane.free_worker() is None
+    lane.end(first, 10)
+    assert lane.free_worker() == first, "it is never without a call for long"
+    lane.begin(first, 10)
+    lease.found = {}
+    follow(1.0)
+    assert lane.free_worker() == first
+
+
+def test_who_shares_a_models_workers_is_told_after_some_seconds(shared):
+    _, _, lease, told, follow = shared
+    lease.found = {"m-1": (Sharer("0123456789", 0),)}
+    follow(0.0)
+    follow(4.0)
+    assert told == []
+    follow(6.0)
+    lease.found = {}
+    follow(8.0)
+    assert [(e.text, e.runs, e.over) for e in told] == [
+        ("Model: 1 of 2 workers also serve run 01234567", ("0123456789",), False),
+        ("Model: no longer shares workers with run 01234567 (8 s)", ("0123456789",), True),
+    ]
+
+
+def test_workers_are_still_shared_while_this_run_is_idle(shared):
+    lane, workers, lease, told, follow = shared
+    lease.found = {"m-1": (Sharer("0123456789", 0),)}
+    follow(0.0)
+    follow(6.0)
+    assert len(told) == 1
+    lane.busy = {worker: [] for worker in workers}
+    follow(20.0)
+    assert len(told) == 1, "nothing has changed but that this run has no call under way"
+    lease.found = {}
+    follow(30.0)
+    assert told[-1].text == "Model: no longer shares workers with run 01234567 (30 s)"

@@ -1,0 +1,20 @@
+"""What makes a unit test: it starts no process, and has no Dagster instance."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any, NoReturn
+
+import dagster as dg
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **given: Any) -> NoReturn:
+        pytest.fail("A unit test starts no process and has no Dagster instance: move it to a tier")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refused)
+    monkeypatch.setattr(os, "fork", refused)
+    monkeypatch.setattr(dg.DagsterInstance, "__init__", refused)

@@ -1,0 +1,127 @@
+"""Archives of the user's code: what is in them, and how they are unpacked and activated."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.code_folder import (
+    bundle,
+    folder,  # noqa: F401  # fixtures
+)
+from vane_dagster.errors import CodeIdentityError, ComputeError
+from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.worker.user_code import activate, load, unpack
+
+
+def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
+    import defs  # type: ignore[import-not-found]  # made by the test
+
+    packed = bundle(defs.Model)
+    names = zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()
+    assert names == [
+        "defs.py",
+        "helpers.py",
+        "lazy_part.py",
+        "pkg/__init__.py",
+        "pkg/sub/__init__.py",
+        "pkg/sub/shared.py",
+        "spaced/inside.py",
+    ]
+    assert packed.digest == hashlib.sha256(packed.archive).hexdigest()
+    for file in folder.rglob("*.py"):
+        os.utime(file, (1, 1))
+    assert bundle(defs.Model) == packed
+    assert pack(reversed(code_identity(defs.Model).modules), defs.Model) == packed
+
+
+def test_module_that_imports_by_a_variable_ships_its_whole_package(folder: Path) -> None:
+    (folder / "pkg/loader.py").write_text(
+        "import importlib\ndef udf(b):\n    return importlib.import_module(f'pkg.{b}')\n"
+    )
+    from pkg.loader import udf  # type: ignore[import-not-found]  # made by the test
+
+    modules = code_identity(udf, version="1").modules
+    assert modules == ("pkg", "pkg.loader", "pkg.sub", "pkg.sub.shared", "pkg.unreached")
+
+
+def test_extension_module_keeps_its_suffix(folder: Path) -> None:
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    name = f"fast{EXTENSION_SUFFIXES[0]}"
+    (folder / name).write_bytes(b"machine code")
+    (folder / "uses.py").write_text("def udf(b):\n    import fast\n    return fast.run(b)\n")
+    from uses import udf  # type: ignore[import-not-found]  # made by the test
+
+    before = code_identity(udf)
+    assert name in zipfile.ZipFile(io.BytesIO(bundle(udf).archive)).namelist()
+    (folder / name).write_bytes(b"other machine code")
+    assert code_identity(udf).digest != before.digest
+
+
+def test_what_cannot_be_packed_is_named(folder: Path) -> None:
+    import defs
+
+    lock = threading.Lock()
+    with pytest.raises(CodeIdentityError, match=r"<lambda> cannot be pickled.*build what cannot"):
+        pack((), lambda: lock)
+    identity = code_identity(defs.Model)
+    (folder / "helpers.py").unlink()
+    with pytest.raises(CodeIdentityError, match="'helpers' cannot be read for the workers"):
+        pack(identity.modules, defs.Model)
+
+
+def archive_of(name: str) -> tuple[bytes, str]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, "x = 1\n")
+    return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.py", "/out.py", "a/../../out.py", "a\\..\\b.py", "c:/a.py"]
+)
+def test_entry_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    archive, digest = archive_of(name)
+    with pytest.raises(ComputeError, match="would lie outside of its folder"):
+        unpack(archive, digest, tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+    assert not (tmp_path / "out.py").exists()
+
+
+def test_wrong_digest_is_refused(tmp_path: Path) -> None:
+    archive, digest = archive_of("a.py")
+    for wrong, data in [(digest, archive + b"x"), ("0" * 64, archive), ("../x", archive)]:
+        with pytest.raises(ComputeError, match="expected"):
+            unpack(data, wrong, tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+
+
+def test_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "code").write_text("a file")
+    archive, digest = archive_of("a.py")
+    with pytest.raises(ComputeError, match="code is not private: it is a file owned by"):
+        unpack(archive, digest, tmp_path / "code")
+
+
+def test_activation_leaves_other_places_alone(folder: Path, tmp_path: Path) -> None:
+    import helpers  # type: ignore[import-not-found]  # made by the test
+
+    archive, digest = archive_of("only_here.py")
+    unpacked = unpack(archive, digest, tmp_path / "code")
+    activate(unpacked)
+    activate(unpacked)
+    assert sys.path.count(str(unpacked)) == 1
+    assert sys.path[0] == str(unpacked)
+    assert str(folder) in sys.path
+    assert sys.modules["helpers"] is helpers
+    payload = pack((), len).payload
+    assert load(payload) is len

@@ -1,0 +1,461 @@
+"""What changes the identity of a UDF, and what does not: on real files that are really edited."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
+from support.edits import Project
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest, hashing
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.import_effects import Program
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("udf", "defs.py", "    # cut it\n", "\n\n    # shorten it\n"),
+        ("udf", "defs.py", '"""Does it."""', '"""Does something."""'),
+        ("udf", "defs.py", '    """Does it."""\n', ""),
+        ("udf", "defs.py", '"""The definitions."""', '"""Others."""\n\n'),
+        ("udf", "defs.py", "text[:LIMIT]", "(text[ : LIMIT ])"),
+        ("udf", "defs.py", "+ unrelated.LATER", "- unrelated.LATER"),
+        ("udf", "defs.py", "features = other", "features = LIMIT"),
+        ("udf", "defs.py", "import never_there", "import never_there_either"),
+        ("udf", "defs.py", "factor = 2", "factor = 3"),
+        ("udf", "deeper.py", "return x", "return -x"),
+        ("udf", "unrelated.py", "LATER = 1", "LATER = 2"),
+        ("udf", "helpers.py", "def normalise", "# more\n\ndef normalise"),
+        (
+            "udf",
+            "defs.py",
+            "from helpers import normalise",
+            "from helpers import normalise, unused",
+        ),
+        ("Model", "defs.py", '"""A model."""', '"""The model."""'),
+        ("Model", "defs.py", "LIMIT = 10", "LIMIT = 11"),
+        ("Model", "helpers.py", "strip", "lstrip"),
+    ],
+)
+def test_edit_of_what_is_not_reached_keeps_the_identity(
+    defs: Project, name: str, file: str, old: str, new: str
+) -> None:
+    before = defs.digest(name)
+    defs.edit(file, old, new)
+    assert defs.digest(name) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("udf", "defs.py", "text[:LIMIT]", "text[LIMIT:]"),
+        ("udf", "defs.py", "LIMIT = 10", "LIMIT = 11"),
+        ("udf", "defs.py", "OTHER = 5", "OTHER = 6"),
+        ("udf", "defs.py", "size=OTHER", "size=7"),
+        ("udf", "defs.py", 'WORDS["a"] = 1', 'WORDS["a"] = 2'),
+        ("udf", "defs.py", 'WORDS["a"] = 1', 'WORDS["a"] = 1\nWORDS.update(b=1)'),
+        ("udf", "defs.py", "WORDS = {}", "WORDS = {}\nWORDS |= {'b': 1}"),
+        ("udf", "defs.py", 'MODE = "short"', 'MODE = "brief"'),
+        ("udf", "defs.py", "LIMIT > 3", "LIMIT > 4"),
+        ("udf", "defs.py", "fast = None", "fast = 1"),
+        ("udf", "defs.py", "return function(*args)", "return function(*args) or 1"),
+        ("udf", "defs.py", "@logged\n", ""),
+        ("udf", "helpers.py", "strip", "lstrip"),
+        ("udf", "helpers.py", "return 1", "return 2"),
+        ("Model", "defs.py", "factor = 2", "factor = 3"),
+        ("Model", "defs.py", "* self.factor", "+ self.factor"),
+        ("Model", "lazy_helper.py", "import run", "import run as run"),
+        ("Model", "deeper.py", "return x", "return -x"),
+        ("Model", "defs.py", "import numpy as np", "import numpy.ma as np"),
+    ],
+)
+def test_edit_of_what_is_reached_changes_the_identity(
+    defs: Project, name: str, file: str, old: str, new: str
+) -> None:
+    before = defs.digest(name)
+    defs.edit(file, old, new)
+    assert defs.digest(name) != before
+
+
+def test_modules_and_packages(defs: Project) -> None:
+    found = defs.identity("Model")
+    assert found.modules == ("deeper", "defs", "helpers", "lazy_helper", "unrelated")
+    assert found.packages == ("numpy",)
+    assert defs.identity("udf").packages == ("orjson_missing",)
+
+
+def test_base_class_in_another_module(project: Project) -> None:
+    project.write(
+        defs="from base import Base\nclass M(Base): pass\n", base="class Base:\n  x = 1\n"
+    )
+    before = project.digest("M")
+    project.edit("base.py", "x = 1", "x = 2")
+    assert project.digest("M") != before
+
+
+def test_registered_functions_are_reached_by_who_reads_the_registry(project: Project) -> None:
+    project.write(
+        defs="KNOWN = {}\n"
+        "def register(f):\n    KNOWN[f.__name__] = f\n    return f\n"
+        "@register\ndef clean(x):\n    return x\n"
+        "@register\ndef other(x):\n    return -x\n"
+        "def udf(b):\n    return KNOWN['clean'](b)\n"
+    )
+    reader, member = project.digest("udf"), project.digest("clean")
+    project.edit("defs.py", "return -x", "return +x")
+    assert project.digest("udf") != reader
+    assert project.digest("clean") == member
+
+
+def test_package_on_the_way_counts_by_what_it_changes(project: Project) -> None:
+    project.write(
+        pkg__in____init__="from pkg.defs import udf\nLEVEL = 1\n",
+        pkg__in__defs="from pkg import tools\nfrom .sub.deep import f\n"
+        "def udf(b):\n    return f(tools.g(b))\ndef other(b):\n    return b\n",
+        pkg__in__tools="from .consts import C\ndef g(b):\n    return b + C\n",
+        pkg__in__consts="C = 1\n",
+        pkg__in__sub__in____init__="",
+        pkg__in__sub__in__deep="def f(b):\n    return b\n",
+    )
+    found = project.identity(module="pkg.defs")
+    assert found.modules == (
+        "pkg", "pkg.consts", "pkg.defs", "pkg.sub", "pkg.sub.deep", "pkg.tools",
+    )  # fmt: skip
+    project.edit("pkg/defs.py", "    return b\n", "    return -b\n")
+    assert project.digest(module="pkg.defs") == found.digest
+    seen = {found.digest}
+    project.edit("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2")
+    (project.root / "pkg/sub/__init__.py").write_text("X = 1\n")
+    assert project.digest(module="pkg.defs") == found.digest
+    for file, old, new in [
+        ("pkg/__init__.py", "LEVEL = 2", "from . import consts\nconsts.C += 1"),
+        ("pkg/consts.py", "C = 1", "C = 2"),
+        ("pkg/sub/__init__.py", "X = 1", "from pkg.sub import deep\ndeep.f.x = 1"),
+        ("pkg/sub/deep.py", "return b", "return -b"),
+    ]:
+        project.edit(file, old, new)
+        seen.add(project.digest(module="pkg.defs"))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pkg.part\n    return pkg.part.f(b)",
+        "import pkg\n    return pkg.part.f(b)",
+        "from pkg import part\n    return part.f(b)",
+        "import importlib\n    return importlib.import_module('pkg.part').f(b)",
+        "from pkg.part import *\n    return f(b)",
+    ],
+)
+def test_every_form_of_import_is_followed(project: Project, line: str) -> None:
+    star = "import *" in line
+    head, _, rest = line.partition("\n")
+    body = f"{head}\ndef udf(b):\n{rest}\n" if star else f"def udf(b):\n    {line}\n"
+    project.write(defs=body, pkg__in__part="def f(b):\n    return b\n")
+    before = project.identity()
+    assert "pkg.part" in before.modules
+    project.edit("pkg/part.py", "return b", "return -b")
+    assert project.digest() != before.digest
+
+
+def test_plugins_that_are_imported_by_computed_names_are_sent_along(project: Project) -> None:
+    project.write(
+        defs="import loader\nloader.load('plugins')\ndef udf(b):\n    return b\n",
+        loader="import importlib, pkgutil\ndef load(package):\n"
+        "    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):\n"
+        "        importlib.import_module(f'{package}.{info.name}')\n",
+        plugins__in____init__="",
+        plugins__in__one="",
+    )
+    assert project.identity().modules == ("defs", "loader", "plugins", "plugins.one")
+
+
+def test_own_file_imported_back_counts_name_by_name(project: Project) -> None:
+    project.write(
+        defs="from back import f\nK = 1\ndef udf(b):\n    return f(b)\n"
+        "def other():\n    return 1\n",
+        back="def f(b):\n    from defs import K\n    return K\n",
+    )
+    before = project.digest()
+    project.edit("defs.py", "return 1", "return 2")
+    assert project.digest() == before
+    project.edit("defs.py", "K = 1", "K = 2")
+    assert project.digest() != before
+
+
+def test_closures_defaults_and_partials(project: Project) -> None:
+    project.write(
+        defs="import functools\nK = 2\n"
+        "def make(n):\n    def inner(b, m=n * 2):\n        return b * n + K\n    return inner\n"
+        "def plain(b, n):\n    return b\n"
+        "three, four = make(3), make(4)\n"
+        "pairs = [lambda b, i=i: b + i for i in range(2)]; one, two = pairs\n"
+        "up, down = (lambda b: b + 1), (lambda b: b - 1)\n"
+        "part = functools.partial(plain, n=1)\n"
+    )
+    names = ["three", "four", "one", "two", "up", "down", "part"]
+    digests = {name: project.digest(name) for name in names}
+    assert len(set(digests.values())) == 7
+    project.edit("defs.py", "import functools", "import functools\n\n# moved")
+    assert {name: project.digest(name) for name in digests} == digests
+    project.edit("defs.py", "K = 2", "K = 3")
+    assert project.digest("three") != digests["three"]
+    assert project.digest("part") == digests["part"]
+    plain = project.load("plain")
+    assert code_identity(functools.partial(plain, n=1)).digest == digests["part"]
+    assert code_identity(functools.partial(plain, n=2)).digest != digests["part"]
+
+
+def test_local_class_and_wrapped_function(project: Project) -> None:
+    text = (
+        "import functools\n"
+        "def make(n):\n    class Local:\n        def __call__(self, b):\n            return b * n\n"
+        "    return Local\n"
+        "def deco(f, k):\n    @functools.wraps(f)\n    def w(b):\n        return f(b) + k\n"
+        "    return w\n"
+        "def base(b):\n    return b\n"
+        "Two, Three = make(2), make(3)\nfirst, second = deco(base, 1), deco(base, 2)\n"
+        "cached = functools.lru_cache(maxsize=4)(base)\n"
+    )
+    project.write(defs=text)
+    names = ["Two", "Three", "first", "second", "cached"]
+    before = {name: project.digest(name) for name in names}
+    assert len(set(before.values())) == 5
+    project.edit("defs.py", "return b\n", "return -b\n")
+    assert [n for n in names if project.digest(n) != before[n]] == ["first", "second", "cached"]
+
+
+def test_local_dataclass_with_super(project: Project) -> None:
+    project.write(
+        defs="import dataclasses\nfrom typing import Optional\n"
+        "class Base:\n    def __call__(self, b):\n        return b\n"
+        "def make(n):\n    @dataclasses.dataclass\n    class Local(Base):\n"
+        "        size: Optional[int] = 1\n"
+        "        names: list = dataclasses.field(default_factory=list)\n"
+        "        def __call__(self, b):\n            return super().__call__(b) * n\n"
+        "    return Local\n"
+        "Two, Three = make(2), make(3)\n"
+    )
+    two = project.digest("Two")
+    assert project.digest("Three") != two
+    for old, new in [("= 1", "= 2"), ("* n", "+ n"), ("return b\n", "return -b\n")]:
+        project.edit("defs.py", old, new)
+        assert project.digest("Two") != two
+        project.edit("defs.py", new, old)
+    assert project.digest("Two") == two
+
+
+def test_hints_of_the_udf_count_where_they_are_read(project: Project) -> None:
+    project.write(
+        defs="class Row:\n    SIZE = 1\n"
+        "def helper(b: int):\n    return b\n"
+        "def udf(b: 'Row') -> int:\n    return helper(b)\n"
+        "class Model:\n    def __call__(self, b: 'Row') -> int:\n        return b\n"
+        "def make():\n    def inner(b: Row) -> int:\n        return b\n    return inner\n"
+        "made = make()\n"
+    )
+    names = ["udf", "Model", "made"]
+
+    def digests(*, hints: bool) -> list[str]:
+        found = {name: project.load(name) for name in names}
+        return [code_identity(item, hints=hints).digest for item in found.values()]
+
+    plain, read = digests(hints=False), digests(hints=True)
+    for old, new in [("-> int", "-> float"), ("SIZE = 1", "SIZE = 2")]:
+        project.edit("defs.py", old, new)
+        assert digests(hints=False) == plain
+        assert not set(digests(hints=True)) & set(read)
+        project.edit("defs.py", new, old)
+    project.edit("defs.py", "helper(b: int)", "helper(b: float)")
+    assert digests(hints=True) == read
+
+
+def test_factory_that_rebinds_a_variable_of_its_own(project: Project) -> None:
+    project.write(
+        defs="def make(n):\n    count = n\n    class Model:\n        def __call__(self, b):\n"
+        "            nonlocal count\n            count += 1\n            return count, K\n"
+        "    def inner(b):\n        nonlocal count\n        count += 1\n        return count, K\n"
+        "    return Model, inner\nK = 1\nModel, udf = make(3)\n"
+    )
+    before = [project.digest("Model"), project.digest("udf")]
+    for old, new in [("make(3)", "make(4)"), ("K = 1", "K = 2"), ("+= 1", "+= 2")]:
+        project.edit("defs.py", old, new)
+        assert not {project.digest("Model"), project.digest("udf")} & set(before)
+        project.edit("defs.py", new, old)
+
+
+def test_unstable_closure_names_its_path(project: Project) -> None:
+    project.write(
+        defs="import threading\ndef make(lock):\n    def inner(b):\n        return lock\n"
+        "    return inner\nudf = make({'a': threading.Lock()})\n"
+    )
+    with pytest.raises(
+        CodeIdentityError, match=r"inner\.__closure__\['lock'\]\['a'\] is a"
+    ) as info:
+        project.identity()
+    assert "version=" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "import importlib\ndef udf(b):\n    return importlib.import_module(b)\n",
+            "line 3.*version=",
+        ),
+        ("def udf(b):\n    return __import__(b)\n", "line 2.*version="),
+        ("def udf(b):\n    from pkg import gone\n", r"line 2.*'pkg\.gone' cannot be found"),
+        ("def udf(b):\n    from . import gone\n", "line 2.*cannot be found"),
+        ("def udf(b):\n    import broken\n", "broken.py, line 2"),
+    ],
+)
+def test_what_cannot_be_resolved_asks_for_a_version(
+    project: Project, text: str, match: str
+) -> None:
+    project.write(defs=text, pkg__in__there="", broken="x = 1\nx = = 2\n")
+    with pytest.raises(CodeIdentityError, match=match):
+        project.identity()
+    assert project.identity(version="1").digest != project.identity(version="2").digest
+
+
+def test_guarded_missing_module_is_no_error(project: Project) -> None:
+    project.write(
+        defs="import contextlib\ndef udf(b):\n    try:\n        from pkg import gone\n"
+        "    except (ImportError, KeyError):\n        pass\n"
+        "    with contextlib.suppress(ImportError):\n        import pkg.gone\n",
+        pkg__in__there="",
+    )
+    assert project.identity().digest
+
+
+def test_imports_for_type_checkers_do_not_count(project: Project) -> None:
+    project.write(
+        defs="def udf(b):\n    import helpers\n    return helpers.f(b)\n",
+        helpers="import typing\nif typing.TYPE_CHECKING:\n    from pkg import gone\n"
+        "if not typing.TYPE_CHECKING:\n    K = 1\ndef f(b):\n    return b\n",
+        pkg__in__there="",
+    )
+    before = project.identity()
+    assert before.modules == ("defs", "helpers")
+    project.edit("helpers.py", "import gone", "import lost")
+    assert project.digest() == before.digest
+    project.edit("helpers.py", "K = 1", "K = 2")
+    assert project.digest() != before.digest
+
+
+def test_version_stands_for_the_code(defs: Project) -> None:
+    before = defs.identity(version="1")
+    assert before.modules == defs.identity().modules
+    defs.edit("defs.py", "text[:LIMIT]", "text[LIMIT:]")
+    assert defs.identity(version="1") == before
+    assert defs.identity("Model", version="1").digest != before.digest
+
+
+def test_what_is_no_code_is_refused() -> None:
+    with pytest.raises(CodeIdentityError, match="int object: expected a function, a class"):
+        code_identity(3)  # type: ignore[arg-type]  # refused
+
+
+def test_installed_and_builtin_code_is_named_and_not_walked() -> None:
+    assert code_identity(len).packages == ()
+    found = code_identity(pytest.raises)
+    assert found.packages[0] in ("_pytest", "pytest")
+    assert found.modules == ()
+
+
+def test_nothing_of_the_user_is_run(project: Project) -> None:
+    mark = project.root / "ran"
+    project.write(
+        defs="def udf(b):\n    import side.effect\n    from side import other\n    return b\n",
+        side__in____init__=f"open({str(mark)!r}, 'w').close()\n",
+        side__in__effect=f"open({str(mark)!r}, 'w').close()\n",
+        side__in__other=f"open({str(mark)!r}, 'w').close()\n",
+    )
+    assert project.identity().modules == ("defs", "side", "side.effect", "side.other")
+    assert not mark.exists()
+    assert "side" not in sys.modules
+
+
+def test_lazily_loaded_module_stays_unloaded(project: Project) -> None:
+    mark = project.root / "ran"
+    project.write(
+        defs="def udf(b):\n    import later\n    return later.f(b)\n",
+        later=f"open({str(mark)!r}, 'w').close()\ndef f(b):\n    return b\n",
+    )
+    udf = project.load("udf")
+    spec = importlib.util.find_spec("later")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["later"] = module
+    spec.loader.exec_module(module)
+    try:
+        assert code_identity(udf).modules == ("defs", "later")
+        assert not mark.exists()
+    finally:
+        del sys.modules["later"]
+
+
+def test_twenty_stages_of_a_file_read_and_execute_it_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = "".join(
+        f"class Stage{n}:\n    def __call__(self, b):\n        return helper{n}(b) + {n}\n"
+        f"def helper{n}(b):\n    return [clean(x) for x in b if x]\n"
+        for n in range(20)
+    )
+    project.write(
+        defs=f"from helpers import clean\n{stages}", helpers="def clean(x):\n    return x\n"
+    )
+    # A file that was changed just now is read anew, as it may change again in the same tick.
+    monkeypatch.setattr(hashing, "_CLOCK_GRAIN_NS", 0)
+    loaded = [project.load("Stage0").__module__] and sys.modules["defs"]
+    classes: list[Callable[..., object]] = [getattr(loaded, f"Stage{n}") for n in range(20)]
+    parsed, executed = [], []
+    parse, execute = ast_digest.parse, Program._execute
+    monkeypatch.setattr(ast_digest, "parse", lambda text: parsed.append(text) or parse(text))
+    monkeypatch.setattr(Program, "_execute", lambda *a: executed.append(a[1]) or execute(*a))
+    code_identity(classes[0])
+    assert len(parsed) == 2
+    assert executed
+    executed.clear()
+    assert len({code_identity(item).digest for item in classes}) == 20
+    assert len(parsed) == 2
+    assert executed == []
+
+
+def test_an_attribute_of_an_attribute_of_a_library_without_end(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a loop may make of a library's object is bounded, so that the search for it ends."""
+    project.write(
+        defs="""
+import sys
+import setup
+
+inner = sys.stdout
+while hasattr(inner, "wrapped"):
+    inner = inner.wrapped
+linked = sys.stdout
+while hasattr(linked, "node"):
+    linked = linked.node.next
+
+
+def udf(batch):
+    return inner, linked
+""",
+        setup="import os\n\nos.environ['VANE_TEST_MODE'] = 'one'\n",
+    )
+    monkeypatch.setenv("VANE_TEST_MODE", "")
+    before = project.digest("udf")
+    project.edit("setup.py", "'one'", "'two'")
+    assert project.digest("udf") != before

@@ -1,0 +1,112 @@
+"""Digests of values: equal in every process, different where the value differs."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from support.values import (
+    VALUES,
+    Holder,
+    Options,
+    function,
+)
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.digest import value_digest
+
+
+def test_no_two_values_share_a_digest() -> None:
+    found: dict[str, Any] = {}
+    for value in VALUES:
+        digest = value_digest(value)
+        assert digest not in found, (value, found[digest])
+        found[digest] = value
+
+
+def test_layout_in_memory_does_not_count() -> None:
+    whole = pa.table({"a": [1, None, 3], "b": ["x", "y", "z"], "c": [[1], None, []]})
+    pieces = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
+    assert value_digest(pieces) == value_digest(whole)
+    longer = pa.concat_tables([whole, whole])
+    assert value_digest(longer.slice(3)) == value_digest(whole)
+    matrix = np.arange(6).reshape(2, 3)
+    assert value_digest(np.asfortranarray(matrix)) == value_digest(matrix)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "kind"),
+    [
+        (object(), "kwargs", "builtins.object"),
+        ({"client": threading.Lock()}, "kwargs['client']", "_thread.lock"),
+        ({"a": [1, types.SimpleNamespace(session=object())]}, "kwargs['a'][1].session", "object"),
+        # It takes no lock, which is what is tested.
+        (Options(names=(threading.Lock(),)), "kwargs.names[0]", "lock"),  # type: ignore[arg-type]
+        (functools.partial(function, threading.Lock()), "kwargs.args[0]", "lock"),
+        (Holder().__init__, "kwargs.__self__", "Holder"),
+        ({("k", 1): {object()}}, "kwargs[('k', 1)]{...}", "object"),
+        ((x for x in "a"), "kwargs", "generator"),
+        (np.random.default_rng(0), "kwargs", "Generator"),
+        (np.array([object()]), "kwargs[0]", "object"),
+        (collections.defaultdict(threading.Lock, a=threading.Lock()), "kwargs['a']", "lock"),
+    ],
+)
+def test_what_has_no_identity_is_refused_by_its_path(value: Any, where: str, kind: str) -> None:
+    with pytest.raises(CodeIdentityError) as info:
+        value_digest(value, "kwargs")
+    message = str(info.value)
+    assert message.startswith(f"{where} is a ")
+    assert kind in message.removeprefix(where).split(",")[0]
+    assert "build the object inside the class" in message
+    assert "version=" in message
+    assert "hidden" not in message
+
+
+def test_cycle_is_refused() -> None:
+    value: list[Any] = []
+    value.append({"self": value})
+    with pytest.raises(CodeIdentityError, match=r"value\[0\]\['self'\] refers back to itself"):
+        value_digest(value)
+
+
+def test_weight_file_counts_with_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "weights.bin"
+    absent = value_digest(file)
+    file.write_bytes(b"one")
+    one, text = value_digest(file), value_digest([str(file)])
+    assert one != absent
+    file.write_bytes(b"two")
+    assert value_digest(file) != one
+    assert value_digest([str(file)]) != text
+    file.write_bytes(b"one")
+    os.utime(file, (1, 1))
+    assert value_digest(file) == value_digest(file) == one
+    assert value_digest({str(file): 1}) == value_digest({str(file): 1})
+
+
+def test_folder_counts_with_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    empty = value_digest(str(folder))
+    (folder / "notes.txt").write_text("x")
+    model = value_digest(str(folder))
+    assert model != empty
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "when").write_text("now")
+    assert value_digest(str(folder)) == model
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    assert value_digest(str(folder)) != model
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs Linux's /proc")
+def test_unreadable_file_is_named() -> None:
+    with pytest.raises(CodeIdentityError, match=r"'/proc/self/mem' names a file .*cannot be read"):
+        value_digest("/proc/self/mem")

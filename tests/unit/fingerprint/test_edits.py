@@ -1,0 +1,49 @@
+"""Every edit that can change a result changes the identity; the needless changes are counted.
+
+The edits stand in the modules ``support.edits_*``, by what they have in common.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.edits import Edit, Project
+from support.paths import SUPPORT
+
+EDITS: list[Edit] = [
+    edit
+    for path in sorted(SUPPORT.glob("edits_*.py"))
+    for edit in importlib.import_module(f"support.{path.stem}").EDITS
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    project = Project(tmp_path / "project")
+    project.root.mkdir()
+    monkeypatch.syspath_prepend(str(project.root))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield project
+    project.forget()
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
+def test_edit(edit: Edit, project: Project, record_property) -> None:
+    outcome = edit.outcome(project)
+    if edit.changes:
+        assert outcome in ("changed", "refused"), "stale: old rows would be taken for new ones"
+    elif edit.needless:
+        assert outcome != "kept", "no longer a limit: drop `needless`"
+    else:
+        assert outcome == "kept"
+    record_property("outcome", outcome)
+
+
+def test_names_are_unique() -> None:
+    names = [edit.name for edit in EDITS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,313 @@
+"""What counts of the local files and folders that arguments name."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import files
+from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.planning.definition import stage_definition
+
+
+def write(root: Path, **texts: str) -> Path:
+    """Writes files; ``__`` in a name stands for a separator."""
+    for name, text in texts.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def counts(value: Any, file: Path, named: Callable[[Any], str] = value_digest) -> bool:
+    """Whether a file's content counts in a value's digest, which else stays the same."""
+    before = named(value)
+    kept = file.read_bytes() if file.exists() else None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"another content")
+    after = named(value)
+    file.unlink() if kept is None else file.write_bytes(kept)
+    assert named(value) == before
+    return after != before
+
+
+# Which texts name a file or folder
+
+
+def test_a_word_is_no_folder_of_the_current_one_by_chance(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, tests__a="1", small__notes="1", LICENSE="1"))
+    assert not counts("tests", tmp_path / "tests/a.txt")
+    assert not counts("small", tmp_path / "small/notes")
+    assert not counts("LICENSE", tmp_path / "LICENSE")
+    assert not counts({"tests": ["small"]}, tmp_path / "small/notes")
+
+
+def test_a_word_is_a_path_by_its_suffix_its_form_or_what_lies_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, tests__a="1", model__x__y="1", **{"weights.xyz": "1"}))
+    assert counts("weights.xyz", tmp_path / "weights.xyz")
+    assert counts("new.pt", tmp_path / "new.pt"), "from when it exists"
+    assert counts("./tests", tmp_path / "tests/a")
+    assert counts("tests/", tmp_path / "tests/a")
+    assert counts(Path("tests"), tmp_path / "tests/a")
+    assert counts("model", tmp_path / "model/x/config.json")
+    assert counts("model", tmp_path / "model/mail.jinja")
+    write(tmp_path, model__config="1").joinpath("model/config.json").write_text("{}")
+    assert counts("model", tmp_path / "model/x/y"), "all of a model counts"
+
+
+def test_the_home_folder_is_resolved(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(write(tmp_path, model__a="1")))
+    assert counts("~/model", tmp_path / "model/a")
+
+
+def test_where_a_folder_is_does_not_count(tmp_path, monkeypatch):
+    digests = []
+    for copy in ("one", "two"):
+        monkeypatch.chdir(write(tmp_path / copy, data__a__b="1"))
+        digests.append(value_digest(["data/a", Path("data")]))
+    assert digests[0] == digests[1]
+
+
+def test_a_long_text_or_one_that_is_no_name_is_a_text():
+    for text in ("a/" * 2000, "a/" + "b" * 300, "/\udcff", "a\0/b", "file:", "file://host/x", "/"):
+        assert value_digest(text) == value_digest(text)
+
+
+def test_whole_folders_of_the_machine_count_by_their_names(tmp_path, monkeypatch):
+    root = write(tmp_path / "a", b__c="1")
+    for text in ("/", "/tmp", "/proc", "/proc/self", "~", ".", "..", "./", "/dev", "/dev/null"):
+        assert value_digest(Path(text)) == value_digest(Path(text))
+    monkeypatch.chdir(root)
+    assert not counts(str(root), root / "b/c")
+    assert not counts(str(tmp_path), root / "b/c")
+    assert counts(str(root / "b"), root / "b/c")
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HOME", str(root))
+    assert not counts(str(root), root / "b/c")
+    monkeypatch.delenv("HOME")
+    assert counts(str(root), root / "b/c")
+
+
+# Links, special files and what cannot be read
+
+
+def test_links_are_followed_once(tmp_path):
+    root = write(tmp_path, far__x="1", model__a="1")
+    (root / "model/loop").symlink_to(root / "model")
+    (root / "model/far").symlink_to(root / "far")
+    (root / "model/far_too").symlink_to(root / "far")
+    (root / "model/nowhere").symlink_to(root / "absent")
+    assert counts(str(root / "model"), root / "far/x")
+    assert counts(str(root / "model"), root / "absent")
+
+
+def test_a_model_hubs_layout(tmp_path):
+    hub = write(tmp_path / "models--a--b", blobs__one="1", snapshots__r1__c="1")
+    (hub / "snapshots/r1/model.bin").symlink_to("../../blobs/one")
+    assert counts(str(hub / "snapshots/r1"), hub / "blobs/one")
+    assert counts(str(hub), hub / "blobs/one")
+
+
+def test_special_files_count_by_their_names(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket")
+        for name in ("pipe", "socket"):
+            assert value_digest(Path(name)) == value_digest(Path(name))
+    folder = write(tmp_path / "model", a="1")
+    os.mkfifo(folder / "pipe")
+    assert counts(str(folder), folder / "a")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_a_file_in_a_folder_that_cannot_be_read_is_refused(tmp_path):
+    folder = write(tmp_path / "model", inner__a="1")
+    (folder / "inner").chmod(0)
+    with pytest.raises(CodeIdentityError, match=r"kwargs: '.*model' names .* cannot be read"):
+        value_digest(str(folder), "kwargs")
+    (folder / "inner").chmod(0o700)
+
+
+def test_too_many_files_are_refused(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", a="1", b__c="1", d="1")
+    monkeypatch.setattr(files, "MAX_FILES", 3)
+    assert counts(str(folder), folder / "a")
+    write(folder, e="1")
+    with pytest.raises(CodeIdentityError) as found:
+        value_digest({"m": str(folder)}, "fn_kwargs")
+    message = str(found.value)
+    assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names a folder with more than 3 ")
+    assert "version=" in message
+
+
+def test_a_word_for_a_folder_of_too_many_files_is_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, train__a="1", train__b="1"))
+    monkeypatch.setattr(files, "MAX_FILES", 1)
+    assert not counts("train", tmp_path / "train/a")
+    with pytest.raises(CodeIdentityError, match="more than 1 files"):
+        value_digest("./train")
+
+
+def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", a="12345", b="12345")
+    monkeypatch.setattr(files, "MAX_FRESH_BYTES", 9)
+    with pytest.raises(CodeIdentityError) as found:
+        value_digest([folder], "fn_args")
+    assert str(found.value).startswith(f"fn_args[0]: {str(folder)!r} names 10 bytes in 2 files, ")
+    assert "9 bytes" in str(found.value)
+    assert "version=" in str(found.value)
+    with pytest.raises(CodeIdentityError, match="names 10 bytes in 1 files"):
+        value_digest(write(tmp_path, large="1234567890") / "large")
+
+
+def test_a_default_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", a="12345")
+
+    def fn(batch, path=str(folder)):
+        return batch
+
+    monkeypatch.setattr(files, "MAX_FRESH_BYTES", 4)
+    with pytest.raises(CodeIdentityError, match="names 5 bytes in 1 files"):
+        value_digest(fn)
+
+
+def test_a_change_that_keeps_size_and_time_counts(tmp_path, home, later):
+    file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
+    before = value_digest(file)
+    settled(file, b"y" * _SIZE)
+    assert value_digest(file) != before
+
+
+def test_what_was_just_written_is_not_kept(tmp_path, home):
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"x" * _SIZE)
+    value_digest(file)
+    assert not (home / "file-digests").exists()
+
+
+@pytest.mark.parametrize("spoilt", ["file", "open", "garbage", "other"])
+def test_a_cache_that_cannot_be_used_is_none(spoilt, tmp_path, home, later):
+    file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
+    expected = value_digest(file)
+    (record,) = (home / "file-digests").iterdir()
+    files._digests._held.clear()
+    if spoilt == "file":
+        record.unlink()
+        record.parent.rmdir()
+        record.parent.write_text("no folder")
+    elif spoilt == "open":
+        forged = json.loads(record.read_text())
+        record.write_text(json.dumps({**forged, "sha256": "0" * 64}))
+        record.parent.chmod(0o777)
+    elif spoilt == "garbage":
+        record.write_text("[]")
+    else:
+        forged = json.loads(record.read_text())
+        record.write_text(json.dumps({**forged, "path": "/other", "sha256": "0" * 64}))
+    assert value_digest(file) == expected
+
+
+# What a pipeline's own data and code are
+
+
+def udf(batch, path=None):
+    return batch
+
+
+def definition(tmp_path: Path, source: str = "src", target: str = "out", **given: Any) -> str:
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / source)), id="id")
+    stage = docs.map_batches("x", udf, schema={"y": "BIGINT"}, **given)
+    stage.write("published", str(tmp_path / target))
+    return stage_definition(docs, stage.spec)
+
+
+@pytest.mark.parametrize(
+    ("source", "argument", "file", "expected"),
+    [
+        ("src", "src", "src/a.txt", False),
+        ("src", "src/below", "src/below/a.txt", False),
+        ("all/src", "all", "all/a.txt", False),
+        ("src", "out", "out/a.txt", False),
+        ("src", "out/day", "out/day/a.txt", False),
+        ("src/*.parquet", "src", "src/a.txt", False),
+        ("src/*.parquet", "src/model", "src/model/a.txt", True),
+        ("src/**/*.parquet", "src", "src/a.txt", False),
+        ("src/*/part.parquet", "src/model", "src/model/a.txt", True),
+        ("src/*/part.parquet", "src/day", "src/day/a.txt", False),
+        ("s3://bucket/src", "src", "src/a.txt", True),
+        ("source", "src", "src/a.txt", True),
+    ],
+)
+def test_folders_of_the_source_and_the_target_count_by_name(
+    source, argument, file, expected, tmp_path
+):
+    write(tmp_path, src__day__x="1").joinpath("src/day/part.parquet").write_text("")
+    for name in ("all/src", "src/below", "src/model", "out/day"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    if source.startswith("s3:"):
+        docs = vd.Pipeline("docs", source=vd.parquet(source), id="id")
+        args = {"schema": {"y": "BIGINT"}, "fn_kwargs": {"path": str(tmp_path / argument)}}
+        spec = docs.map_batches("x", udf, **args).spec
+        assert counts(0, tmp_path / file, lambda _: stage_definition(docs, spec)) is expected
+        return
+    given = {"fn_kwargs": {"path": str(tmp_path / argument)}, "source": source}
+    assert counts(0, tmp_path / file, lambda _: definition(tmp_path, **given)) is expected
+
+
+def test_a_folder_with_the_code_counts_by_name(tmp_path, monkeypatch):
+    code = write(tmp_path / "code", data__x="1")
+    (code / "defs_beside_data.py").write_text("def udf(batch, path):\n    return batch\n")
+    monkeypatch.syspath_prepend(str(code))
+    import defs_beside_data  # type: ignore[import-not-found]
+
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+
+    def named(path: Path) -> str:
+        given = {"schema": {"y": "BIGINT"}, "fn_kwargs": {"path": str(path)}}
+        stage = docs.map_batches(f"x{len(docs.stages)}", defs_beside_data.udf, **given)
+        return stage_definition(docs, stage.spec)
+
+    assert not counts(code, code / "data/x", named)
+    assert counts(code / "data", code / "data/x", named)
+
+
+def test_a_folder_of_a_store_counts_by_name(tmp_path):
+    folder = tmp_path / "store/docs/x"
+    for name in ("parts/~unpartitioned", "manifests/~unpartitioned"):
+        (folder / name).mkdir(parents=True)
+    assert not counts(str(folder / "parts/~unpartitioned"), folder / "parts/~unpartitioned/a")
+    assert not counts(str(folder), folder / "a")
+
+
+def test_the_default_store_counts_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("VANE_DAGSTER_STORE", str(write(tmp_path / "a/store", x="1")))
+    assert not counts(str(tmp_path / "a"), tmp_path / "a/b")
+    assert not counts(str(tmp_path / "a/store/docs"), tmp_path / "a/store/docs/b")
+
+
+def test_a_version_stands_for_content_and_for_what_has_no_identity(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", a="1")
+    given = {"fn_kwargs": {"path": str(folder)}}
+    named = counts(0, folder / "a", lambda _: definition(tmp_path, **given))
+    versioned = counts(0, folder / "a", lambda _: definition(tmp_path, version="1", **given))
+    assert (named, versioned) == (True, False)
+    other = definition(tmp_path, version="1", fn_kwargs={"path": str(folder) + "/"})
+    assert other != definition(tmp_path, version="1", **given), "the text counts"
+    monkeypatch.setattr(files, "MAX_FILES", 0)
+    with pytest.raises(CodeIdentityError, match=r"'docs/x', argument fn_kwargs\['path'\]: '"):
+        definition(tmp_path, **given)
+    assert definition(tmp_path, version="1", **given)
+    locks = [definition(tmp_path, version="1", fn_kwargs={"path": object()}) for _ in range(2)]
+    assert locks[0] == locks[1]
+    with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['path'\] is a builtins\.object"):
+        definition(tmp_path, fn_kwargs={"path": object()})

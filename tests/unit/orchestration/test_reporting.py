@@ -1,0 +1,63 @@
+"""Counts of a run's partitions, from the engine's events alone."""
+
+from __future__ import annotations
+
+from support.counted_runs import (
+    Clock,
+    counts,
+    fragment,
+    source,  # noqa: F401  # fixtures
+)
+from vane_dagster.events import Progress
+from vane_dagster.worker.protocol import Report, Tally
+
+
+def test_partitions_at_work_at_once_share_the_time():
+    clock = Clock()
+    counted, stats = counts(clock, [])
+
+    counted.begin(fragment(0), "a")
+    clock.now = 4.0
+    counted.begin(fragment(1), "a")
+    clock.now = 6.0
+    counted.end(fragment(0), "a", Report(seconds=6.0, batches=2))
+    clock.now = 7.0
+    counted.end(fragment(1), "a", None)
+    clock.now = 20.0  # nothing was in flight
+    counted.begin(fragment(1), "a")
+    clock.now = 21.0
+    counted.end(fragment(1), "a", Report(seconds=1.0))
+
+    assert stats[0, "a"].seconds == 5.0
+    assert stats[1, "a"].seconds == 3.0
+    assert stats[0, "a"].work_seconds == 6.0
+    assert stats[0, "a"].batches == 2
+
+
+def test_slices_of_a_fragment_that_starts_over_are_taken_back():
+    told: list = []
+    counted, stats = counts(Clock(), told)
+    half = Tally(rows_in=50, quarantined=2)
+    counted.add(fragment(0), "a", "slice", Report(tally=half))
+    counted.start_over(fragment(0, half))
+    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=100, quarantined=3)))
+    counted.tell(last=True)
+
+    assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
+    assert told[0].done == {"a": 100}
+
+
+def test_the_last_progress_is_complete_whatever_was_given_up():
+    told: list[Progress] = []
+    counted, _ = counts(Clock(), told)
+    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=40)))
+    counted.tell(last=True)
+
+    assert told[0].done == told[0].total == {"a": 40}
+
+
+def test_a_part_without_a_former_one_counts_whole():
+    counted, stats = counts(Clock(), [])
+    counted.add_part(fragment(0), "a", 1000)
+
+    assert stats[0, "a"].rows_out == 1000

@@ -1,0 +1,515 @@
+"""Declaring pipelines: what is accepted, and what is refused where it was written."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.types.schema import parse_schema, sql_name, sql_type
+from vane_dagster.types.sql import bind, referenced_columns
+
+DAILY = dg.DailyPartitionsDefinition("2026-01-01")
+SCHEMA = {"x": "BIGINT"}
+
+
+class Model:
+    """A class UDF."""
+
+    def __init__(self, path: str = "", *, revision: int = 0) -> None:
+        self.path = path
+
+    def __call__(self, batch, scale=1):
+        return batch
+
+
+class NotCallable:
+    pass
+
+
+def plain(batch, scale=1):
+    """Doubles."""
+    return batch
+
+
+def pipeline(name: str = "docs", **given: Any) -> vd.Pipeline:
+    return vd.Pipeline(name, **{"source": vd.parquet("/data/docs"), "id": "id", **given})
+
+
+def mapped(fn: Any = plain, **given: Any) -> vd.Stage:
+    return pipeline().map_batches("m", fn, **{"schema": SCHEMA, **given})
+
+
+def projected(columns: Any, **given: Any) -> vd.Stage:
+    return pipeline().project("p", columns, **given)
+
+
+def joined_across() -> vd.Stage:
+    one, other = pipeline("one"), pipeline("other")
+    return one.join("j", one.project("a", ["x"]), other.project("b", ["y"]))
+
+
+def joined(*names: str, **given: Any) -> vd.Stage:
+    docs = pipeline()
+    stages = {name: docs.project(name, ["x"]) for name in dict.fromkeys(names)}
+    return docs.join("j", *(stages[name] for name in names), **given)
+
+
+def published(url: str = "/out", **given: Any) -> vd.Stage:
+    return pipeline().project("p", ["x"]).write("w", url, **given)
+
+
+def twice(second: str) -> vd.Stage:
+    docs = pipeline()
+    docs.project("clean", ["x"])
+    return docs.project(second, ["x"])
+
+
+def by_region(url: str) -> vd.Pipeline:
+    regions = dg.MultiPartitionsDefinition(
+        {"day": DAILY, "region": dg.StaticPartitionsDefinition(["eu", "us"])}
+    )
+    return pipeline(source=vd.parquet(url), partitions_def=regions)
+
+
+REFUSED = {
+    # pipelines and sources
+    "pipeline name": (lambda: pipeline("my docs"), ["'my docs'", "letters, digits and '_'"]),
+    "source is text": (lambda: pipeline(source="/data"), ["'docs'", "a str", "vd.parquet(url)"]),
+    "id is a number": (lambda: pipeline(id=7), ["id is 7", "name of the id column"]),
+    "fragment_rows": (
+        lambda: pipeline(fragment_rows=0),
+        ["fragment_rows is 0", "a whole number from 1 up"],
+    ),
+    "empty url": (lambda: vd.parquet(" "), ["url is ' '", "a path or a URL"]),
+    "placeholder": (
+        lambda: vd.parquet("/data/{day}"),
+        ["'/data/{day}'", "unknown placeholder {day}", "expected {partition_key}"],
+    ),
+    "asset": (lambda: vd.parquet("/data", asset=3), ["asset is a int", "an asset key"]),
+    "placeholder without partitions": (
+        lambda: pipeline(source=vd.parquet("/data/{partition_key}")),
+        ["'docs'", "{partition_key}", "no partitions_def", "give it one"],
+    ),
+    "partitions without placeholder": (
+        lambda: pipeline(partitions_def=DAILY),
+        ["'/data/docs'", "has no {partition_key}", "put it in"],
+    ),
+    "dimension of a single partition": (
+        lambda: pipeline(source=vd.parquet("/d/{partition_key.day}"), partitions_def=DAILY),
+        ["dimension 'day'", "none"],
+    ),
+    "unknown dimension": (
+        lambda: by_region("/d/{partition_key.country}"),
+        ["dimension 'country'", "'day', 'region'"],
+    ),
+    # stages
+    "stage name": (lambda: twice("2nd"), ["'docs/2nd'", "does not begin with a digit"]),
+    "stage named source": (lambda: twice("source"), ["'docs/source'", "the pipeline's source"]),
+    "duplicate stage": (lambda: twice("clean"), ["'docs/clean'", "of that name already"]),
+    "stage differs in case": (lambda: twice("Clean"), ["'docs/Clean'", "only in case"]),
+    "unknown argument": (
+        lambda: mapped(batchsize=3),
+        ["'docs/m'", "unknown argument 'batchsize'", "freshness_policy"],
+    ),
+    "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
+    # project
+    "no columns": (lambda: projected([]), ["'docs/p'", "columns is []", "list of column names"]),
+    "columns is text": (lambda: projected("x"), ["columns is 'x'", "list of column names"]),
+    "expression is a number": (lambda: projected({"x": 1}), ["'x' = 1", "not SQL text"]),
+    "not SQL": (lambda: projected({"x": "trim("}), ["'docs/p', column 'x'", "not valid SQL"]),
+    "alias": (lambda: projected({"x": "a AS b"}), ["'a AS b'", "not valid SQL"]),
+    "two statements": (
+        lambda: projected({"x": "1) AS x FROM t; SELECT (2"}),
+        ["not a single SQL expression"],
+    ),
+    "window": (
+        lambda: projected({"x": "row_number() OVER ()"}),
+        ["column 'x'", "a window function", "one row at a time", "upstream of the pipeline"],
+    ),
+    "time of the run": (
+        lambda: projected({"x": "coalesce(t, now())"}),
+        ["column 'x'", "now(), which is not a function of the row", "as a constant"],
+    ),
+    "random": (lambda: projected({"x": "list_transform(a, lambda y: y + random())"}), ["random()"]),
+    "uuid": (lambda: projected({"x": "gen_random_uuid()"}), ["gen_random_uuid()"]),
+    "random in where": (
+        lambda: projected({"x": "n"}, where="random() < 0.1"),
+        ["where: 'random() < 0.1'", "random(), which is not a function of the row"],
+    ),
+    "age until now": (lambda: projected({"x": "age(t)"}), ["age(), which is not"]),
+    "a setting": (lambda: projected({"x": "current_setting('TimeZone')"}), ["current_setting()"]),
+    "a macro of now": (lambda: projected({"x": "ago(INTERVAL 1 DAY)"}), ["ago(), which is not"]),
+    "a macro of a sum": (lambda: projected({"x": "wavg(n, m)"}), ["wavg(), which is not"]),
+    "a file": (lambda: projected({"x": "read_text('a')"}), ["the table function read_text()"]),
+    "subquery": (lambda: projected({"x": "(SELECT max(y) FROM t)"}), ["holds a subquery"]),
+    "aggregate": (lambda: projected({"x": "n / sum(n)"}), ["holds the aggregate sum()"]),
+    "count": (lambda: projected({"x": "count(*)"}), ["holds the aggregate count_star()"]),
+    "aggregate in where": (
+        lambda: projected(["x"], where="n > avg(n)"),
+        ["'docs/p', where", "holds the aggregate avg()"],
+    ),
+    "star": (lambda: projected({"x": "*"}), ["holds a star"]),
+    "unnest": (lambda: projected({"x": "unnest(words)"}), ["unnest()", "many rows of one"]),
+    "parameter": (lambda: projected({"x": "n + ?"}), ["holds a parameter"]),
+    "computed id": (
+        lambda: projected({"id": "upper(id)"}),
+        ["the id 'id' is computed, 'upper(id)'", "pass through unchanged", "another name"],
+    ),
+    "id of a struct": (lambda: projected({"id": "doc.id"}), ["the id 'id' is computed"]),
+    "columns of one name": (
+        lambda: projected({"text": "a", "Text": "b"}),
+        ["'text' and 'Text'", "ignores case", "rename one"],
+    ),
+    "column listed twice": (lambda: projected(["a", "a"]), ["'a' and 'a'"]),
+    # functions and classes
+    "instance": (
+        lambda: mapped(Model()),
+        ["'docs/m'", "an instance of Model", "stays warm", "fn_constructor_kwargs"],
+    ),
+    "method of an instance": (lambda: mapped(Model().__call__), ["an instance of method"]),
+    "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
+    "partial of a class": (
+        lambda: mapped(functools.partial(Model, "a")),
+        ["functools.partial of class Model", "fn_constructor_kwargs"],
+    ),
+    "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
+    "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
+    "constructor arguments of a function": (
+        lambda: mapped(fn_constructor_kwargs={"path": "a"}),
+        ["plain is a function", "fn_kwargs"],
+    ),
+    "unknown fn_kwargs": (
+        lambda: mapped(fn_kwargs={"scle": 2}),
+        ["plain", "'scle'", "(batch, *fn_args, **fn_kwargs)"],
+    ),
+    "unknown constructor argument": (
+        lambda: mapped(Model, fn_constructor_kwargs={"pth": "a"}),
+        ["Model", "'pth'", "**fn_constructor_kwargs"],
+    ),
+    "too many constructor arguments": (
+        lambda: mapped(Model, fn_constructor_args=["a", "b"]),
+        ["too many positional arguments"],
+    ),
+    "fn_args is text": (lambda: mapped(fn_args="ab"), ["fn_args is a str", "[...]"]),
+    "fn_kwargs is a list": (lambda: mapped(fn_kwargs=["a"]), ["fn_kwargs is a list", "a mapping"]),
+    "columns of a map is text": (lambda: mapped(columns="text"), ["'text'", "a list of names"]),
+    "env_vars is text": (lambda: mapped(env_vars="KEY"), ["env_vars is 'KEY'", "a list of names"]),
+    "batch_format": (
+        lambda: mapped(batch_format="polars"),
+        ["batch_format is 'polars'", "'pyarrow', 'numpy', 'pandas'"],
+    ),
+    "cardinality": (lambda: mapped(cardinality="many"), ["'many'", "'one_to_one', 'filter'"]),
+    "batch_size": (lambda: mapped(batch_size=2.5), ["batch_size is 2.5", "whole number"]),
+    "max_concurrency": (lambda: mapped(max_concurrency=0), ["max_concurrency is 0"]),
+    "gpus of a function": (
+        lambda: mapped(gpus=1),
+        ["gpus=1 for function plain", "make it a class", "__init__"],
+    ),
+    "concurrency 0": (lambda: mapped(Model, concurrency=0), ["concurrency is 0", "(min, max)"]),
+    "concurrency true": (lambda: mapped(Model, concurrency=True), ["concurrency is True"]),
+    "concurrency upside down": (lambda: mapped(Model, concurrency=(4, 2)), ["min <= max"]),
+    "concurrency of three": (lambda: mapped(Model, concurrency=(1, 2, 3)), ["(1, 2, 3)"]),
+    "concurrency of text": (lambda: mapped(Model, concurrency="4"), ["concurrency is '4'"]),
+    "concurrency of fractions": (lambda: mapped(Model, concurrency=(0.5, 1)), ["(0.5, 1)"]),
+    "num_cpus": (lambda: mapped(num_cpus=-1), ["num_cpus is -1", "a number from 0 up"]),
+    "memory": (lambda: mapped(memory="2GB"), ["memory is '2GB'", "a number"]),
+    "gpus and a half": (lambda: mapped(Model, gpus=1.5), ["gpus is 1.5", "whole numbers"]),
+    "resources": (lambda: mapped(resources=["a"]), ["resources is a list", "a mapping"]),
+    "resources name the GPU": (lambda: mapped(resources={"GPU": 1}), ["'GPU'", "use num_cpus"]),
+    # join and write
+    "join across pipelines": (
+        joined_across,
+        ["'one/j'", "<Stage other/b", "not a stage of pipeline 'one'", "fragments and id"],
+    ),
+    "join of one": (lambda: joined("a"), ["joins 'a'", "two or more different"]),
+    "join with itself": (lambda: joined("a", "a"), ["joins 'a', 'a'", "two or more different"]),
+    "how": (lambda: joined("a", "b", how="outer"), ["how is 'outer'", "'inner', 'left'"]),
+    "write of the source": (
+        lambda: pipeline().write("w", "/out"),
+        ["'docs/w'", "would publish the source as it is", "add a project"],
+    ),
+    "stage below a write": (
+        lambda: published().project("q", ["x"]),
+        ["'docs/q'", "'w'", "ends a branch"],
+    ),
+    "write with placeholder": (
+        lambda: published("/out/{partition_key}"),
+        ["'docs/w'", "{partition_key}", "no partitions_def"],
+    ),
+    "unknown placeholder of a write": (
+        lambda: published("/out/{day}"),
+        ["'docs/w'", "unknown placeholder {day}"],
+    ),
+    "compression": (lambda: published(compression="zip"), ["compression is 'zip'", "'zstd'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_where_it_was_written(case):
+    declare, words = REFUSED[case]
+    with pytest.raises((vd.DefinitionError, vd.SchemaError)) as raised:
+        declare()
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_refused_stage_is_not_added():
+    docs = pipeline()
+    with pytest.raises(vd.DefinitionError):
+        docs.map_batches("m", Model(), schema=SCHEMA)
+    assert not docs.stages
+    docs.map_batches("m", Model, schema=SCHEMA)
+    assert list(docs.stages) == ["m"]
+
+
+TYPES = {
+    "BIGINT": pa.int64(),
+    "int": pa.int32(),
+    "UTINYINT": pa.uint8(),
+    "HUGEINT": pa.decimal128(38, 0),
+    "DECIMAL(10,2)": pa.decimal128(10, 2),
+    "DOUBLE": pa.float64(),
+    "FLOAT": pa.float32(),
+    "BOOLEAN": pa.bool_(),
+    "VARCHAR": pa.string(),
+    "ENUM('a', 'b')": pa.string(),
+    "UUID": pa.string(),
+    "JSON": pa.string(),
+    "BLOB": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMP_NS": pa.timestamp("ns"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "FLOAT[]": pa.list_(pa.float32()),
+    "FLOAT[384]": pa.list_(pa.float32(), 384),
+    "FLOAT[2][3]": pa.list_(pa.list_(pa.float32(), 2), 3),
+    "VARCHAR[][]": pa.list_(pa.list_(pa.string())),
+    "STRUCT(a INTEGER, b FLOAT[3])": pa.struct(
+        [("a", pa.int32()), ("b", pa.list_(pa.float32(), 3))]
+    ),
+    "MAP(VARCHAR, BIGINT)": pa.map_(pa.string(), pa.int64()),
+}
+
+
+@pytest.mark.parametrize("text", TYPES)
+def test_types(text):
+    assert parse_schema({"x": text}, "here").field("x").type == TYPES[text]
+
+
+def test_types_as_arrow_has_them():
+    given = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.field("e", pa.float32()), 2))])
+    parsed = parse_schema(given, "here")
+    assert parsed == pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2))])
+    assert parse_schema({"x": pa.int8()}, "here").field("x").type == pa.int8()
+
+
+BAD_SCHEMAS = {
+    "unknown type": ({"x": "BIGNIT"}, ["column 'x'", "unknown type 'BIGNIT'", "Use a DuckDB"]),
+    "no type": ({"x": ""}, ["unknown type ''"]),
+    "two types": ({"x": "INT) AS x, CAST(1 AS INT"}, ["column 'x'", "unknown type"]),
+    "type is a number": ({"x": 384}, ["type of column 'x' is 384", "a SQL type string"]),
+    "type is a python type": ({"x": int}, ["<class 'int'>", "a SQL type string"]),
+    "name is a number": ({1: "INT"}, ["column name 1"]),
+    "empty": ({}, ["no columns"]),
+    "a list": (["x"], ["schema is a list", "a mapping of column name to SQL type"]),
+    "interval": ({"x": "INTERVAL"}, ["column 'x'", "Parquet cannot hold", "::VARCHAR"]),
+    "time with a zone": ({"x": "TIMETZ"}, ["column 'x'", "TIMETZ", "cannot hold all"]),
+    "bits": ({"x": "STRUCT(a BIT[])"}, ["column 'x'", "cannot hold all"]),
+    "union": ({"x": "UNION(a INT, b VARCHAR)"}, ["column 'x'", "Parquet cannot hold"]),
+    "case": ({"x": "INT", "X": "INT"}, ["'x' and 'X'", "rename one"]),
+    "twice": (pa.schema([("x", pa.int8()), ("x", pa.int8())]), ["'x' and 'x'"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCHEMAS)
+def test_refused_schemas(case):
+    schema, words = BAD_SCHEMAS[case]
+    with pytest.raises(vd.SchemaError) as raised:
+        mapped(schema=schema)
+    for word in ["'docs/m'", *words]:
+        assert word in str(raised.value)
+
+
+def test_columns_that_an_expression_names():
+    def named(text):
+        return set(referenced_columns(text, "here"))
+
+    assert named("trim(text) || other") == {"text", "other"}
+    assert named("doc.title") == {"doc"}
+    assert named("source.text") == {"source", "text"}
+    assert {"words", "bad"} <= named("list_filter(words, w -> w <> bad)")
+    assert named("1") == set()
+
+
+def test_no_function_that_duckdb_declares_as_unstable_is_accepted():
+    query = (
+        "SELECT DISTINCT function_name, len(parameters) FROM duckdb_functions() "
+        "WHERE stability <> 'CONSISTENT' AND function_type = 'scalar' AND function_name <> 'error'"
+    )
+    found = duckdb.sql(query).fetchall()
+    assert {"now", "today", "random", "uuid", "nextval", "setseed", "getvariable"} < dict(
+        found
+    ).keys()
+    for name, parameters in found:
+        text = f"1 + {name}({', '.join(['n'] * parameters)})"
+        with pytest.raises(vd.DefinitionError, match="not a function of the row"):
+            referenced_columns(text, "here")
+
+
+def test_a_column_is_not_named_by_its_position():
+    for text in ("#1", "#2 + 1", "list_transform([n], x -> x + #1)"):
+        with pytest.raises(vd.DefinitionError, match=r"by its position, #.*Name the column"):
+            referenced_columns(text, "here")
+    with pytest.raises(vd.DefinitionError, match=r"'docs/q'.*by its position, #1"):
+        pipeline().project("q", {"x": "#1"})
+    assert referenced_columns("'#1' || \"#2\"", "here") == {"#2"}
+
+
+def test_literals_that_do_not_fit_their_type():
+    for text in (
+        "'today'::DATE", "'now'::TIMESTAMP", "timestamptz 'now'", "TIME 'now'", "d > date 'today'",
+        "date_diff('day', d, 'yesterday'::VARCHAR::DATE)", "'x'::INT", "300::TINYINT",
+    ):  # fmt: skip
+        with pytest.raises(vd.DefinitionError, match="a literal that does not fit its type"):
+            referenced_columns(text, "here")
+    for text in (
+        "DATE '2026-01-31'", "'2026-01-31 12:00'::TIMESTAMPTZ", "'infinity'::DATE", "NULL::DATE",
+        "TRY_CAST('x' AS INT)", "s::DATE", "interval '1 day'", "'1.5'::DECIMAL(10,2)",
+        "'[1, 2]'::INT[]", "x'00'::BLOB",
+    ):  # fmt: skip
+        referenced_columns(text, "here")
+
+
+def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one():
+    given = pa.schema([("id", pa.int64()), ("Current_Date", pa.int32())])
+    for columns, where in (
+        ((("x", "current_timestamp"),), None),
+        ((("x", "localtime"),), None),
+        ((("x", "rowid"),), None),
+        ((("x", "[user]"),), None),
+        ((("id", "id"),), "id > epoch(current_timestamp)"),
+    ):
+        with pytest.raises(vd.DefinitionError, match="which is not a function of the row"):
+            bind(columns, where, given, "here")
+    own = (("x", "current_date"), ("y", "current_date + 1"), ("z", "list_sum([id, 1])"))
+    assert bind(own, None, given, "here").field("x").type == pa.int32()
+
+
+def test_an_expression_whose_values_no_column_can_hold():
+    given = pa.schema([("id", pa.int64())])
+    for text in ("id::UHUGEINT", "['12:00:00+02'::TIMETZ]", "{'a': id::BIT}"):
+        with pytest.raises(vd.SchemaError, match=r"cannot hold all of its values.*::VARCHAR"):
+            bind((("x", text),), None, given, "here")
+
+
+def test_the_id_is_carried_along_and_can_be_named():
+    left_out = projected({"x": "n"}).spec.columns
+    named = projected({"x": "n", "id": "source.ID"}).spec.columns
+    assert left_out == (("id", '"id"'), ("x", "n"))
+    assert named == (("x", "n"), ("id", "source.ID"))
+
+
+def test_accepted_shapes():
+    assert mapped(Model, concurrency=3).spec.concurrency == (3, 3)
+    assert mapped(Model, concurrency=[1, 4]).spec.concurrency == (1, 4)
+    assert mapped(Model).spec.concurrency == (1, 1)
+    assert mapped(plain).spec.concurrency is None
+    assert mapped(Model, gpus=0.25).spec.resources.bundle() == {"GPU": 0.25}
+    assert mapped(functools.partial(plain, scale=2)).spec.udf.name == "plain"
+    assert mapped(fn_args=[2]).spec.udf.args == (2,)
+    every = mapped(
+        Model, num_cpus=2, gpus=1, memory=10, accelerator_type="A100", resources={"disk": 1}
+    )
+    assert every.spec.resources.bundle() == {
+        "CPU": 2, "GPU": 1, "memory": 10, "disk": 1, "accelerator_type:A100": 0.001,
+    }  # fmt: skip
+
+
+def test_arguments_are_copied():
+    kwargs = {"scale": 2}
+    stage = mapped(fn_kwargs=kwargs)
+    kwargs["scale"] = 3
+    assert stage.spec.udf.kwargs == {"scale": 2}
+
+
+def test_assets_say_what_was_declared():
+    @dg.asset(key=["raw", "docs"])
+    def raw_docs() -> None: ...
+
+    docs = pipeline(source=vd.parquet("/data", asset=raw_docs), group_name="texts")
+    clean = docs.project("clean", ["x"], owners=["team:docs"], tags={"tier": "1"})
+    sized = clean.map_batches("sized", plain, schema=SCHEMA, description="Sizes.", kinds=["cpu"])
+    doubled = clean.map_batches("doubled", plain, schema=SCHEMA, group_name="other", deps=["cfg"])
+    specs = {spec.key.path[-1]: spec for spec in docs.build_assets().specs}
+
+    assert sized.key == dg.AssetKey(["docs", "sized"])
+    assert {d.asset_key for d in specs["clean"].deps} == {dg.AssetKey(["raw", "docs"])}
+    assert {d.asset_key for d in specs["doubled"].deps} == {clean.key, dg.AssetKey("cfg")}
+    assert [*specs["clean"].owners] == ["team:docs"]
+    assert specs["clean"].tags["tier"] == "1"
+    assert specs["clean"].group_name == "texts"
+    assert specs["doubled"].group_name == "other"
+    assert specs["sized"].description == "Sizes."
+    assert specs["doubled"].description == "Doubles."
+    assert {"cpu", "map_batches"} <= specs["sized"].kinds
+    assert len({spec.code_version for spec in specs.values()}) == 2, "sized is doubled but in name"
+    assert doubled.spec.udf == sized.spec.udf
+
+
+PUBLIC = [
+    "BudgetError", "CodeIdentityError", "ComputeError", "DefinitionError", "FragmentStore",
+    "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
+    "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
+    "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
+    "__version__", "checks", "load", "parquet", "quarantine", "stored", "trace",
+]  # fmt: skip
+
+
+def test_exported_names():
+    assert sorted(vd.__all__) == PUBLIC
+    assert dir(vd) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(vd, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Dataset'"):
+        vd.Dataset  # noqa: B018  # looking it up raises
+
+
+def test_every_error_is_of_one_family():
+    """But for those that a user's own code raises."""
+    errors = {getattr(vd, name) for name in PUBLIC if name.endswith("Error")}
+    assert {error for error in errors if not issubclass(error, vd.VaneError)} == {vd.StageError}
+    assert not issubclass(vd.RowErrors, vd.VaneError)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "BOOLEAN",
+        "UTINYINT",
+        "BIGINT",
+        "FLOAT",
+        "DOUBLE",
+        "VARCHAR",
+        "BLOB",
+        "DATE",
+        "TIME",
+        "TIMESTAMP",
+        "TIMESTAMP_NS",
+        "TIMESTAMP WITH TIME ZONE",
+        "DECIMAL(10,2)",
+        "FLOAT[384]",
+        "VARCHAR[][]",
+        'STRUCT(a INTEGER, "b ""c" VARCHAR[])',
+        "MAP(VARCHAR, STRUCT(x DOUBLE))",
+    ],
+)
+def test_a_type_is_named_in_the_sql_that_makes_it(kind):
+    arrow = sql_type(kind)
+
+    assert sql_type(sql_name(arrow)) == arrow

@@ -1,0 +1,32 @@
+"""What may be said of a worker's health, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import vane_dagster as vd
+from support.unhealthy import Wrong, pipeline
+
+
+def test_a_probe_that_wants_arguments(tmp_path):
+    class Odd(Wrong):
+        def check_health(self, deep):
+            return deep
+
+    with pytest.raises(vd.DefinitionError, match=r"check_health\(self, deep\) cannot be called as"):
+        pipeline(tmp_path, Odd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"startup_timeout_s": 0}, "startup_timeout_s is 0; expected seconds above 0"),
+        ({"max_batches_per_actor": 0}, "max_batches_per_actor is 0; expected a whole number"),
+        ({"max_rss": "2GB"}, "max_rss is '2GB'; expected a whole number"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, told, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        pipeline(tmp_path, Wrong, **arguments)

@@ -1,0 +1,632 @@
+"""Plans: fragments, keys, and what is left to do; nothing here runs user code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.data import write_source
+from support.plans import docs, double, keys, missing, plan, settle, source, triple
+from vane_dagster.engine.executor import edited
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import _ranges, read_footers
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.store import Store
+from vane_dagster.types.sql import _asked, tokens
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Location(str(tmp_path / "store")))
+
+
+def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+    """The source's files in one partition."""
+    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
+
+
+def refusal(planned: RunPlan) -> str:
+    (error,) = planned.failed.values()
+    assert isinstance(error, vd.PlanError)
+    return str(error)
+
+
+# Fragments
+
+
+def fragments(tmp_path: Path, rule: FragmentRule, rows: int, group: int) -> list[tuple[int, int]]:
+    table = {"id": range(rows), "v": [float(n) for n in range(rows)]}
+    write_source(tmp_path / "src", table, row_group_size=group)
+    found = vd.parquet(str(tmp_path / "src"))
+    footers = read_footers(list_files(found, None, "here"), found, rule, "here")
+    return [(f.start, f.stop) for f in footers.fragments]
+
+
+def test_fragments_end_where_row_groups_do(tmp_path):
+    assert fragments(tmp_path, FragmentRule(25), 50, 10) == [(0, 20), (20, 40), (40, 50)]
+
+
+def test_a_big_row_group_is_cut_evenly(tmp_path):
+    cut = fragments(tmp_path, FragmentRule(30), 100, 100)
+    assert cut == [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+
+def test_bytes_cap_a_fragment(tmp_path):
+    cut = fragments(tmp_path, FragmentRule(1000, bytes=400), 100, 100)
+    assert len(cut) >= 4
+    assert max(stop - start for start, stop in cut) <= 25, "16 bytes a row and more"
+
+
+def test_a_row_larger_than_the_cap_is_a_fragment(tmp_path):
+    assert len(fragments(tmp_path, FragmentRule(1000, bytes=1), 5, 5)) == 5
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 900)), max_size=12),
+    st.integers(1, 60),
+    st.integers(1, 1000),
+)
+def test_ranges_cover_every_row_once(groups, most, most_bytes):
+    rows, sizes = [rows for rows, _ in groups], [rows * each for rows, each in groups]
+    ranges = list(_ranges(rows, most, sizes, most_bytes))
+    edges = [0, *(stop for _, stop in ranges)]
+    assert [start for start, _ in ranges] == edges[:-1]
+    assert edges[-1] == sum(rows)
+    assert all(0 < stop - start <= most for start, stop in ranges)
+    above = np.interp(edges, np.cumsum([0, *rows]), np.cumsum([0, *sizes]))
+    assert all(
+        stop - start == 1 or held <= 2 * most_bytes
+        for (start, stop), held in zip(ranges, np.diff(above))
+    ), "cut evenly, a piece may have a row more than its share"
+
+
+def test_row_groups_of_large_rows_are_cut_by_their_own_bytes(tmp_path):
+    values = ["x" * 10] * 900 + ["y" * 10_000] * 100
+    source = {"id": range(1_000), "v": values}
+    write_source(tmp_path / "src", source, row_group_size=100, use_dictionary=False)
+    found = vd.parquet(str(tmp_path / "src"))
+    rule = FragmentRule(500, bytes=200_000)
+    cut = read_footers(list_files(found, None, "here"), found, rule, "here").fragments
+    light, heavy = [f for f in cut if f.stop <= 900], [f for f in cut if f.start >= 900]
+    assert len(light) + len(heavy) == len(cut), "no fragment has both"
+    assert [f.start for f in heavy] == [900, 933, 966], "a million bytes, 400,000 each at most"
+    assert all(330_000 <= f.bytes <= 400_000 for f in heavy)
+    assert all(f.bytes < 10_000 for f in light), "not charged with the file's mean row"
+
+
+def test_fragment_rows_of_the_pipeline(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
+    planned = plan(docs(tmp_path, fragment_rows=4), store)
+    ranges = [(Path(f.url).name, f.start, f.stop) for f in planned.partitions[0].fragments]
+    assert ranges == [
+        ("a.parquet", 0, 3), ("a.parquet", 3, 6), ("a.parquet", 6, 10), ("b.parquet", 0, 3),
+    ]  # fmt: skip
+    assert not (tmp_path / "store").exists(), "nothing to remember"
+
+
+def test_the_default_is_decided_once(tmp_path, store):
+    """What the first run decided stays, so that another batch size recomputes nothing."""
+    source(tmp_path, {"a.parquet": 5000})
+    first = plan(docs(tmp_path, batch_size=16), store)
+    second = plan(docs(tmp_path, batch_size=4096), store)
+    assert first.rule == second.rule == FragmentRule(1024)
+    assert len(first.partitions[0].fragments) == 5
+    assert keys(first) == keys(second)
+    elsewhere = plan(docs(tmp_path, batch_size=4096), Store(Location(str(tmp_path / "other"))))
+    assert elsewhere.rule.rows > 5000
+
+
+def test_a_setting_that_is_not_json_is_named(tmp_path, store):
+    (tmp_path / "store/docs").mkdir(parents=True)
+    (tmp_path / "store/docs/fragments.json").write_text("{")
+    source(tmp_path, {"a.parquet": 1})
+    with pytest.raises(vd.StoreError, match=r"fragments\.json is not JSON.*delete it"):
+        plan(docs(tmp_path), store)
+
+
+ALL = {"clean", "doubled", "scaled", "joined", "out"}
+DOUBLED = {"doubled", "joined", "out"}
+CHANGES = {
+    "an expression": ({"text": "upper(text)"}, ALL),
+    "where": ({"where": "n > 0"}, ALL),
+    "the function": ({"fn": triple}, DOUBLED),
+    "an argument": ({"fn_kwargs": {"by": 3}}, DOUBLED),
+    "a positional argument": ({"fn_args": [3]}, DOUBLED),
+    "the version": ({"version": "2"}, DOUBLED),
+    "the schema": ({"schema": {"x": "INTEGER"}}, DOUBLED),
+    "the columns": ({"columns": ["n"]}, DOUBLED),
+    "the format": ({"batch_format": "numpy"}, DOUBLED),
+    "the cardinality": ({"cardinality": "filter"}, DOUBLED),
+    "a constructor's argument": ({"factor": 4}, {"scaled", "joined", "out"}),
+    "how": ({"how": "left"}, {"joined", "out"}),
+    "the target": ({"out": "elsewhere"}, {"out"}),
+    "compression": ({"compression": "snappy"}, {"out"}),
+    "batch_size": ({"batch_size": 7}, set()),
+    "concurrency": ({"concurrency": (1, 3)}, set()),
+    "max_concurrency": ({"max_concurrency": 2}, set()),
+    "num_cpus": ({"num_cpus": 2}, set()),
+    "memory": ({"memory": 1000}, set()),
+    "resources": ({"resources": {"disk": 1}}, set()),
+    "env_vars": ({"env_vars": ["TOKEN"]}, set()),
+    "keyed_env_vars": ({"keyed_env_vars": ["TOKEN"]}, DOUBLED),
+    "layout of an expression": ({"text": "trim ( text ) /* no spaces */"}, set()),
+    "space in a literal": ({"text": "trim(text) || ' '"}, ALL),
+    "a description": ({"description": "Doubles.", "clean": {"tags": {"a": "b"}}}, set()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_change_makes_new(change, tmp_path, store):
+    """New keys for the stage and all below it, and for nothing else."""
+    changes, expected = CHANGES[change]
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
+    before = keys(plan(docs(tmp_path, fragment_rows=4), store))
+    after = keys(plan(docs(tmp_path, fragment_rows=4, **changes), store))
+    different = {s for s in before if not set(before[s]) & set(after[s])}
+    same = {s for s in before if before[s] == after[s]}
+    assert different == expected
+    assert same == ALL - expected
+
+
+LAYOUTS = [
+    ("upper(text)", "upper /* all of it */ (\n  text\n)"),
+    ("n+1", "n + 1 -- one more"),
+    ("n::BIGINT", "n :: BIGINT"),
+    ("text || 'a  b'", "text||'a  b'"),
+    ("CASE WHEN n > 1 THEN 'x' END", "CASE WHEN n>1\n\tTHEN 'x'\nEND"),
+    ("E'a\\' b'", " E'a\\' b' "),
+    ("$$a' -- b$$ || 'c'", "$$a' -- b$$||'c'"),
+    ("n /* a /* b */ c */ + 1", "n + 1"),
+    ("[x + 1 for x in [n] if x > 0]", "[ x+1 for x in [n] if x>0 ]"),
+    ("{'a': n}", "{ 'a' : n }"),
+]
+MEANINGS = [
+    "text || 'a b'", "text || 'a  b'", "text || 'A b'", "text || 'a--b'", "text || 'a/* */b'",
+    "text || 'a'", "text || 'a''b'", "text || 'a' || 'b'", "\"text\" || 'a'", "n - 1", "n - -1",
+    "n -- 1", "n - - - 1", "n < -1", "n + 1", "n * 1", "1.5", "1 .5", "15", "E'a\\tb'", "'a\\tb'",
+    "x'61'", "'61'", "$$a b$$", "$$a  b$$", "$t$a b$t$", "text::VARCHAR", "textVARCHAR",
+    "text VARCHAR", "is_nan(1)", "is _nan(1)", "n AND 1", "nAND 1", "'it''s'", "'its'",
+    "\"a  b\"", "\"a b\"", "1e5", "1 e5", "n->1", "n- >1", "n <= 1", "n < = 1", "U&'a'", "U & 'a'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), LAYOUTS)
+def test_the_layout_of_an_expression_is_none_of_its_tokens(one, other):
+    assert tokens(one) == tokens(other)
+    trees = [
+        _asked("SELECT json_serialize_sql(?)", [f"SELECT ({text}\n)"]) for text in (one, other)
+    ]
+    plain = [re.sub(r'"query_location(_length)?":\d+', "", tree[0][0]) for tree in trees]
+    assert plain[0] == plain[1], "the same to DuckDB"
+
+
+def test_expressions_that_differ_have_other_tokens():
+    assert len({tokens(text) for text in MEANINGS}) == len(MEANINGS)
+
+
+def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
+    source(tmp_path, {"a.parquet": 10})
+    given = {"fragment_rows": 4, "keyed_env_vars": ["LANGUAGE_OF_TEST"]}
+
+    def seen() -> tuple[Any, str]:
+        made = docs(tmp_path, **given)
+        return keys(plan(made, store))["doubled"], pool_identity(made, made["doubled"].spec)
+
+    monkeypatch.delenv("LANGUAGE_OF_TEST", raising=False)
+    found = [seen()]
+    for value in ("", "de", "en"):
+        monkeypatch.setenv("LANGUAGE_OF_TEST", value)
+        found.append(seen())
+        assert seen() == found[-1]
+    assert len({key for key, _ in found}) == len({pool for _, pool in found}) == 4
+    assert docs(tmp_path, **given)["doubled"].spec.env_vars == ("LANGUAGE_OF_TEST",)
+
+
+def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
+    (tmp_path / "secret-model").write_text("123")
+    monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
+    monkeypatch.setattr("vane_dagster.fingerprint.files.MAX_FRESH_BYTES", 1)
+    stage = docs(tmp_path, keyed_env_vars=["LANGUAGE_OF_TEST"])["doubled"]
+    with pytest.raises(vd.CodeIdentityError, match="variable LANGUAGE_OF_TEST names") as found:
+        stage_definition(stage.pipeline, stage.spec)
+    assert "secret-model" not in "".join(traceback.format_exception(found.value))
+
+
+def test_arguments_by_name_count_in_any_order_where_none_can_see_it(tmp_path):
+    def seen(fn: Any, **named: Any) -> str:
+        made = docs(tmp_path, fn=fn, fn_kwargs=named)
+        return stage_definition(made, made["doubled"].spec)
+
+    def every(batch, **named):
+        return batch
+
+    def two(batch, a, b):
+        return batch
+
+    assert seen(two, a=1, b=2) == seen(two, b=2, a=1)
+    assert seen(two, a=1, b={1: 1, 2: 2}) != seen(two, a=1, b={2: 2, 1: 1})
+    assert seen(every, a=1, b=2) != seen(every, b=2, a=1)
+
+
+def test_keys_are_different_everywhere(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10, "b.parquet": 10})
+    found = keys(plan(docs(tmp_path, fragment_rows=5), store))
+    every = [key for stage in found.values() for key in stage]
+    assert len(every) == len(set(every)) == 4 * len(ALL)
+
+
+# Stages that are renamed
+
+
+def renamed(tmp_path: Path, names: str = "abcd", by: int = 2, **joined: Any) -> vd.Pipeline:
+    """source -> a -> b; a, b -> c, by named columns -> d; under four names."""
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=4)
+    a, b, c, d = (f"stage_{name}" for name in names)
+    first = made.project(a, ["n"])
+    second = first.map_batches(b, double, schema={"x": "BIGINT"}, fn_kwargs={"by": by})
+    columns = {a: ["n"], b: {"y": "x"}}
+    made.join(c, first, second, columns=columns).project(d, ["y"])
+    return made
+
+
+def test_keys_do_not_depend_on_the_names_of_stages(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    before, after = (
+        list(keys(plan(renamed(tmp_path, n), store)).values()) for n in ("abcd", "wxyz")
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("names", ["axcd", "wbcd", "abxd", "abcx", "wxyz", "Abcd"])
+def test_a_renamed_stage_is_not_computed_again(names, tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    before = settle(plan(renamed(tmp_path), store), store)
+    planned = plan(renamed(tmp_path, names), store)
+    assert missing(planned) == {}
+    after = settle(planned, store)
+    assert [m.stage[-1] for m in after] == [name for name in names if name not in "abcd"]
+    assert {m.stage for m in after}.isdisjoint(m.stage for m in before)
+    content = {m.content for m in before}
+    assert all(m.content in content for m in after)
+    later = plan(renamed(tmp_path, names), store)
+    assert all(stage.done for stage in later.partitions[0].stages.values())
+    for manifest in after:
+        folder = store.parts("docs", manifest.stage, None)
+        assert {part.name for part in manifest.parts} <= set(folder.names())
+
+
+def test_a_renamed_stage_that_was_edited_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    assert missing(plan(renamed(tmp_path, "axcd", by=3), store)) == dict.fromkeys(
+        ("stage_x", "stage_c", "stage_d"), 3
+    )
+
+
+def test_a_renamed_stage_whose_parts_are_lost_or_forced_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    assert missing(plan(renamed(tmp_path, "axcd"), store, "stage_x", force=True)) == {"stage_x": 3}
+    folder = store.parts("docs", "stage_b", None)
+    folder.delete(sorted(folder.names())[:1])
+    assert missing(plan(renamed(tmp_path, "axcd"), store, "stage_x")) == {"stage_x": 1}
+
+
+def test_a_renamed_stage_keeps_its_generation(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path), store, "stage_b", force=True, run_id="r"), store)
+    settle(plan(renamed(tmp_path), store), store)
+    planned = plan(renamed(tmp_path, "axcd"), store)
+    assert missing(planned) == {}
+    assert planned.partitions[0].stages["stage_x"].generation == 1
+    settle(planned, store)
+    assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}
+
+
+def test_a_stage_that_gets_its_former_name_back_keeps_what_was_forced_meanwhile(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    forced = settle(plan(renamed(tmp_path, "axcd"), store, "stage_x", force=True), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    planned = plan(renamed(tmp_path), store)
+    assert missing(planned) == {}
+    (after,) = settle(planned, store)
+    assert (after.stage, after.generation) == ("stage_b", 1)
+    assert after.content == forced[0].content
+    later = plan(renamed(tmp_path), store)
+    assert all(stage.done for stage in later.partitions[0].stages.values())
+
+
+def test_parts_of_a_stage_that_is_still_declared_are_not_taken_over(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    made = renamed(tmp_path)
+    made.project("other", ["n"])
+    assert missing(plan(made, store, "other")) == {"other": 3}
+
+
+def test_garbage_of_the_former_name_is_none_of_the_new_one(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    settle(plan(renamed(tmp_path), store), store)
+    settle(plan(renamed(tmp_path, "axcd"), store), store)
+    shutil.rmtree(tmp_path / "store/docs/stage_b")
+    later = Terms(now=time.time() + 10**6, keep=1, grace=1)
+    found = [one for _ in range(2) for one in collect(store, later)]
+    assert not any(one.condemned or one.deleted for one in found)
+    assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}
+
+
+# Files
+
+
+def test_a_file_more_is_all_that_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "c.parquet": 3})
+    before = plan(docs(tmp_path), store)
+    settle(before, store)
+    source(tmp_path, {"b.parquet": 3})
+    after = plan(docs(tmp_path), store)
+    assert missing(after) == dict.fromkeys(ALL, 1)
+    assert after.partitions[0].stages["clean"].missing == (1,), "files go by name"
+    assert set(keys(before)["out"]) < set(keys(after)["out"])
+
+
+def test_a_changed_file_is_all_that_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    table = {"id": ["x", "y", "z"], "n": [7, 8, 9], "text": ["x", "y", "z"]}
+    write_source(tmp_path / "src", table, "b.parquet")
+    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
+
+
+def test_a_change_that_keeps_size_and_footer_counts(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    file = tmp_path / "src/a.parquet"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
+
+
+def test_a_file_less_makes_another_manifest_and_computes_nothing(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    (tmp_path / "src/b.parquet").unlink()
+    after = plan(docs(tmp_path), store)
+    assert missing(after) == {}
+    assert all(stage.done is None for stage in after.partitions[0].stages.values())
+    assert [len(manifest.parts) for manifest in settle(after, store)] == [1] * len(ALL)
+
+
+def test_a_touched_file_is_the_same_file(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
+
+    source(tmp_path, {"c.parquet": 3})
+    grown = plan(docs(tmp_path), store)
+    assert missing(grown) == dict.fromkeys(ALL, 1)
+    assert set(keys(first)["out"]) < set(keys(grown)["out"])
+
+
+def test_a_touched_file_agrees_with_an_unselected_upstream(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    docs_ = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    one, two = docs_.project("one", ["n"]), docs_.project("two", ["text"])
+    docs_.join("both", one, two)
+    settle(plan(docs_, store, "one"), store)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert missing(plan(docs_, store, "two", "both")) == {"two": 1, "both": 1}
+
+
+def test_a_hash_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path, store):
+    """Else the new content would pass for the old version in the next run."""
+    source(tmp_path, {"a.parquet": 3})
+    found = vd.parquet(str(tmp_path / "src"))
+    (listed,) = list_files(found, None, "here")
+    assert content_hash(listed, found)
+    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
+    assert content_hash(listed, found) is None
+    (tmp_path / "src/a.parquet").unlink()
+    assert content_hash(listed, found) is None
+
+
+def test_what_counts_as_a_source_file(tmp_path):
+    rows = {"id": [1]}
+    for folder, name in [("", "a.parquet"), ("day=1", "b.parquet"), ("_tmp", "c.parquet"),
+                         ("", ".d.parquet"), ("", "_e.parquet"), ("", "f.csv")]:  # fmt: skip
+        write_source(tmp_path / "src" / folder, rows, name)
+
+    def listed(url: str, key: str | None = None) -> list[str]:
+        files = list_files(vd.parquet(url), key, "here")
+        return [os.path.relpath(file.url[len("file://") :], tmp_path / "src") for file in files]
+
+    src = tmp_path / "src"
+    assert listed(str(src)) == ["a.parquet", "day=1/b.parquet"]
+    assert listed(f"file://{src}/") == ["a.parquet", "day=1/b.parquet"]
+    assert listed(f"{src}/*.parquet") == ["a.parquet"]
+    assert listed(f"{src}/f.csv") == ["f.csv"], "a file that is named is a file that is wanted"
+    assert listed(f"{src}/{{partition_key}}", "day=1") == ["day=1/b.parquet"]
+    assert listed(f"{src}/day=*") == ["day=1/b.parquet"]
+
+
+def test_a_key_with_glob_characters_is_taken_by_the_letter(tmp_path):
+    for folder in ("a*", "ab", "[x]"):
+        write_source(tmp_path / "src" / folder, {"id": [1]})
+    found = vd.parquet(f"{tmp_path}/src/{{partition_key}}/*.parquet")
+    for key in ("a*", "[x]"):
+        (file,) = list_files(found, key, "here")
+        assert Path(file.url).parent.name == key
+
+
+# Upstreams that are not selected
+
+
+def test_an_upstream_is_read_from_its_manifest(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    source(tmp_path, {"c.parquet": 3})
+    planned = plan(docs(tmp_path, text="upper(text)"), store, "doubled")
+    assert missing(planned) == {"doubled": 2}, "neither the new file nor the new code of clean"
+    (manifest,) = settle(planned, store)
+    assert set(manifest.upstream) == {"clean"}
+    assert missing(plan(docs(tmp_path), store, "doubled")) == {}
+
+
+def test_an_upstream_that_was_never_made_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    words = refusal(plan(docs(tmp_path), store, "joined"))
+    assert "'joined' reads 'clean', 'doubled', 'scaled'" in words
+    assert "never materialized. Select it too" in words
+
+
+def test_an_upstream_of_other_files_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean", "doubled", "scaled"), store)
+    source(tmp_path, {"b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean", "scaled"), store)
+    words = refusal(plan(docs(tmp_path), store, "joined"))
+    assert "'doubled' is not selected" in words
+    assert "other source files" in words
+    assert "Select it too" in words
+    assert missing(plan(docs(tmp_path), store, "doubled", "joined")) == {"doubled": 1, "joined": 2}
+
+
+def test_a_source_that_grew_is_not_joined_with_a_stage_that_did_not(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    docs_ = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    one, two = docs_.project("one", ["n"]), docs_.project("two", ["text"])
+    docs_.join("both", one, two)
+    settle(plan(docs_, store, "one"), store)
+    source(tmp_path, {"b.parquet": 3})
+    assert "than there are now. Select it too" in refusal(plan(docs_, store, "two", "both"))
+
+
+# Force, resume, what is done
+
+
+def test_force_computes_again_once(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    forced = plan(docs(tmp_path), store, "doubled", "joined", "out", force=True)
+    assert missing(forced) == {"doubled": 1, "joined": 1, "out": 1}
+    assert not set(keys(forced)["doubled"]) & set(keys(first)["doubled"])
+    again = plan(docs(tmp_path), store, "doubled", "joined", "out", force=True)
+    assert keys(again) == keys(forced), "a forced run that was killed goes on where it was"
+    settle(forced, store)
+    assert missing(plan(docs(tmp_path), store)) == {}
+    assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
+
+
+def test_force_of_an_upstream_reaches_what_is_below_it(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    settle(plan(docs(tmp_path), store, "scaled", force=True), store)
+    assert missing(plan(docs(tmp_path), store)) == {"joined": 1, "out": 1}
+
+
+def test_parts_without_a_manifest_are_kept(tmp_path, store):
+    """As a killed run leaves them."""
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    for manifest in (tmp_path / "store/docs/clean/manifests").rglob("*.json"):
+        manifest.unlink()
+    (tmp_path / "store/docs/clean/parts/~unpartitioned" / "stray.parquet").write_bytes(b"?")
+    resumed = plan(docs(tmp_path), store)
+    assert missing(resumed) == {}
+    stages = resumed.partitions[0].stages
+    assert stages["clean"].done is None
+    assert len(stages["clean"].parts) == 2
+    assert stages["out"].done is not None
+
+
+def test_a_part_that_was_deleted_is_computed_again(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    next((tmp_path / "store/docs/clean/parts").rglob("*.parquet")).unlink()
+    planned = plan(docs(tmp_path, fn=triple), store)
+    assert missing(planned) == {"clean": 1, "doubled": 2, "joined": 2, "out": 2}
+
+
+def test_a_manifest_that_is_broken_is_named(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    (manifest,) = (tmp_path / "store/docs/clean/manifests").rglob("*.json")
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    (error,) = plan(docs(tmp_path), store, "doubled").failed.values()
+    assert isinstance(error, vd.StoreError)
+    assert str(manifest) in str(error)
+    assert "Delete it" in str(error)
+
+
+def test_a_partition_that_cannot_be_planned_leaves_the_others(tmp_path, store):
+    write_source(tmp_path / "src/a", {"id": [1]})
+    write_source(tmp_path / "src/b", {"id": [1]})
+    some = vd.Pipeline(
+        "some",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
+    )
+    some.project("clean", ["id"])
+    planned = plan_run(some, ["clean"], ["a", "c", "b"], store)
+    assert [p.key for p in planned.partitions] == ["a", "b"]
+    assert list(planned.failed) == ["c"]
+    assert "no Parquet file for partition 'c'" in str(planned.failed["c"])
+
+
+def test_a_plan_can_be_printed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store, "clean"), store)
+    lines = str(plan(docs(tmp_path), store)).splitlines()
+    assert lines[0].startswith("pipeline docs: 1 partition")
+    assert lines[1] == "  clean: up to date; fragments: 0 to compute, 2 in the store"
+    assert lines[2] == "  doubled: not up to date; fragments: 2 to compute, 0 in the store"
+
+
+def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
+    tmp_path, store, monkeypatch
+):
+    """No row may be kept under the key of other code, and a run may write where it is told to."""
+    write_source(tmp_path / "src", {"id": [1]})
+    (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    user_code = importlib.import_module("user_code")
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.map_batches(
+        "same", user_code.same, schema={"n": "BIGINT"}, fn_kwargs={"folder": str(tmp_path / "out")}
+    )
+    plan = plan_run(docs, ["same"], [None], store)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "log.txt").write_text("made by the run")
+    assert edited(plan, ["same"]) == []
+    (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch[:1]\n")
+    (found,) = edited(plan, ["same"])
+    assert found.problem == "its code was edited while the run began"
+    sys.modules.pop("user_code")

@@ -1,0 +1,193 @@
+"""Prompt stages as they are declared: templates, formats, limits, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pyarrow as pa
+import pydantic
+import pytest
+
+import vane_dagster as vd
+from support.prompts import Person, Reversed, docs
+from vane_dagster.planning.definition import pool_identity
+from vane_dagster.providers.base import Answer
+from vane_dagster.providers.format import parse_format
+from vane_dagster.providers.pace import Pace
+from vane_dagster.providers.template import parse_template
+
+
+class Needy(Reversed):
+    def __init__(self, model: str, region: str) -> None:
+        super().__init__(model)
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ("{text} {}", "has the field {}"),
+        ("{text.upper}", "has the field {text.upper}"),
+        ("{text", "is no template"),
+        ("say something", "names no column"),
+        ("", "expected a column's name"),
+        (7, "expected a column's name"),
+    ],
+)
+def test_messages_that_are_no_template(messages, told):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        parse_template("stage", messages, None)
+
+
+def test_a_field_that_the_stage_above_does_not_have(tmp_path):
+    short = docs(tmp_path).project("short", {"words": "length(text)"})
+    with pytest.raises(vd.DefinitionError, match="needs 'text', which 'short' does not have"):
+        short.prompt("asked", "{text}", provider=Reversed, model="m")
+
+
+def test_the_assets_say_what_is_asked(tmp_path):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "Say: {text}", provider=Reversed, model="m")
+    pipeline.prompt("said", "text", provider=Reversed, model="m")
+    pipeline.embed("vectors", "text", provider=Reversed, model="m")
+    specs = {spec.key.path[-1]: spec for spec in pipeline.build_assets().specs}
+    assert [specs[name].description for name in ("asked", "said", "vectors")] == [
+        "Reversed('m') is asked: Say: {text}",
+        "Reversed('m') is asked: column `text`",
+        "Column `text` is embedded by Reversed('m')",
+    ]
+    assert [specs[name].kinds for name in ("asked", "vectors")] == [{"prompt"}, {"embed"}]
+
+
+def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_classes(tmp_path):
+    class Pet(pydantic.BaseModel):
+        name: str
+
+    formats = {"plain": None, "choices": ["yes", "no"], "person": Person, "pet": Pet}
+    pipeline = docs(tmp_path)
+    for name, form in formats.items():
+        pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
+    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
+    assert pools["plain"] == pools["choices"]
+    assert len(set(pools.values())) == 3
+
+
+def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
+    def version(messages: str = "{text}", **kwargs: Any) -> str:
+        pipeline = docs(tmp_path)
+        stage = pipeline.prompt("asked", messages, provider=Reversed, model="m", **kwargs)
+        return pipeline.build_assets().code_versions_by_key[stage.key]
+
+    first = version()
+    assert version() == first
+    assert version(concurrency=4, batch_size=7, provider_options={"address": "x"}) == first
+    others = [
+        version("Summarise: {text}"),
+        version(system="Be brief."),
+        version(sampling_params={"temperature": 0}),
+        version(return_format=Person),
+        version(return_format=["yes", "no"]),
+    ]
+    assert len({first, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"provider": "nobody"},
+            "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
+            "'transformers', 'transformers_classifier', 'vllm'",
+        ),
+        ({"provider": dict}, "has no `async def submit`"),
+        ({"provider": 7}, "provider is 7; expected a name"),
+        ({"model": ""}, "model is ''; expected a model's name"),
+        ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),
+        ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
+        ({"return_format": {"type": "object"}}, "has a part without a column type"),
+        ({"sampling_params": [1]}, "sampling_params is a list"),
+        ({"gpus_per_actor": -1}, "gpus is -1"),
+        ({"prices": {"answer": 1}}, "prices is {'answer': 1}; expected the price of a million"),
+        ({"output_column": "id"}, "two columns would be called 'id'"),
+        ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
+        ({"output_column": "error", "on_error": "null"}, "two columns would be called 'error'"),
+        ({"max_cost": 1}, "max_cost=1 needs prices"),
+        ({"max_cost": -1, "prices": {"prompt": 1}}, "max_cost is -1; expected an amount"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number"),
+        ({"explain_errors": -1}, "explain_errors is -1"),
+        (
+            {"provider_options": {"adress": "x"}},
+            "provider_options has 'adress', which Reversed does not take; it takes 'address'",
+        ),
+        ({"provider": Needy}, "provider_options lacks 'region', which Needy needs"),
+        ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, told, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        docs(tmp_path).prompt(
+            "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
+        )
+
+
+def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("vane_dagster.providers.pace.asyncio.sleep", sleep)
+    monkeypatch.setattr("vane_dagster.providers.pace.time.monotonic", lambda: 1000.0)
+
+    async def take(pace: Pace, times: int) -> None:
+        for _ in range(times):
+            await pace.take(1)
+
+    pace = Pace(60)
+    asyncio.run(take(pace, 4))
+    assert waited == [1, 2, 3]
+    waited.clear()
+    pace = Pace(60)
+    pace.workers = 3
+    asyncio.run(take(pace, 3))
+    assert waited == [3, 6]
+    waited.clear()
+    asyncio.run(take(Pace(None), 100))
+    assert waited == []
+
+
+def test_a_json_schema_with_references_has_columns():
+    schema = {
+        "$defs": {"place": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        "type": "object",
+        "properties": {
+            "at": {"$ref": "#/$defs/place"},
+            "scores": {"type": "array", "items": {"type": "number"}},
+            "sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        },
+        "required": ["at"],
+    }
+    form = parse_format("stage", schema)
+    city = pa.struct([("city", pa.string())])
+    scores = pa.list_(pa.float64())
+    assert form.type == pa.struct([("at", city), ("scores", scores), ("sure", pa.bool_())])
+    assert form.value(Answer('{"at": {"city": "Rome"}}')) == {"at": {"city": "Rome"}}
+    with pytest.raises(ValueError, match="'at' is a required property"):
+        form.value(Answer("{}"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
+        ({"dimensions": 0}, "dimensions is 0"),
+        ({"column": ""}, "column is ''; expected a name"),
+        ({"output_column": "id"}, "two columns would be called 'id'"),
+    ],
+)
+def test_arguments_of_an_embedding_that_do_not_fit(arguments, told, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+        docs(tmp_path).embed(
+            "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
+        )

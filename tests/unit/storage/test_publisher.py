@@ -1,0 +1,96 @@
+"""Targets as they are declared, and how files are bundled."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.published import docs
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.publish.compaction import bundles
+
+
+def test_bundles_are_about_the_size_and_named_by_their_parts():
+    sizes = [4, 4, 4, 25, 1]
+    parts = [PartInfo(f"{n:040x}", "0" * 16, 10, size) for n, size in enumerate(sizes)]
+    found = bundles(parts, 10)
+    cut = [[part.bytes for part in bundle.parts] for bundle in found]
+    assert cut == [[4, 4, 4], [25], [1]]
+    assert [bundle.count for bundle in found] == [1, 2, 1]
+    assert found[1].bounds() == [5, 10]
+    stems = [stem for bundle in found for stem in bundle.stems]
+    assert len(set(stems)) == len(stems)
+    assert bundles(parts, 10) == found
+    more = bundles([*parts, PartInfo("f" * 40, "0" * 16, 10, 30)], 10)
+    assert [b.stems for b in more][: len(found) - 1] == [b.stems for b in found][:-1]
+    empty = bundles([PartInfo("a" * 40, "0" * 16, 0, 500)], 10)
+    assert [bundle.count for bundle in empty] == [1]
+    assert bundles([], 10) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"format": "csv"}, "format is 'csv'; expected one of 'parquet', 'delta'"),
+        ({"target_file_bytes": 0}, "target_file_bytes is 0; expected a whole number from 1 up"),
+        (
+            {"format": "delta", "url": "/{partition_key}"},
+            "but a Delta table holds all partitions",
+        ),
+        ({"format": "delta", "url": "gs://b/t"}, "expected a local path or s3://"),
+        ({"format": "delta", "url": "/t/100%"}, "holds '%', which Delta's driver takes"),
+        ({"format": "delta", "partition_column": "_key"}, "partition_column is '_key'; expected"),
+        ({"format": "delta", "partition_column": "N"}, "the rows have a column 'n', and the table"),
+        ({"partition_column": "day"}, "is for format='delta'"),
+    ],
+)
+def test_what_is_refused_where_it_is_declared(given, words):
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet("/src/{partition_key}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a"]),
+    )
+    clean = pipeline.project("clean", ["n"])
+    placeholder = "" if given.get("format") == "delta" else "/{partition_key}"
+    with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
+        clean.write("out", **{"url": f"/t{placeholder}", **given})
+    assert words in str(raised.value)
+
+
+def test_an_extra_that_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "vane_dagster.pipeline.delta_target.find_spec",
+        lambda name: None if name == "deltalake" else find(name),
+    )
+    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
+        docs("/somewhere", format="delta")
+    assert docs("/somewhere")["out"]
+
+
+def test_options_as_delta_calls_them():
+    from vane_dagster.storage.publish.delta_types import table_options
+
+    given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": "https://e"}
+    assert table_options(Location("s3://b/t", given)) == {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_SESSION_TOKEN": "t",
+        "AWS_ENDPOINT_URL": "https://e",
+        "AWS_REGION": "us-east-1",
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    anonymous = {"anon": True, "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"}}
+    assert table_options(Location("s3://b/t", anonymous)) == {
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_ENDPOINT_URL": "http://e",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "r",
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    assert table_options(Location("s3://b/t")) == {"AWS_CONDITIONAL_PUT": "etag"}

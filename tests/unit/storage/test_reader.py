@@ -1,0 +1,245 @@
+"""Reading what the store holds, in every form; `test_reading_s3.py` has the same on S3."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import duckdb
+import fsspec
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+import vane_dagster as vd
+from support.reader_contract import *  # noqa: F403
+from support.stored import (
+    FORMS,
+    KEYS,
+    SCHEMA,
+    ids,
+    keep,
+    local_store,  # noqa: F401  # fixture
+    table,
+)
+from vane_dagster._home import default_root
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture(params=["local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(Location(str(tmp_path / "store*")))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_types_are_kept(local_store, form):
+    keep(local_store, "docs", None, table(0, 3))
+    keep(local_store, "none", None, table(0, 0))
+    for name, rows in (("docs", 3), ("none", 0)):
+        read = vd.load(name, as_=form, store=local_store)
+        if form is pd.DataFrame:
+            assert list(read.columns) == SCHEMA.names
+            assert len(read) == rows
+        elif form in (pl.DataFrame, pl.LazyFrame):
+            read = read.lazy().collect()
+            assert read.schema == pl.Schema(
+                {"id": pl.Int64, "text": pl.String, "e": pl.Array(pl.Float32, 2)}
+            )
+            assert len(read) == rows
+        elif form is duckdb.DuckDBPyRelation:
+            assert [str(kind) for kind in read.types] == ["BIGINT", "VARCHAR", "FLOAT[2]"]
+            assert len(read.fetchall()) == rows
+        else:
+            read = read.to_table() if isinstance(read, ds.Dataset) else read
+            read = read.read_all() if isinstance(read, pa.RecordBatchReader) else read
+            assert read == table(0, rows)
+
+
+@pytest.mark.parametrize("form", [ds.Dataset, pl.LazyFrame, duckdb.DuckDBPyRelation])
+def test_lazy_forms_read_the_files_when_they_are_used(local_store, form):
+    keep(local_store, "docs", None, table(0, 3))
+    read = vd.load("docs", as_=form, store=local_store)
+    for file in Path(local_store.root.path).rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(Exception, match=r"\.parquet"):
+        ids(read)
+
+
+def test_what_is_missing_is_named(local_store):
+    with pytest.raises(vd.StoreError, match=r"'docs' was never materialized into"):
+        vd.load("docs", store=local_store)
+    for key in KEYS:
+        keep(local_store, "docs", key, table(0, 2))
+    with pytest.raises(vd.StoreError, match=r"'docs': partitions 'x', 'y' were never"):
+        vd.load("docs", ["x", KEYS[0], "y"], store=local_store)
+    read = vd.load("docs", ["x", KEYS[0]], store=local_store, allow_missing_partitions=True)
+    assert ids(read) == [0, 1]
+    nothing = vd.load("docs", "x", store=local_store, allow_missing_partitions=True)
+    assert nothing == SCHEMA.empty_table()
+    with pytest.raises(vd.StoreError, match=r"no column 'x'; it has 'id', 'text', 'e'"):
+        vd.load("docs", KEYS[0], columns=["id", "x"], store=local_store)
+    with pytest.raises(vd.StoreError, match=r"as_ is <class 'dict'>; expected .*polars.LazyFrame"):
+        vd.load("docs", as_=dict, store=local_store)
+
+
+def test_partitions_of_different_columns_are_refused(local_store):
+    keep(local_store, "docs", "a", table(0, 2))
+    keep(local_store, "docs", "b", table(0, 2).select(["text", "e", "id"]))
+    assert vd.load("docs", store=local_store).num_rows == 4, "the order does not matter"
+    keep(local_store, "docs", "c", pa.table({"id": ["x"], "text": ["y"]}))
+    with pytest.raises(vd.StoreError, match=r"column 'id' is int64 in partition 'a', but string"):
+        vd.load("docs", store=local_store)
+    keep(local_store, "docs", "c", pa.table({"id": [1], "text": ["y"]}))
+    with pytest.raises(vd.StoreError, match=r"'e' is fixed.*'a', but no such column in partition"):
+        vd.load("docs", store=local_store)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_an_empty_partition_has_no_say_in_types(local_store, form):
+    keep(local_store, "docs", "a", pa.table({"id": pa.nulls(0), "text": pa.nulls(0)}))
+    keep(local_store, "docs", "b", table(0, 2).select(["id", "text"]))
+    assert ids(vd.load("docs", as_=form, store=local_store)) == [0, 1]
+
+
+def test_a_file_that_is_gone_is_told(local_store):
+    kept = keep(local_store, "docs", "a", table(0, 3))
+    folder = local_store.parts(kept.pipeline, kept.stage, "a")
+    folder.delete([part.name for part in kept.parts])
+    with pytest.raises(vd.StoreError, match=r"'docs' has files that are gone, as .*\.parquet'"):
+        vd.load("docs", "a", store=local_store)
+
+
+def test_readers_see_one_version_while_it_is_replaced(local_store):
+    """Each read is of one manifest, whole."""
+    versions = [table(100 * n, 40 + n) for n in range(8)]
+    keep(local_store, "docs", "a", versions[0])
+    ended = threading.Event()
+
+    def write() -> None:
+        for _ in range(4):
+            for rows in versions:
+                keep(local_store, "docs", "a", rows)
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reads = 0
+    while not ended.is_set() or reads < 10:
+        assert vd.load("docs", "a", store=local_store) in versions
+        reads += 1
+    writer.join()
+    assert vd.load("docs", "a", store=local_store) == versions[-1]
+
+
+def test_partitions_that_came_later(local_store):
+    keep(local_store, "docs", None, table(0, 1))
+    keep(local_store, "docs", "a", table(1, 1))
+    assert ids(vd.load("docs", store=local_store)) == [1]
+    keep(local_store, "docs", None, table(2, 1))
+    assert ids(vd.load("docs", store=local_store)) == [2]
+
+
+def test_large_rows_and_many_rows_are_cut(local_store, monkeypatch):
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 512)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_BYTES", 1 << 20)
+    kept = keep(local_store, "many", None, table(0, 1300))
+    assert [part.rows for part in kept.parts] == [512, 512, 276]
+    wide = pa.table({"id": range(1000), "blob": [b"x" * 10_000] * 1000})
+    kept = keep(local_store, "wide", None, wide)
+    assert [part.rows for part in kept.parts] == [256, 256, 256, 232]
+    assert vd.load("wide", store=local_store) == wide
+
+
+def test_files_do_not_depend_on_how_rows_come(local_store):
+    rows = table(0, 3000)
+    one = keep(local_store, "docs", "a", rows)
+    other = keep(local_store, "docs", "b", pa.Table.from_batches(rows.to_batches(max_chunksize=7)))
+    frame = keep(local_store, "docs", "c", pl.from_arrow(rows).lazy())
+    assert one.content == other.content == frame.content
+
+
+def test_the_same_rows_twice(local_store, monkeypatch):
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
+    rows = pa.table({"id": [1] * 700})
+    for form in FORMS:
+        kept = keep(local_store, "docs", None, rows)
+        assert len({part.name for part in kept.parts}) == 3
+        assert ids(vd.load("docs", as_=form, store=local_store)) == [1] * 700
+
+
+def test_the_default_root(monkeypatch, tmp_path):
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("VANE_DAGSTER_STORE", raising=False)
+    assert default_root() == str(tmp_path / "home" / "store")
+    assert vd.FragmentStore().open().root.url == str(tmp_path / "home" / "store")
+    monkeypatch.setenv("VANE_DAGSTER_STORE", "s3://lake/x")
+    assert default_root() == vd.FragmentStore().open().root.url == "s3://lake/x"
+    keep(Store(Location(str(tmp_path / "other"))), "docs", None, table(0, 1))
+    assert ids(vd.load("docs", store=str(tmp_path / "other"))) == [0]
+    assert ids(vd.load("docs", store=vd.FragmentStore(root=str(tmp_path / "other")))) == [0]
+    assert ids(vd.load(dg.AssetKey("docs"), store=tmp_path / "other")) == [0]
+
+
+def test_keys_with_any_characters(local_store):
+    keys = ["a b", "A b", "../x", "x" * 200, "日本", "~unpartitioned", "a/b", "*", "day=1"]
+    for number, key in enumerate(keys):
+        keep(local_store, "Ünï/çode", key, table(number, 1))
+    for number, key in enumerate(keys):
+        for form in FORMS:
+            assert ids(vd.load("Ünï/çode", key, as_=form, store=local_store)) == [number]
+    assert vd.load("Ünï/çode", store=local_store).num_rows == len(keys)
+    assert len({partition_folder(key) for key in keys}) == len(keys)
+    assert [path.name for path in Path(local_store.root.path).iterdir()] == ["~assets"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_a_key_that_looks_like_a_column_is_none(local_store, form):
+    keep(local_store, "docs", "id=7", table(0, 3))
+    assert ids(vd.load("docs", "id=7", as_=form, store=local_store)) == [0, 1, 2]
+
+
+def test_pandas_with_an_index(local_store):
+    frame = pd.DataFrame({"id": [1, 2, 3], "x": ["a", "b", "c"]})
+    keep(local_store, "docs", None, frame[frame["id"] > 1])
+    assert vd.load("docs", store=local_store).column_names == ["id", "x"]
+    keep(local_store, "docs", None, frame.set_index("id"))
+    read = vd.load("docs", as_=pd.DataFrame, store=local_store)
+    assert read.to_dict("list") == {"id": [1, 2, 3], "x": ["a", "b", "c"]}
+
+
+def test_rows_that_cannot_be_stored(local_store):
+    with pytest.raises(vd.StoreError, match=r"docs: got a builtins.list; expected one of pyarrow"):
+        keep(local_store, "docs", None, [1])
+    twice = pa.table([[1], [2]], names=["id", "id"])
+    with pytest.raises(vd.StoreError, match=r"each of its own name"):
+        keep(local_store, "docs", None, twice)
+    assert not Path(local_store.root.path).exists() or not list(
+        Path(local_store.root.path).rglob("*.json")
+    )
+
+
+def test_a_source_that_fails_half_way_leaves_the_former_rows(local_store):
+    keep(local_store, "docs", None, table(0, 3))
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from table(5, 600).to_batches()
+        raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        keep(local_store, "docs", None, pa.RecordBatchReader.from_batches(SCHEMA, broken()))
+    assert ids(vd.load("docs", store=local_store)) == [0, 1, 2]
+
+
+def test_memory_file_systems(tmp_path):
+    store = Store(Location(f"memory://{uuid.uuid4().hex}"))
+    keep(store, "docs", "a", table(0, 3))
+    for form in FORMS:
+        assert ids(vd.load("docs", "a", as_=form, store=store)) == [0, 1, 2]
+    assert fsspec.filesystem("memory").exists(store.root.path)

@@ -1,0 +1,169 @@
+"""The store on a local disk and in memory; `test_s3.py` has the same on S3."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.manifests import manifest, part
+from support.store_contract import *  # noqa: F403
+from vane_dagster.engine.committer import check_unique
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import (
+    ManifestName,
+    parse_part_name,
+)
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """An empty folder on each file system in turn."""
+    if request.param == "local":
+        return Location(str(tmp_path / "store"))
+    return Location(f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def store(root: Location) -> Store:
+    return Store(root)
+
+
+def test_urls_of_children():
+    assert Location("memory://").child("a").file("b") == "/a/b"
+    assert Location("memory://x/").child("a", "b").url == "memory://x/a/b"
+    assert Location("/").child("a").path == "/a"
+    assert Location("/data/").file_url("b") == "/data/b"
+    assert Location("~/x").path == os.path.expanduser("~/x")
+
+
+@pytest.mark.parametrize("place", ["file in the way", "/proc/vane", "folder without permission"])
+def test_a_folder_that_cannot_be_written(tmp_path, place):
+    if place == "file in the way":
+        (tmp_path / "file").write_text("")
+        url = str(tmp_path / "file/store")
+    elif place == "folder without permission":
+        if os.geteuid() == 0:
+            pytest.skip("root may write everywhere")
+        (tmp_path / "closed").mkdir(mode=0o555)
+        url = str(tmp_path / "closed/store")
+    else:
+        url = place
+    with pytest.raises(vd.StoreError) as raised:
+        Store(Location(url)).commit(manifest())
+    assert url in str(raised.value)
+    denied = place == "folder without permission"
+    fix = "Permission is denied" if denied else "Check that it exists, that the credentials reach"
+    assert fix in str(raised.value)
+    with pytest.raises(vd.StoreError):
+        part(Location(url))
+
+
+# Names
+
+
+KEYS = st.one_of(
+    st.none(),
+    st.text(max_size=300),
+    st.text(alphabet="aAbB./-_~=| \\\n", max_size=12),
+    st.sampled_from(["..", ".", "", UNPARTITIONED, "a/../../b", "2026-01-01", "CON", "~a"]),
+)
+
+
+@given(st.lists(KEYS, min_size=2, max_size=2, unique=True))
+def test_no_two_partitions_share_a_folder(keys):
+    one, other = map(partition_folder, keys)
+    assert one.lower() != other.lower()
+
+
+@given(KEYS)
+def test_a_partition_stays_below_the_root(key):
+    folder = partition_folder(key)
+    assert len(folder.encode()) <= 255
+    assert folder not in ("", ".", "..")
+    assert not set(folder) & set('/\\\n\0:*?"<>|[]{}#%')
+    assert not folder.startswith(".")
+    assert os.path.normpath(f"/root/{folder}") == f"/root/{folder}"
+
+
+@given(st.lists(KEYS.filter(bool), min_size=2, max_size=2, unique=True))
+def test_published_folders_are_apart_and_seen_by_readers(keys):
+    one, other = map(published_folder, keys)
+    assert one != other
+    assert len(one.encode()) <= 255
+    assert one[:1] not in ("", ".", "_")
+    assert not set(one) & set("/\\\n\0*?[]{}")
+
+
+def test_readable_folders():
+    assert published_folder("DE 2026-01") == "DE 2026-01"
+    assert published_folder("münchen") == "münchen"
+    assert published_folder("../etc").startswith("etc~")
+    assert partition_folder("2026-01-01") == "2026-01-01"
+    assert partition_folder("eu=1.5") == "eu=1.5"
+    multi = dg.MultiPartitionKey({"day": "2026-01-01", "region": "EU"})
+    assert partition_folder(multi).startswith("2026-01-01-EU~")
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**6))
+def test_manifest_names_can_be_parsed(sequence, generation):
+    name = ManifestName(sequence, generation, "a" * 32, "b" * 16)
+    assert ManifestName.parse(str(name)) == name
+
+
+def test_other_names_are_passed_over():
+    assert ManifestName.parse("fragments.json") is None
+    assert ManifestName.parse(f".writing-{'a' * 12}") is None
+    assert parse_part_name("part-0.parquet") is None
+    assert parse_part_name(f"{'a' * 40}-{'b' * 16}.parquet") == ("a" * 40, "b" * 16)
+
+
+def test_nested_columns_are_compressed(tmp_path):
+    table = pa.table(
+        {
+            "id": range(1000),
+            "vector": pa.array([[0.5] * 8] * 1000, pa.list_(pa.float32(), 8)),
+            "words": [["same", "words"]] * 1000,
+            "doc": [{"title": "t", "tags": [{"name": "n"}]}] * 1000,
+            "counts": pa.array([[("k", 1)]] * 1000, pa.map_(pa.string(), pa.int64())),
+        }
+    )
+
+    def codecs(**given: Any) -> set[str]:
+        target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
+        group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
+        columns = [group.column(i) for i in range(group.num_columns)]
+        assert len(columns) == 7
+        return {column.compression for column in columns}
+
+    assert "UNCOMPRESSED" not in codecs()
+    for name in ("zstd", "snappy", "gzip"):
+        assert codecs(compression=name) == {name.upper()}, "what the user declared"
+    assert codecs(compression="none") == {"UNCOMPRESSED"}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(0, 30), max_size=4, unique=True), max_size=6))
+def test_ids_in_two_fragments_are_always_found(tmp_path_factory, fragments):
+    folder = Location(str(tmp_path_factory.getbasetemp() / "ids"))
+    parts = [
+        part(folder, pa.array(ids, pa.int64()), key=f"{n:040}") for n, ids in enumerate(fragments)
+    ]
+    every = [id for ids in fragments for id in ids]
+    if len(every) == len(set(every)):
+        check_unique(manifest(parts), folder, "id")
+    else:
+        with pytest.raises(vd.SourceError):
+            check_unique(manifest(parts), folder, "id")

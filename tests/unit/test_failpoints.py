@@ -1,0 +1,115 @@
+"""Faults as they are declared, and what fires them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.doublers import double
+from vane_dagster import _failpoints, testing
+from vane_dagster.errors import DefinitionError
+from vane_dagster.storage.filesystem import Location
+
+
+def test_a_plan_that_is_gone_does_nothing(tmp_path, monkeypatch):
+    with testing.faults(testing.CallFault("made"), testing.StorageFault("*")) as injected:
+        place = os.environ[_failpoints.VARIABLE]
+        with pytest.raises(_failpoints._error_class("InjectedError")):
+            _failpoints.at_call("docs/made", pa.array([1]))
+    assert _failpoints.VARIABLE not in os.environ
+    assert not os.path.exists(place)
+    assert injected.fired == (1, 0)
+
+    monkeypatch.setenv(_failpoints.VARIABLE, place)  # as in a worker of a killed run
+    _failpoints.at_call("docs/made", pa.array([1]))
+    asyncio.run(_failpoints.at_call_later("docs/made", pa.array([1])))
+    _failpoints.at_load("Doubler")
+    Location(str(tmp_path)).write("f", b"written")
+    assert injected.fired == (1, 0)
+
+
+# Storage
+
+
+def test_each_operation_on_storage(tmp_path):
+    folder = Location(str(tmp_path / "deep"))
+    folder.write("f", b"1")
+    with testing.faults(
+        testing.StorageFault("*/f", "denied", "read"),
+        testing.StorageFault("*/f", "no_space", times=1),
+        testing.StorageFault("*/f", "denied", "delete"),
+        testing.StorageFault("*/deep", "disconnect", "list", times=2),
+        testing.StorageFault(f"file://{tmp_path}/deep/g", "disconnect", calls=1),
+    ) as injected:
+        with pytest.raises(vd.StoreError, match=r"cannot be written: .*No space left on device"):
+            folder.write("f", b"2")
+        folder.write("f", b"3")
+        with pytest.raises(vd.StoreError, match=r"cannot be read: .*Permission denied"):
+            folder.read("f")
+        with pytest.raises(vd.StoreError, match=r"cannot be deleted from: .*Permission denied"):
+            folder.delete(["f"])
+        folder.move("f", folder, "g")
+        assert list(folder.names()) == ["g"]
+        # What does not pass is not tried again; what passes is.
+        assert injected.fired == (1, 1, 1, 2, 1)
+    assert folder.read("g") == b"3"
+
+
+# Declarations
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (testing.CallFault, ("",), "stage is ''; expected a text"),
+        (testing.CallFault, (double,), "expected a text"),
+        (testing.CallFault, ("made", "explode"), "does is 'explode'; expected one of 'raise', "),
+        (testing.CallFault, ("made", "raise", [1], 1), "ids and calls are both given"),
+        (testing.CallFault, ("made", "raise", []), "ids is empty"),
+        (testing.CallFault, ("made", "raise", None, []), "calls is empty"),
+        (testing.CallFault, ("made", "raise", None, 0), "calls is 0; expected a whole number"),
+        (testing.CallFault, ("made", "raise", None, [1, "2"]), "calls is '2'; expected a whole"),
+        (testing.CallFault, ("made", "raise", None, None, 0), "times is 0; expected a whole"),
+        (testing.CallFault, ("made", "kill", 1, None, 1, "ValueError"), "for does='raise', not"),
+        (testing.CallFault, ("made", "raise", 1, None, 1, "a b"), "expected the name of a class"),
+        (testing.CallFault, ("made", "hang", 1, None, 1, None, "x"), "there is no error to tell"),
+        (testing.LoadFault, ("Model", "no_space"), "does is 'no_space'; expected one of 'raise', "),
+        (testing.StorageFault, ("*", "hang"), "does is 'hang'; expected one of 'no_space', "),
+        (testing.StorageFault, ("*", "denied", "move"), "operation is 'move'; expected one of"),
+        (testing.StorageFault, ("*", "denied", "read", None, None, 5), "message is 5; expected"),
+    ],
+)
+def test_faults_that_are_declared_wrongly(kind, given, told):
+    with pytest.raises(DefinitionError) as raised:
+        kind(*given)
+    assert told in str(raised.value)
+
+
+def test_blocks_that_are_declared_wrongly():
+    fault = testing.CallFault("made", ids="seven")
+    refused = pytest.raises(DefinitionError, match=r"a list; expected CallFault")
+    with refused, testing.faults([fault]):
+        pass
+    twice = pytest.raises(DefinitionError, match="give all in one block")
+    with testing.faults(fault), twice, testing.faults(fault):
+        pass
+    assert _failpoints.VARIABLE not in os.environ
+
+
+def test_equal_faults_are_told_apart_and_ids_are_compared_as_texts():
+    fault = testing.CallFault("made", ids=(5, "b"), times=1)
+    assert fault == testing.CallFault("made", ids=["5", "b"], times=1)
+    assert hash(fault) == hash(testing.CallFault("made", ids=[5, "b"], times=1))
+    with testing.faults(fault, fault) as injected:
+        for ids in (["a"], ["b"], [5], [6]):
+            with_error = pytest.raises(Exception, match=r"injected by vane_dagster\.testing")
+            if set(ids) & {"b", 5}:
+                with with_error:
+                    _failpoints.at_call("docs/made", pa.array(ids))
+            else:
+                _failpoints.at_call("docs/made", pa.array(ids))
+    assert injected.fired == (1, 1)

@@ -1,0 +1,424 @@
+"""Folders that other users of the machine cannot write to."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import importlib.util
+import io
+import os
+import pwd
+import py_compile
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import vane_dagster as vd
+from support.attacks import (
+    NOBODY,
+    as_root,
+    file,
+    link,
+    link_of_nobody,
+    mode,
+    of_nobody,
+    shared_tmp,  # noqa: F401  # fixtures
+    writable_by_all,
+)
+from vane_dagster._private_folder import (
+    MARK,
+    is_private_folder,
+    is_safe_to_import_from,
+    private_folder,
+    temporary_folder,
+    worker_folder,
+)
+from vane_dagster.errors import ComputeError
+from vane_dagster.worker.user_code import unpack
+
+# The rule for private folders.
+
+
+def test_a_new_folder_and_its_parents_are_private_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = private_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert mode(made) == mode(made.parent) == 0o700
+    assert private_folder(made) == made
+    assert not is_private_folder(tmp_path / "missing")
+
+
+def test_a_folder_that_others_can_only_read_becomes_private(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    private_folder(folder)
+    assert mode(folder) == 0o700
+
+
+def writable_by_a_group(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, -1, NOBODY)
+    folder.chmod(0o770)
+
+
+PLANTED = [
+    (writable_by_all, "a directory owned by user 0 with mode drwxrwxrwx"),
+    (writable_by_a_group, "a directory owned by user 0 with mode drwxrwx---"),
+    (of_nobody, "a directory owned by user 65534"),
+    (link, "a symbolic link owned by user 0"),
+    (link_of_nobody, "a symbolic link owned by user 65534"),
+    (file, "a file owned by user 0"),
+]
+
+
+@as_root
+@pytest.mark.parametrize(("plant", "found"), PLANTED)
+def test_what_is_not_private_is_refused(
+    tmp_path: Path, plant: Callable[[Path], None], found: str
+) -> None:
+    folder = tmp_path / "state"
+    plant(folder)
+    before = mode(folder)
+    expected = rf"{folder} is not private: it is {found}.* expected a directory owned by user 0 "
+    for check in (private_folder, is_private_folder):
+        with pytest.raises(ComputeError, match=expected + r".*Remove it, or set VANE_X to"):
+            check(folder, "VANE_X")
+    assert mode(folder) == before
+
+
+@as_root
+@pytest.mark.parametrize("plant", [writable_by_all, writable_by_a_group, of_nobody, link_of_nobody])
+def test_a_parent_that_others_can_replace_is_refused(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / "parent")
+    folder = tmp_path / "parent" / "between" / "state"
+    expected = rf"{folder} is not private: {tmp_path}/parent is a .*Correct its owner or mode"
+    with pytest.raises(ComputeError, match=expected):
+        private_folder(folder)
+
+
+def test_parents_that_only_root_and_this_user_can_replace_are_accepted(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (tmp_path / "real").mkdir()
+    (shared / "link").symlink_to(Path("..", "real"))
+    made = private_folder(shared / "link" / "state")
+    assert made == shared / "link" / "state"
+    assert mode(tmp_path / "real" / "state") == 0o700
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((ComputeError, OSError)):
+        private_folder(tmp_path / "loop" / "state")
+
+
+OWN_GROUP = 4242
+
+
+@as_root
+@pytest.mark.parametrize("others", ["nobody", "primary", "listed"])
+def test_only_a_group_of_this_user_alone_may_write_to_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    """As with umask 002; a user whose primary group it is is not listed as its member."""
+    (tmp_path / "local").mkdir()
+    os.chown(tmp_path / "local", -1, OWN_GROUP)
+    (tmp_path / "local").chmod(0o775)
+    user = pwd.struct_passwd(("ann", "x", 0, OWN_GROUP, "", "/", "/bin/sh"))
+    other = pwd.struct_passwd(("bob", "x", 7, OWN_GROUP, "", "/", "/bin/sh"))
+    listed = ["bob"] if others == "listed" else []
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user, other] if others == "primary" else [user])
+    group = grp.struct_group(("ann", "x", OWN_GROUP, listed))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+    if others == "nobody":
+        assert private_folder(tmp_path / "local" / "state")
+    else:
+        with pytest.raises(ComputeError, match=f"{tmp_path}/local is a directory owned by user 0"):
+            private_folder(tmp_path / "local" / "state")
+
+
+@as_root
+def test_group_0_is_not_a_group_of_root_alone(tmp_path: Path) -> None:
+    """Containers give it to users of any number, as OpenShift does."""
+    (tmp_path / "local").mkdir()
+    os.chown(tmp_path / "local", 0, 0)
+    (tmp_path / "local").chmod(0o775)
+    with pytest.raises(ComputeError, match=r"is not private: .* with mode drwxrwxr-x"):
+        private_folder(tmp_path / "local" / "state")
+
+
+@as_root
+@pytest.mark.parametrize("plant", [writable_by_all, of_nobody, link_of_nobody])
+def test_nothing_is_created_below_a_parent_that_is_refused(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / "parent")
+    with pytest.raises(ComputeError):
+        private_folder(tmp_path / "parent" / "a" / "b")
+    assert list((tmp_path / "parent").resolve().iterdir()) == []
+
+
+@as_root
+def test_users_of_a_parent_can_be_trusted_but_not_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a single user, whose volumes belong to root and are writable."""
+    volume = tmp_path / "data"
+    writable_by_all(volume)
+    hint = f"In a container with a single user, set VANE_DAGSTER_TRUST_PARENTS={volume} "
+    with pytest.raises(ComputeError, match=hint):
+        private_folder(volume / "state")
+    monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", f"/elsewhere:{volume}/")
+    assert mode(private_folder(volume / "state")) == 0o700
+    for plant in (writable_by_all, of_nobody, link_of_nobody):
+        shutil.rmtree(volume / "state")
+        plant(volume / "state")
+        with pytest.raises(ComputeError, match="state is not private: it is a "):
+            private_folder(volume / "state")
+    os.symlink(volume, tmp_path / "link")
+    os.lchown(tmp_path / "link", NOBODY, NOBODY)
+    monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", f"{tmp_path}/link:{volume}")
+    with pytest.raises(ComputeError, match="link is a symbolic link owned by user 65534"):
+        private_folder(tmp_path / "link" / "other")
+    monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", ".:")
+    with pytest.raises(ComputeError, match="is not private"):
+        private_folder(volume / "other")
+    monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", str(volume))
+    assert not is_safe_to_import_from(volume)
+
+
+# Code.
+
+
+def archive(**modules: str) -> tuple[bytes, str]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as opened:
+        for name, text in modules.items():
+            opened.writestr(f"{name.replace('__in__', '/')}.py", text)
+    return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+@as_root
+@pytest.mark.parametrize("plant", [PLANTED[0][0], PLANTED[2][0], PLANTED[4][0]])
+def test_the_code_root_is_not_taken_from_another_user(
+    shared_tmp: Path, plant: Callable[[Path], None]
+) -> None:
+    root = shared_tmp / "vane-code-0"
+    plant(root)
+    with pytest.raises(ComputeError, match=f"{root} is not private.* set TMPDIR to a folder"):
+        worker_folder("code")
+
+
+def test_the_code_root_is_below_the_heads_folder(
+    shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker_folder("code") == shared_tmp / f"vane-code-{os.geteuid()}"
+    assert mode(worker_folder("code")) == 0o700
+    monkeypatch.setenv(MARK, str(tmp_path / "head"))
+    assert worker_folder("code") == tmp_path / "head" / "code"
+    assert mode(worker_folder("code")) == mode(tmp_path / "head") == 0o700
+
+
+def changed(folder: Path) -> None:
+    (folder / "a.py").write_text("x = 2\n")
+
+
+def extra_module(folder: Path) -> None:
+    (folder / "json.py").write_text("")
+
+
+def extra_folder(folder: Path) -> None:
+    (folder / "more").mkdir()
+    (folder / "more" / "evil.py").write_text("")
+
+
+def missing(folder: Path) -> None:
+    (folder / "pkg" / "b.py").unlink()
+
+
+def compiled(folder: Path) -> None:
+    py_compile.compile(str(folder / "a.py"), cfile=str(folder / "c.pyc"))
+
+
+def cached(folder: Path) -> None:
+    """A compiled module of other code, with the source's time and size."""
+    source, stamp = folder / "a.py", (folder / "a.py").stat()
+    text = source.read_text()
+    source.write_text("x = 2\n")
+    os.utime(source, (stamp.st_atime, stamp.st_mtime))
+    py_compile.compile(str(source))
+    source.write_text(text)
+    os.utime(source, (stamp.st_atime, stamp.st_mtime))
+
+
+def module_is_a_link(folder: Path) -> None:
+    target = folder.parent / "same.py"
+    target.write_text((folder / "a.py").read_text())
+    (folder / "a.py").unlink()
+    (folder / "a.py").symlink_to(target)
+
+
+def package_is_a_link(folder: Path) -> None:
+    shutil.move(folder / "pkg", folder.parent / "pkg")
+    (folder / "pkg").symlink_to(folder.parent / "pkg")
+
+
+def folder_is_a_link(folder: Path) -> None:
+    shutil.move(folder, folder.parent / "elsewhere")
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def folder_is_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+TAMPERED = [
+    changed, extra_module, extra_folder, missing, compiled, cached, module_is_a_link,
+    package_is_a_link, folder_is_a_link, folder_is_a_file,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_code_that_differs_from_the_archive_is_replaced(
+    tmp_path: Path, tamper: Callable[[Path], None]
+) -> None:
+    data, digest = archive(a="x = 1\n", pkg__in__b="")
+    folder = unpack(data, digest, tmp_path / "code")
+    tamper(folder)
+    assert unpack(data, digest, tmp_path / "code") == folder
+    assert not folder.is_symlink()
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    assert files == {"a.py", "pkg/b.py"}
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert imported(folder / "a.py").x == 1
+    assert not list(folder.parent.glob(".partial-*"))
+
+
+def test_code_that_is_right_is_not_written_again(tmp_path: Path) -> None:
+    data, digest = archive(a="x = 1\n")
+    before = (unpack(data, digest, tmp_path / "code") / "a.py").stat().st_ino
+    assert (unpack(data, digest, tmp_path / "code") / "a.py").stat().st_ino == before
+
+
+def imported(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("under_test", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SPILLING = "SELECT * FROM (SELECT md5(range::VARCHAR) x, range r FROM range(600000) ORDER BY 1)"
+
+
+def test_duckdb_does_not_spill_into_the_current_folder(
+    shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vane_dagster._private_folder import user_folder
+    from vane_dagster.types.duckdb_connection import connect, spill_below
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tmp").mkdir()
+    seen: set[str] = set()
+
+    def listed(index: int) -> int:
+        seen.update(str(path.relative_to(shared_tmp)) for path in shared_tmp.rglob("*"))
+        assert list((tmp_path / ".tmp").iterdir()) == []
+        return index
+
+    with connect() as connection:
+        connection.execute("SET memory_limit='40MB'")
+        with pytest.raises(duckdb.OutOfMemoryException):
+            connection.execute(f"{SPILLING} LIMIT 3 OFFSET 500000").fetchall()
+    with connect() as connection:
+        connection.execute("SET memory_limit='40MB'")
+        connection.create_function("listed", listed, ["BIGINT"], "BIGINT", side_effects=True)
+        spill_below(connection, user_folder("spill"))
+        query = f"SELECT listed(r) FROM ({SPILLING} LIMIT 3 OFFSET 500000)"
+        connection.execute(query).fetchall()
+    own = f"vane-spill-{os.geteuid()}"
+    assert mode(shared_tmp / own) == 0o700
+    assert any(path.startswith(f"{own}/{os.getpid()}-") for path in seen)
+    assert list((shared_tmp / own).iterdir()) == []
+
+
+@pytest.mark.parametrize("recorded", ["nobody", "writable", "link", "missing", "own", "named"])
+@as_root
+def test_a_cluster_that_another_user_recorded_is_not_auto(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch, recorded: str
+) -> None:
+    """Its objects would be unpickled; what another user recorded is not even connected to."""
+    from vane_dagster.compute.connection import recorded_address
+    from vane_dagster.orchestration.resources import connect_address
+
+    monkeypatch.setenv("RAY_TMPDIR", str(shared_tmp))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (shared_tmp / "ray").mkdir()
+    (shared_tmp / "ray").chmod(0o777)
+    file = shared_tmp / "ray" / "ray_current_cluster"
+    if recorded != "missing":
+        file.write_text("127.0.0.1:1\n")
+    if recorded == "nobody":
+        os.chown(file, NOBODY, NOBODY)
+    elif recorded == "writable":
+        file.chmod(0o666)
+    elif recorded == "link":
+        file.rename(shared_tmp / "other")
+        file.symlink_to(shared_tmp / "other")
+    if recorded == "own":
+        assert recorded_address("auto") == recorded_address(None) == "127.0.0.1:1"
+    elif recorded == "named":
+        assert recorded_address("10.0.0.1:6379") == "10.0.0.1:6379"
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        assert recorded_address("auto") == "auto"
+    else:
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        with pytest.raises(ComputeError, match=r"ray_current_cluster.* Name the address"):
+            connect_address("auto", {})
+
+
+def test_temporary_folders_come_from_one_place() -> None:
+    """A use of `tempfile` elsewhere would escape the rule for private folders."""
+    package = Path(next(iter(vd.__path__)))
+    using = {file.name for file in package.rglob("*.py") if "tempfile" in file.read_text()}
+    assert using == {"_private_folder.py"}
+    examples = (package.parent / "examples").glob("*.py")
+    assert [file.name for file in examples if "tempfile" in file.read_text()] == []
+
+
+@as_root
+def test_temporary_folders_are_not_made_where_others_can_replace_them(shared_tmp: Path) -> None:
+    shared_tmp.chmod(0o777)
+    with pytest.raises(ComputeError, match=r"set TMPDIR to a folder"), temporary_folder():
+        pass
+    assert list(shared_tmp.iterdir()) == []
+    shared_tmp.chmod(0o1777)
+    with temporary_folder() as folder:
+        assert mode(folder) == 0o700
+    assert not folder.exists()
+
+
+def test_only_what_a_driver_sends_is_unpickled() -> None:
+    """Stores, caches and state folders hold JSON and Parquet: who writes there runs no code."""
+    package = Path(next(iter(vd.__path__)))
+    using = {file.name for file in package.rglob("*.py") if "pickle.load" in file.read_text()}
+    assert using == {"user_code.py", "udf_caller.py"}
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    root = Path(next(iter(vd.__path__))).parent
+    named = re.findall(r"`(test_\w+)`", (root / "docs" / "security.md").read_text())
+    texts = "".join(file.read_text() for file in (root / "tests").rglob("test_*.py"))
+    assert len(named) > 15
+    assert [name for name in named if f"def {name}(" not in texts] == []

@@ -1,0 +1,88 @@
+"""The batch size that a worker finds: where throughput stops rising, within memory."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.devices import Device
+from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.worker.batch_size import BatchSize
+
+
+def found(cost, fits: int | None = None, calls: int = 200) -> BatchSize:
+    """What a worker finds whose batches cost seconds by their rows."""
+    sizes = BatchSize()
+    for _ in range(calls):
+        rows = sizes.of(AUTO, 10**9)
+        if fits is not None and rows > fits:
+            sizes.limit(rows // 2)
+        else:
+            sizes.learn(rows, cost(rows))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("fixed", "a_row", "least", "most"),
+    [
+        (0.01, 1e-5, 2048, 16_384),
+        (0.01, 1e-3, 64, 128),
+        (0.0, 1e-3, 16, 16),
+        (1.0, 0.0, 65_536, 65_536),
+    ],
+)
+def test_it_grows_until_throughput_stops_rising(fixed, a_row, least, most):
+    sizes = found(lambda rows: fixed + a_row * rows)
+    assert least <= sizes.used(AUTO) <= most
+    rate = sizes.used(AUTO) / (fixed + a_row * sizes.used(AUTO))
+    assert rate >= 0.8 * (1 / a_row if a_row else rate)
+
+
+def test_it_stays_within_memory():
+    sizes = found(lambda rows: 1.0, fits=300)
+    assert 100 <= sizes.used(AUTO) <= 300
+    assert sizes.of(4096, 10**6) <= 300
+
+
+def test_a_size_that_is_given_is_kept():
+    sizes = BatchSize()
+    assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), 4)] == [4, 4, 2]
+    assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), None)] == [10]
+    assert sizes.used(4) is None
+
+
+def test_noise_of_small_last_batches_counts_for_nothing():
+    sizes = BatchSize()
+    for _ in range(50):
+        sizes.learn(3, 10.0)
+    assert sizes.of(AUTO, 100) == 16
+
+
+def test_other_words_are_refused():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match="batch_size is 'large'"):
+        docs.map_batches("sized", Device, schema={"size": "BIGINT"}, batch_size="large")
+
+
+def test_memory_that_was_short_for_a_while_is_tried_again(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("vane_dagster.worker.batch_size.time.monotonic", lambda: now)
+    sizes, table = BatchSize(), pa.table({"x": range(64)})
+    sizes.limit(4)
+
+    def lengths() -> list[int]:
+        return [len(batch) for batch in sizes.cut(table, 16)]
+
+    assert lengths() == [4] * 16
+    now += 601
+    assert lengths() == [8] * 8
+    sizes.limit(4)
+    now += 599
+    assert lengths() == [4] * 16
+    now += 1300
+    assert lengths() == [8] * 8
+    now += 601
+    assert lengths() == [16] * 4
+    now += 601
+    assert lengths() == [16] * 4

@@ -1,0 +1,351 @@
+"""Reading source files: what is read of them, and that it is right.
+
+That a column which no stage needs is never read is proved twice: its bytes are destroyed on disk,
+so that whoever reads it fails, and the bytes that are read of a file are counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.data import write_source
+from support.typed_source import (
+    ROWS,
+    SOURCE_TYPES,
+    source,  # noqa: F401  # fixtures
+)
+from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.files import listed_file
+from vane_dagster.sources.parquet import plain_schema, read_footers
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.types.schema import plain_type
+from vane_dagster.types.sql import bind
+from vane_dagster.worker.operations import Gather, HeldRows, Project, SourceRows
+from vane_dagster.worker.operators import project
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.source_rows import scan, scan_projected
+
+
+def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+    """The source's files in one partition."""
+    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
+
+
+def source_rows(
+    url: str,
+    start: int,
+    stop: int,
+    schema: pa.Schema,
+    file: FileRecord,
+    id: str,
+    options: dict[str, Any] | None = None,
+) -> SourceRows:
+    """Rows of a Parquet file."""
+    source = pack_source(vd.parquet("unread", storage_options=options))
+    return SourceRows(source, FragmentRecord(url, start, stop, "", 0), schema, (file,), id)
+
+
+class Metered(MemoryFileSystem):
+    """Files in memory that count the bytes read of them."""
+
+    protocol = "metered"
+    store: ClassVar[dict[str, MemoryFile]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    read: ClassVar[list[int]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("metered://"))
+
+    def _open(self, path: str, mode: str = "rb", **given: Any) -> Any:
+        opened = super()._open(path, mode, **given)
+        return Meter(opened.getvalue()) if mode == "rb" else opened
+
+
+class Meter(MemoryFile):
+    """Counts what is read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(None, None, data)
+
+    def read(self, size: int = -1) -> bytes:
+        data = super().read(size)
+        Metered.read.append(len(data))
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        size = super().readinto(buffer)
+        Metered.read.append(size)
+        return size
+
+
+fsspec.register_implementation("metered", Metered, clobber=True)
+
+
+@pytest.fixture(scope="module")
+def heavy() -> int:
+    """Writes a file of which nearly all is one column; gives its size."""
+    random = np.random.default_rng(7)
+    blobs = pa.array([random.bytes(200) for _ in range(ROWS)])
+    table = pa.table({"id": range(ROWS), "n": range(ROWS), "heavy": blobs})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=ROWS // 2)
+    data = sink.getvalue().to_pybytes()
+    fsspec.filesystem("metered").pipe_file("/src/a.parquet", data)
+    assert len(data) > 200 * ROWS
+    return len(data)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "project"),
+    [
+        (0, ROWS, False),  # by row groups
+        (ROWS // 2, ROWS, False),
+        (100, 5_000, False),  # inside one
+        (0, ROWS, True),
+        (100, 5_000, True),
+    ],
+)
+def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    url = "metered://src/a.parquet"
+    rows = source_rows(url, start, stop, schema, listed_file(url, vd.parquet(url)), "id")
+    op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
+    work = Work("here", op, (rows,), schema, "id", None, True)
+    Metered.read.clear()
+    table = scan_projected(op, rows, work) if isinstance(op, Project) else scan(rows, work)
+    assert table["id"].to_pylist() == list(range(start, stop))
+    assert 0 < sum(Metered.read) < heavy / 5
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a1"])
+@pytest.mark.parametrize("url", ["metered://names", "local"])
+def test_a_name_with_glob_characters_is_that_file_alone(name, url, tmp_path):
+    """Read inside a row group, which is DuckDB's part: it would take the others too."""
+    url = str(tmp_path) if url == "local" else url
+    schema = pa.schema([("id", pa.int64())])
+    for first, other in enumerate(("a[1]", "a*", "a1")):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": [10 * first, 10 * first + 1, 10 * first + 2]}), sink)
+        Location(url).write(f"{other}.parquet", sink.getvalue().to_pybytes())
+    file = f"{url}/{name}.parquet"
+    rows = source_rows(file, 0, 2, schema, listed_file(file, vd.parquet(file)), "id")
+    found = scan(rows, Work("here", Gather(), (rows,), schema, "id", None, True))
+    assert found["id"].to_pylist() == {"a[1]": [0, 1], "a*": [10, 11], "a1": [20, 21]}[name]
+
+
+@pytest.mark.parametrize("kind", SOURCE_TYPES)
+def test_every_type_is_kept_by_reading_and_by_a_project(kind, tmp_path):
+    assert_kept(SOURCE_TYPES[kind], tmp_path)
+
+
+LEAVES = [
+    SOURCE_TYPES[name] for name in (
+        "int", "uint64", "half", "decimal", "large decimal", "text", "bytes", "fixed bytes", "bool",
+        "date", "time", "time32", "nanoseconds", "zoned", "duration",
+    )
+] + [
+    pa.array([1, None, 3], kind) for kind in (
+        pa.time32("ms"), pa.time64("ns"), pa.timestamp("ms"), pa.timestamp("ns", "Asia/Tokyo"),
+        pa.duration("ms"), pa.duration("ns"), pa.decimal256(20, 1), pa.float32(), pa.int8(),
+    )
+]  # fmt: skip
+
+
+def nested(children: st.SearchStrategy[pa.Array]) -> st.SearchStrategy[pa.Array]:
+    def mapped(child: pa.Array) -> pa.Array:
+        keys = pa.array(["a", "b", "c"])
+        return pa.MapArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), keys, child)
+
+    def vector(child: pa.Array) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.concat_arrays([child, child]), 2)
+
+    return st.one_of(
+        children.map(lambda child: pa.ListArray.from_arrays(pa.array([0, 1, 1, 3]), child)),
+        children.map(lambda child: pa.StructArray.from_arrays([child], ["f"])),
+        children.map(vector),
+        children.map(mapped),
+    )
+
+
+@settings(max_examples=25)
+@given(st.recursive(st.sampled_from(LEAVES), nested, max_leaves=3))
+def test_types_of_any_nesting_are_kept(array):
+    with tempfile.TemporaryDirectory() as folder:
+        assert_kept(array, Path(folder))
+
+
+def assert_kept(written: pa.Array, folder: Path) -> None:
+    """By row groups, by rows inside one, and through projects of a file and of rows in memory."""
+    file = write_source(folder / "src", pa.table({"id": range(3), "x": written}))
+    source = vd.parquet(str(file))
+    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    # Parquet itself stores dates of 64 bits and timestamps in seconds as other types.
+    array = written.cast(plain_type(pq.read_schema(file).field("x").type))
+    assert schema.field("x").type == array.type
+    columns = (("id", "id"), ("y", "source.X"), ("n", "id + 1"))
+    for start, stop, where in ((0, 3, None), (0, 2, None), (1, 3, None), (0, 3, "id <> 1")):
+        rows = source_rows(str(file), start, stop, schema, listed_file(str(file), source), "id")
+        left = [i for i in range(start, stop) if where is None or i != 1]
+        expected = array.take(pa.array(left))
+        read = scan(rows, work(Gather(), rows, schema))
+        assert read.column("x").combine_chunks().equals(array.slice(start, stop - start))
+        op = Project(columns, where)
+        bound = bind(op.columns, where, schema, "here")
+        assert bound.field("y").type == array.type
+        for given_rows, tables in ((rows, []), (HeldRows(0), [read])):
+            found, _ = project(op, given_rows, tables, work(op, given_rows, schema))
+            assert found.column("y").combine_chunks().equals(expected)
+            assert found.cast(bound).column("n").to_pylist() == [i + 1 for i in left]
+
+
+def in_file_and_in_memory(
+    tmp_path: Path, table: pa.Table, columns: dict[str, str], where: str | None = None
+) -> list[Any]:
+    """What a project makes of rows in a file, and of the same rows in memory: rows or an error."""
+    file = str(write_source(tmp_path, table))
+    op = Project(tuple(columns.items()), where)
+    rows = source_rows(
+        file, 0, table.num_rows, table.schema, listed_file(file, vd.parquet(file)), "id"
+    )
+    found: list[Any] = []
+    for given_rows, tables in ((rows, []), (HeldRows(0), [table])):
+        try:
+            found.append(
+                project(op, given_rows, tables, work(op, rows, table.schema))[0].to_pydict()
+            )
+        except vd.SchemaError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("columns", "where", "expected"),
+    [
+        ({"id": "id", "split": "'train'"}, None, {"id": [1, 2], "split": ["train"] * 2}),
+        ({"id": "id", "x": "1 + 1", "y": "pi() > 3"}, None,
+         {"id": [1, 2], "x": [2, 2], "y": [True] * 2}),
+        ({"id": "id", "x": "1"}, "n > 5", {"id": [2], "x": [1]}),
+        ({"id": "id"}, "1 > 2", {"id": []}),
+        ({"id": "id"}, "true", {"id": [1, 2]}),
+    ],
+)  # fmt: skip
+def test_expressions_that_name_no_column(columns, where, expected, tmp_path):
+    table = pa.table({"z": [7, 8], "id": [1, 2], "n": [5, 6]})
+    assert in_file_and_in_memory(tmp_path, table, columns, where) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "where", "label"),
+    [
+        ({"id": "id", "x": "s::INT"}, None, "column 'x' = 's::INT'"),
+        ({"id": "id", "y": "n", "x": "CASE WHEN n > 5 THEN error('too large') END"}, None,
+         "column 'x' = \"CASE"),
+        ({"id": "id", "x": "s"}, "s::INT > 0", "where = 's::INT > 0'"),
+        ({"id": "id", "x": "9223372036854775807 + n"}, None, "column 'x' ="),
+    ],
+)  # fmt: skip
+def test_an_expression_that_fails_for_a_row_is_named(columns, where, label, tmp_path):
+    """The file is whole, and need not be written again."""
+    table = pa.table({"id": [1, 2], "n": [5, 6], "s": ["1", "a"]})
+    for error in in_file_and_in_memory(tmp_path, table, columns, where):
+        assert error.startswith(f"here: {label}")
+        assert "fails for the value of a row" in error
+        assert "again" not in error
+
+
+def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source):
+    file = listed_file(f"{source.url}/a.parquet", source)
+    schema = plain_schema(pq.read_schema(file.url))
+    rows = source_rows(file.url, 0, ROWS, schema, file, "id")
+    op = Project((("id", "id"), ("x", "upper(lost)")), None)
+    with pytest.raises(vd.SourceError, match=r"cannot be read.*Write it again"):
+        scan_projected(op, rows, work(op, rows, schema))
+
+
+def test_what_sql_has_no_type_for_is_not_computed_with(tmp_path):
+    for kind in (pa.duration("s"), pa.decimal256(50, 2), pa.struct([("a", pa.duration("s"))])):
+        schema = pa.schema([("id", pa.int64()), ("x", kind)])
+        for columns, where in (((("y", "x IS NULL"),), None), ((("id", "id"),), "x IS NULL")):
+            with pytest.raises(vd.SchemaError, match=r"computes with 'x', which is .*map_batches"):
+                bind(columns, where, schema, "here")
+
+
+def test_an_expression_over_a_type_that_sql_widens(tmp_path):
+    halves = pa.array([[0.5, 1.5], None, [2.5, 3.5]], pa.list_(pa.float16(), 2))
+    moments = pa.array([1, None, 3], pa.timestamp("ms", "Europe/Berlin"))
+    file = write_source(tmp_path, pa.table({"id": range(3), "v": halves, "t": moments}))
+    source = vd.parquet(str(file))
+    schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
+    rows = source_rows(str(file), 0, 3, schema, listed_file(str(file), source), "id")
+    columns = (("id", "id"), ("first", "v[1]"), ("twice", "[v, v]"), ("ms", "epoch_ms(t)"))
+    op = Project(columns, None)
+    bound = bind(columns, None, schema, "here")
+    for given_rows, tables in ((rows, []), (HeldRows(0), [scan(rows, work(op, rows, schema))])):
+        found = project(op, given_rows, tables, work(op, given_rows, schema))[0].cast(bound)
+        assert found["first"].to_pylist() == [0.5, None, 2.5]
+        assert found["twice"].to_pylist()[0] == [[0.5, 1.5], [0.5, 1.5]]
+        assert found["ms"].to_pylist() == [1, None, 3]
+
+
+def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
+    for name, unit in (("a", "ms"), ("b", "us")):
+        at = pa.array([1], pa.timestamp(unit))
+        write_source(tmp_path, pa.table({"id": [ord(name)], "at": at}), f"{name}.parquet")
+    source = vd.parquet(str(tmp_path))
+    files = list_files(source, None, "here")
+    schema = read_footers(files, source, FragmentRule(10), "here").schema
+    assert schema.field("at").type == pa.timestamp("us")
+    found = []
+    for file in files:
+        rows = source_rows(file.url, 0, 1, schema, file, "id")
+        found += scan(rows, work(Gather(), rows, schema))["at"].cast(pa.int64()).to_pylist()
+    assert found == [1000, 1]
+
+
+def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
+    """A warm worker serves pipelines whose stores differ by endpoint or credentials alone."""
+    schema = pa.schema([("id", pa.int64())])
+    found = []
+    for place in ("a", "b", "a"):
+        write_source(tmp_path / place, {"id": [ord(place), 0, 1]})
+        options = {"path": str(tmp_path / place), "target_protocol": "file"}
+        source = vd.parquet("dir://a.parquet", storage_options=options)
+        file = listed_file(source.url, source)
+        rows = source_rows(source.url, 0, 1, schema, file, "id", options)
+        project = Project((("id", "id"),), None)
+        found += scan_projected(project, rows, work(project, rows, schema))["id"].to_pylist()
+
+    assert found == [ord("a"), ord("b"), ord("a")]
+
+
+def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
+    schema = pa.schema([("id", pa.int64()), ("d", pa.duration("s"))])
+    given = pa.table({"id": range(9), "d": range(9)}).cast(schema)
+    file = str(write_source(tmp_path, given))
+    rows = source_rows(file, 3, 9, schema, listed_file(file, vd.parquet(file)), "id")
+    op = Project((("id", "id"), ("d", "d")), None)
+    write_source(tmp_path, given.slice(0, 5))
+
+    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+        scan(rows, work(Gather(), rows, schema))
+    with pytest.raises(vd.SourceError, match="was replaced while the run read it"):
+        scan_projected(op, rows, work(op, rows, schema))
+
+
+def work(op: Any, rows: SourceRows, schema: pa.Schema) -> Work:
+    return Work("here", op, (rows,), schema, "id", None, True)

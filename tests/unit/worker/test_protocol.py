@@ -1,0 +1,87 @@
+"""Records between drivers and workers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import get_args
+
+import pytest
+
+from vane_dagster import errors
+from vane_dagster.errors import (
+    DamagedPartError,
+    ModelLoadError,
+    NewerFormatError,
+    SchemaError,
+    UdfError,
+    VaneError,
+)
+from vane_dagster.worker.protocol import ERRORS, Fault, FaultKind, Report, Tally, fault_kind
+from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
+
+
+def test_each_error_of_the_package_is_registered_under_its_name() -> None:
+    own = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, VaneError)
+    }
+    assert own == ERRORS
+    assert set(get_args(FaultKind)) == set(ERRORS)
+
+
+@pytest.mark.parametrize("kind", get_args(FaultKind))
+def test_a_fault_raises_the_error_of_its_kind(kind: FaultKind) -> None:
+    arrived = pickle.loads(pickle.dumps(Fault(kind, "what happened", "Traceback: here")))
+    error = arrived.error()
+    assert type(error) is ERRORS[kind]
+    assert str(error) == "what happened\n\nTraceback: here"
+
+
+def test_an_unknown_kind_becomes_a_general_error_that_names_it() -> None:
+    """As from a worker of another version, or from anything that is no error at all."""
+    for kind in ("LaterError", "names", "__builtins__", ""):
+        error = Fault(kind, "what happened").error()  # type: ignore[arg-type]
+        assert type(error) is VaneError
+        assert str(error) == f"{kind}: what happened"
+
+
+def test_a_damaged_part_keeps_its_name() -> None:
+    error = Fault("DamagedPartError", "is gone", part="0-1.parquet").error()
+    assert isinstance(error, DamagedPartError)
+    assert error.part == "0-1.parquet"
+
+
+class OurSchemaError(SchemaError):
+    """A user's own, which drivers cannot import."""
+
+
+class Both(ModelLoadError, NewerFormatError):
+    """One with two bases."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (SchemaError("x"), "SchemaError"),
+        (OurSchemaError("x"), "SchemaError"),
+        (Both("x"), "ModelLoadError"),
+        (VaneError("x"), "VaneError"),
+        (DamagedPartError("x", "y"), "DamagedPartError"),
+    ],
+)
+def test_an_error_has_the_kind_of_its_nearest_known_base(error: VaneError, kind: str) -> None:
+    assert fault_kind(error) == kind
+
+
+def test_a_report_is_vain_where_no_row_came_through_user_code() -> None:
+    assert Report(fault=Fault("UdfError", "x")).is_vain
+    assert not Report(fault=Fault("ComputeError", "x")).is_vain
+    assert Report(tally=Tally(3, quarantined=1, nulled=2)).is_vain
+    assert not Report(tally=Tally(3, quarantined=2)).is_vain
+    assert not Report().is_vain
+    assert ERRORS["UdfError"] is UdfError
+
+
+def test_losses_of_a_row_have_the_names_that_records_hold() -> None:
+    assert set(get_args(RowLoss)) == {WORKER_DIED, TIMED_OUT}

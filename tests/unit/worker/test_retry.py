@@ -1,0 +1,141 @@
+"""Attempts at batches: which rows are at fault, and which errors are waited for."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.bad_rows import OutOfMemoryError, double
+from vane_dagster.storage.quarantine import attach, detach
+from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.worker.retry import (
+    BatchError,
+    Call,
+    Policy,
+    Wait,
+    attempt,
+    is_out_of_memory,
+)
+
+
+def test_wrong_arguments_are_refused_where_they_are_written():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    wrong = [
+        ({"on_error": "ignore"}, "on_error is 'ignore'"),
+        ({"max_error_rate": 2}, "expected a share from 0 to 1"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"retry_on": "ValueError"}, "expected a list of classes"),
+        ({"timeout_s": 0}, "expected seconds above 0"),
+        ({"retry_on": [3]}, "exception classes or their names"),
+        ({"on_error": "null", "schema": {"error": "VARCHAR"}}, "adds a column 'error'"),
+    ]
+    for given_, told in wrong:
+        with pytest.raises(vd.DefinitionError, match=told):
+            docs.map_batches("double", double, **{"schema": {"y": "BIGINT"}, **given_})
+
+
+# The rules themselves
+
+
+def driven(ids, policy, answer, most=10**6):
+    """Runs `attempt` over a function of the ids; waits are counted and not waited."""
+    steps = attempt(pa.table({"id": pa.array(ids, pa.int64())}), policy, "id", most)
+    waits, calls, reply = [], [], None
+    try:
+        while True:
+            step = steps.send(reply)
+            reply = None
+            if isinstance(step, Wait):
+                waits.append(step.seconds)
+            else:
+                assert isinstance(step, Call)
+                calls.append(step.batch["id"].to_pylist())
+                try:
+                    reply = answer(step.batch)
+                except Exception as error:
+                    reply = error
+    except StopIteration as stop:
+        return stop.value, calls, waits
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 60), st.sets(st.integers(0, 60)))
+def test_every_row_passes_or_is_at_fault_in_few_calls(count, bad):
+    def answer(batch):
+        if bad & set(batch["id"].to_pylist()):
+            raise ValueError("bad")
+        return batch
+
+    outcome, calls, _ = driven(list(range(count)), Policy("quarantine"), answer)
+    passed = [i for table in outcome.tables for i in table["id"].to_pylist()]
+    faults = [fault.batch["id"][0].as_py() for _, fault in outcome.faults]
+    present = sorted(bad & set(range(count)))
+    assert faults == present
+    assert passed == [i for i in range(count) if i not in bad]
+    assert len(calls) <= 1 + 2 * len(present) * max(1, count).bit_length()
+
+
+def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
+    def answer(batch):
+        raise TimeoutError("slow")
+
+    with pytest.raises(BatchError, match="in a batch of 2 rows, ids 0, 1"):
+        driven([0, 1], Policy("raise", max_retries=2), answer)
+    outcome, calls, waits = driven([0], Policy("quarantine", max_retries=2), answer)
+    assert len(calls) == 3
+    assert outcome.faults[0][1].attempts == 3
+    assert outcome.retries == 2
+    assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
+
+
+class Busy(Exception):
+    """As clients of HTTP services raise it."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status_code = status
+        self.response = type("Response", (), {"headers": headers})()
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (Busy(429), True),
+        (Busy(503), True),
+        (Busy(401), False),
+        (Busy(404), False),
+        (ConnectionRefusedError(), True),
+        (TimeoutError(), True),
+        (ValueError(), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_errors_are_told_apart(error, passing):
+    assert is_transient(error) is passing
+    assert is_transient(error, ("ValueError",)) is (passing or isinstance(error, ValueError))
+
+
+def test_the_server_says_how_long_to_wait():
+    assert waiting_time(Busy(429, **{"retry-after": "7"}), 1) == 7
+    assert waiting_time(Busy(429, **{"retry-after": "86400"}), 1) == 60
+    assert waiting_time(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
+
+
+def test_memory_is_known_by_the_names_that_libraries_use():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(OutOfMemoryError())
+    assert not is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_faults_travel_with_the_rows():
+    table = pa.table({"id": [1]})
+    faults = pa.table({"id": [2], "error": ["E"]})
+    carried = attach(table, faults)
+    assert carried.slice(0, 1).equals(table)
+    assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
+    assert detach([table, attach(table, None)]) is None

@@ -1,0 +1,130 @@
+"""Rows whose prompts begin alike: asked one after the other, at one worker as far as it goes."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.engine.fragment_state import Node
+from vane_dagster.providers.template import PrefixOrder, Template, parse_template
+from vane_dagster.worker.row_order import arrange, restore
+
+LONG = [letter * 300 for letter in "abcdefgh"]
+
+
+def order(messages: str = "{doc}: {text}", system: str | None = None) -> PrefixOrder:
+    return PrefixOrder(parse_template("here", messages, system))
+
+
+def rows(docs: list[str | None], **columns: Any) -> pa.Table:
+    ids = [f"id {i}" for i in range(len(docs))]
+    return pa.table({"id": ids, "doc": pa.array(docs, pa.string()), "text": ids, **columns})
+
+
+def groups(table: pa.Table) -> list[str]:
+    """First letters of the documents, without repetitions side by side."""
+    letters = [(doc or "-")[0] for doc in table["doc"].to_pylist()]
+    return [a for a, b in zip(letters, [None, *letters]) if a != b]
+
+
+def test_prompts_that_begin_alike_are_side_by_side_and_in_one_share():
+    docs = [random.Random(3).choice(LONG) for _ in range(100)]
+    found, ends = arrange(rows(docs), order(), 3)
+    assert sorted(found["id"].to_pylist()) == sorted(rows(docs)["id"].to_pylist())
+    assert len(groups(found)) == len(set(docs))
+    assert (len(ends), ends[-1]) == (3, 100)
+    shares = [groups(found.slice(a, b - a)) for a, b in zip((0, *ends), ends)]
+    assert sum(len(share) for share in shares) == len(set(docs))
+
+
+def test_a_group_is_in_the_same_share_in_every_fragment():
+    places = defaultdict(set)
+    for seed in range(5):
+        docs = random.Random(seed).choices(LONG, k=40)
+        found, ends = arrange(rows(docs), order(), 4)
+        for share, (a, b) in enumerate(zip((0, *ends), ends)):
+            for letter in groups(found.slice(a, b - a)):
+                places[letter].add(share)
+    assert len(places) == len(LONG)
+    assert all(len(shares) == 1 for shares in places.values())
+
+
+@pytest.mark.parametrize(
+    ("messages", "system"), [("Say {doc}", None), ("{doc}", "Be brief. " * 50)]
+)
+def test_what_all_prompts_begin_with_makes_no_group(messages, system):
+    if system is None:
+        messages = "Do as you are told. " * 20 + messages
+    docs = [f"{i} and so on" for i in range(400)]
+    found, ends = arrange(rows(docs), order(messages, system), 2)
+    assert 100 < ends[0] < 300
+    assert found["id"].to_pylist() != rows(docs)["id"].to_pylist()
+
+
+def test_rows_that_make_no_prompt_have_a_place_too():
+    found, ends = arrange(rows([None, LONG[0], None, LONG[0]]), order(), 2)
+    assert found.num_rows == ends[-1] == 4
+    assert len(groups(found)) == 2
+
+
+def test_conversations_are_arranged_too():
+    said = [[{"role": "system", "content": LONG[i % 2]}, {"role": "user", "content": f"{i}"}]
+            for i in range(10)]  # fmt: skip
+    table = pa.table({"id": range(10), "talk": said})
+    found, _ = arrange(table, PrefixOrder(Template("talk", ("talk",), True)), 1)
+    assert found["id"].to_pylist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+
+
+@given(st.lists(st.sampled_from(LONG[:4]), min_size=1, max_size=30), st.integers(1, 5), st.data())
+def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
+    table = rows(docs)
+    arranged, ends = arrange(table, order(), shares)
+    assert ends[-1:] == (len(docs),)
+    cut = data.draw(st.integers(0, len(docs)))
+    kept = data.draw(st.sets(st.integers(0, len(docs) - 1)))
+    made = arranged.select(["id"]).append_column("kept", [[i in kept for i in range(len(docs))]])
+    pieces = [p.filter(p["kept"]) for p in (made.slice(0, cut), made.slice(cut))]
+    back = restore(pieces, arranged, "id")["id"].to_pylist()
+    alive = set(back)
+    assert back == [id for id in table["id"].to_pylist() if id in alive]
+    assert len(back) == len(kept)
+
+
+def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
+    node = Node(None, set(), 0)
+    node.give("table", 100, (10, 70, 100))
+
+    def few(most: int) -> int:
+        return min(most, 25)
+
+    assert node.take(0, few) == (0, 10)
+    assert node.take(0, few) == (45, 70), "the second share has the most left"
+    assert node.take(1, few) == (10, 35)
+    assert node.take(4, few) == (35, 45), "counted round"
+    assert node.take(1, few) == (75, 100)
+    assert node.take(2, few) == (70, 75)
+    assert (node.rows_left, node.left) == (0, [(10, 10), (45, 45), (75, 75)])
+
+
+def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
+    node = Node(None, set(), 0)
+    node.give("table", 5)
+    assert [node.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
+        (0, 2), (2, 4), (4, 5),
+    ]  # fmt: skip
+
+
+def docs(tmp_path: Path, count: int, texts: list[str]) -> vd.Pipeline:
+    ids = pa.array(range(count), pa.int64())
+    table = {"id": ids, "doc": [LONG[i % 4] for i in range(count)], "text": texts}
+    write_source(tmp_path / "src", table)
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")

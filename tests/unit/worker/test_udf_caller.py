@@ -1,0 +1,794 @@
+"""What users' functions are given, what they may return, and what is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import decimal
+import threading
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.udf_calls import IDS, call, refused
+from vane_dagster.pipeline.keys import JoinShape, Side
+from vane_dagster.worker.batch_formats import to_format
+from vane_dagster.worker.operations import Join
+from vane_dagster.worker.operators import join
+from vane_dagster.worker.protocol import Work
+
+DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
+
+
+# What is given
+
+GIVEN = pa.table(
+    {
+        "id": [1, 2, 3],
+        "vector": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+        "gaps": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.float32(), 2)),
+        "lists": [[1], None, [2, 3]],
+        "whole": [1, None, 3],
+        "text": ["a", None, "c"],
+        "time": pa.array([DAY, None, DAY], pa.timestamp("us")),
+        "doc": [{"a": 1, "b": ["x"]}, None, {"a": 2, "b": []}],
+        "flag": [True, False, True],
+        "data": [b"x", b"", None],
+    }
+)
+
+
+def test_pyarrow_batches_are_tables():
+    assert to_format(GIVEN, "pyarrow") is GIVEN
+
+
+def test_numpy_batches_are_arrays():
+    batch = to_format(GIVEN, "numpy")
+    assert list(batch) == GIVEN.column_names
+    assert all(isinstance(column, np.ndarray) and len(column) == 3 for column in batch.values())
+    assert batch["vector"].shape == (3, 2)
+    assert batch["vector"].dtype == np.float32
+    assert batch["vector"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert batch["id"].dtype == np.int64
+    assert batch["flag"].dtype == bool
+    assert batch["text"].tolist() == ["a", None, "c"]
+    assert np.isnan(batch["whole"][1])
+    assert np.isnat(batch["time"][1])
+    assert batch["doc"][0] == {"a": 1, "b": ["x"]}
+    assert [None if row is None else list(row) for row in batch["gaps"]] == [[1, 2], None, [5, 6]]
+    assert [None if row is None else list(row) for row in batch["lists"]] == [[1], None, [2, 3]]
+
+
+def test_a_slice_of_vectors_is_its_own():
+    assert to_format(GIVEN.slice(1, 2), "numpy")["vector"].tolist() == [[3, 4], [5, 6]]
+    pieces = pa.concat_tables([GIVEN.slice(2), GIVEN.slice(0, 1)])
+    assert to_format(pieces, "numpy")["vector"].tolist() == [[5, 6], [1, 2]]
+
+
+def test_pandas_batches_are_frames():
+    batch = to_format(GIVEN, "pandas")
+    assert isinstance(batch, pd.DataFrame)
+    assert list(batch.columns) == GIVEN.column_names
+    assert batch["text"][0] == "a"
+    assert pd.isna(batch["text"][1])
+    assert batch["time"][0] == pd.Timestamp(DAY)
+    assert list(batch["vector"][1]) == [3, 4]
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_every_type_survives_a_function_that_returns_its_batch(form):
+    """Nulls, vectors, lists, structs, times: what goes in comes out."""
+    given_ = GIVEN if form == "pyarrow" else GIVEN.drop_columns(["whole"])
+    output = call(lambda batch: batch, given_.schema, given_, form)
+    assert output.to_pydict() == given_.to_pydict()
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_an_empty_fragment_calls_nothing(form):
+    def never(batch):
+        raise AssertionError("called")
+
+    assert call(never, {"x": "FLOAT[2]"}, IDS.slice(0, 0), form).num_rows == 0
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (50, [7])])
+def test_batch_size_is_kept(size, sizes):
+    seen: list[int] = []
+
+    def fn(batch):
+        seen.append(batch.num_rows)
+        return {"x": batch["id"]}
+
+    output = call(fn, {"x": "BIGINT"}, pa.table({"id": range(7)}), batch_size=size)
+    assert seen == sizes
+    assert output["x"].to_pylist() == list(range(7))
+
+
+def test_only_the_columns_asked_for_are_given():
+    seen: list[list[str]] = []
+
+    def fn(batch):
+        seen.append(batch.column_names)
+        return {"x": batch["n"]}
+
+    table = IDS.append_column("heavy", pa.array(["x"] * 3))
+    call(fn, {"x": "BIGINT"}, table, columns=("n",))
+    call(fn, {"x": "BIGINT"}, table, columns=("n", "id"))
+    call(fn, {"x": "BIGINT"}, table)
+    assert seen == [["id", "n"], ["id", "n"], ["id", "n", "heavy"]]
+
+
+# What is returned
+
+STRUCT = "STRUCT(a INTEGER, b VARCHAR)"
+
+
+def torch_tensor(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values, requires_grad=isinstance(values[0], list))
+
+
+LIST_VIEW = pa.ListViewArray.from_arrays([2, 0, 1], [2, 2, 2], [1.0, 2.0, 3.0, 4.0])
+
+CAST = {
+    "list of int": ("BIGINT", [1, 2, 3], None),
+    "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
+    "wide ints that fit": ("TINYINT", np.array([1, 2, 3]), [1, 2, 3]),
+    "whole floats": ("BIGINT", np.array([1.0, 2.0, 3.0]), [1, 2, 3]),
+    "ints with null": ("BIGINT", [1, None, 3], None),
+    "arrow ints": ("BIGINT", pa.array([1, 2, 3], pa.int16()), [1, 2, 3]),
+    "tuple": ("BIGINT", (1, 2, 3), [1, 2, 3]),
+    "series": ("BIGINT", pd.Series([1, 2, 3]), [1, 2, 3]),
+    "nothing but null": ("FLOAT[2]", [None, None, None], None),
+    "ints as doubles": ("DOUBLE", [1, 2, 3], [1.0, 2.0, 3.0]),
+    "doubles as floats": ("FLOAT", np.array([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
+    "half floats": ("FLOAT", np.array([0.5, 1.5, 2.5], np.float16), [0.5, 1.5, 2.5]),
+    "tensor": ("FLOAT", lambda: torch_tensor([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
+    "text": ("VARCHAR", ["a", None, "ä"], None),
+    "numpy text": ("VARCHAR", np.array(["a", "b", "c"]), ["a", "b", "c"]),
+    "objects of text": ("VARCHAR", np.array(["a", None, "c"], object), ["a", None, "c"]),
+    "dictionary of text": ("VARCHAR", pa.array(list("aba")).dictionary_encode(), list("aba")),
+    "large text": ("VARCHAR", pa.array(list("abc"), pa.large_string()), list("abc")),
+    "numpy bools": ("BOOLEAN", np.array([True, False, True]), [True, False, True]),
+    "bytes": ("BLOB", [b"a", b"", None], None),
+    "lists": ("FLOAT[]", [[1.0], [], None], None),
+    "lists of int": ("FLOAT[]", [[1], [2, 3], []], [[1.0], [2.0, 3.0], []]),
+    "ragged arrays": ("FLOAT[]", [np.ones(1), np.ones(2), np.ones(0)], [[1.0], [1.0, 1.0], []]),
+    "matrix as lists": ("FLOAT[]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
+    "matrix": ("FLOAT[2]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
+    "matrix in column order": (
+        "FLOAT[2]", np.array([[1, 3, 5], [2, 4, 6]]).T, [[1, 2], [3, 4], [5, 6]],
+    ),
+    "matrix of tensors": ("FLOAT[2]", lambda: torch_tensor([[1.0, 2.0]] * 3), [[1.0, 2.0]] * 3),
+    "list of vectors": ("FLOAT[2]", [np.ones(2), np.zeros(2), None], [[1, 1], [0, 0], None]),
+    "list of tensors": (
+        "FLOAT[2]", lambda: [torch_tensor([1.0, 2.0])] * 3, [[1.0, 2.0]] * 3,
+    ),
+    "arrow vectors": (
+        "FLOAT[2]", pa.array([[1, 2]] * 3, pa.list_(pa.float64(), 2)), [[1.0, 2.0]] * 3,
+    ),
+    "cube": ("FLOAT[2][2]", np.ones((3, 2, 2)), [[[1.0, 1.0], [1.0, 1.0]]] * 3),
+    "structs": (STRUCT, [{"a": 1, "b": "x"}, None, {"a": None, "b": "z"}], None),
+    "structs with less": (STRUCT, [{"a": 1}] * 3, [{"a": 1, "b": None}] * 3),
+    "arrow structs in another order": (
+        STRUCT, pa.array([{"b": "x", "a": 1}] * 3), [{"a": 1, "b": "x"}] * 3,
+    ),
+    "map": ("MAP(VARCHAR, BIGINT)", [[("k", 1)], [], None], None),
+    "datetimes": ("TIMESTAMP", [DAY, None, DAY], None),
+    "numpy times": ("TIMESTAMP", np.array([DAY] * 3, "datetime64[ns]"), [DAY] * 3),
+    "dates": ("DATE", [DAY.date()] * 3, None),
+    "numpy days": ("DATE", np.array([DAY.date()] * 3, "datetime64[D]"), [DAY.date()] * 3),
+    "memory": ("DOUBLE", memoryview(np.ones(3)), [1.0] * 3),
+    "memory of two dimensions": ("FLOAT[2]", memoryview(np.ones((3, 2))), [[1.0, 1.0]] * 3),
+    "memory as bytes": ("BLOB", [memoryview(b"a"), None, memoryview(b"")], [b"a", None, b""]),
+    "a structured array": (
+        STRUCT, np.array([(1, "x")] * 3, [("a", "i4"), ("b", "U1")]), [{"a": 1, "b": "x"}] * 3,
+    ),
+    "list views": ("FLOAT[]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
+    "list views as vectors": ("FLOAT[2]", LIST_VIEW, [[3.0, 4.0], [1.0, 2.0], [2.0, 3.0]]),
+    "decimals": ("DECIMAL(10,2)", [decimal.Decimal("1.50")] * 3, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CAST)
+def test_what_is_cast(case):
+    kind, returned, expected = CAST[case]
+    returned = returned() if callable(returned) else returned
+    output = call(lambda batch: {"x": returned}, {"x": kind})
+    assert output["x"].to_pylist() == (returned if expected is None else expected)
+    assert output["id"].to_pylist() == [1, 2, 3]
+
+
+REFUSED = {
+    "fractions": ("BIGINT", [1.5, 2.0, 3.0], ["expected int64, found double"]),
+    "text for numbers": ("BIGINT", ["1", "2", "3"], ["expected int64, found string"]),
+    "bools for numbers": ("BIGINT", [True, False, True], ["expected int64, found bool"]),
+    "numbers for bools": ("BOOLEAN", [1, 0, 1], ["expected bool, found int64"]),
+    "too large": ("TINYINT", [1, 2, 300], ["expected int8, found int64", "do not fit"]),
+    "unsigned too large": (
+        "BIGINT", np.array([1, 2, 2**64 - 1], np.uint64), ["expected int64, found uint64"],
+    ),
+    "text for doubles": ("DOUBLE", np.array(["a", "b", "c"]), ["expected double, found string"]),
+    "numbers for text": ("VARCHAR", [1, 2, 3], ["expected string, found int64"]),
+    "bytes for text": ("VARCHAR", [b"a", b"b", b"c"], ["expected string, found binary"]),
+    "one text": ("VARCHAR", "abc", ["expected string, found str"]),
+    "one number": ("BIGINT", 3, ["expected int64, found int"]),
+    "dicts for text": ("VARCHAR", [{"a": 1}] * 3, ["expected string, found struct<a: int64>"]),
+    "mixed": ("BIGINT", [1, "a", 3], ["expected int64, found list of int"]),
+    "vectors for numbers": (
+        "DOUBLE", np.ones((3, 2)), ["expected double, found ndarray of float64, shape (3, 2)"],
+    ),
+    "list of vectors for numbers": ("DOUBLE", [np.ones(2)] * 3, ["expected double", "ndarray"]),
+    "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found list of float"]),
+    "array of numbers for vectors": (
+        "FLOAT[2]", np.ones(3), ["expected fixed_size_list<item: float>[2], found double"],
+    ),
+    "short vectors": ("FLOAT[3]", np.ones((3, 2)), ["vectors have 2 elements, not 3"]),
+    "a short vector": ("FLOAT[2]", [[1.0, 2.0], [1.0], [1.0, 2.0]], ["found list of list"]),
+    "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list of list"]),
+    "arrow lists of text": ("FLOAT[]", pa.array([["a"]] * 3), ["found list<item: string>"]),
+    "other fields": (
+        STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],
+    ),
+    "text for times": ("TIMESTAMP", ["2026-01-01"] * 3, ["expected timestamp[us], found"]),
+    "a frame for numbers": (
+        "DOUBLE", pd.DataFrame({"v": [1.0, 2.0, 3.0]}),
+        ["expected double, found DataFrame", "shape (3, 1)", "one of its columns", "to_numpy()"],
+    ),
+    "a frame for vectors": ("FLOAT[2]", pd.DataFrame(np.ones((3, 2))), ["a data frame"]),
+    "memory of two dimensions for numbers": (
+        "DOUBLE", memoryview(np.ones((3, 2))), ["found memoryview", "shape (3, 2)"],
+    ),
+    "a structured array for numbers": (
+        "BIGINT", np.zeros(3, [("a", "i4"), ("b", "f4")]), ["found struct<a: int64, b: double>"],
+    ),
+    "text for structs": (STRUCT, ["a", "b", "c"], ["found list of str"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    kind, returned, words = REFUSED[case]
+    refused(lambda batch: {"x": returned}, {"x": kind}, "column 'x'", *words)
+
+
+def test_a_result_that_is_no_table():
+    words = "expected a pyarrow.Table, a dict of column to array, or a pandas.DataFrame"
+    refused(lambda batch: None, {"x": "BIGINT"}, "returned NoneType", words)
+    refused(lambda batch: [1, 2, 3], {"x": "BIGINT"}, "returned list", words)
+
+
+def test_columns_that_are_missing_or_differ_in_length():
+    text = refused(lambda batch: {"y": [1, 2, 3]}, {"x": "BIGINT"}, "'x' is declared", "'y'")
+    assert "Return it, or take it out of the schema" in text
+    refused(
+        lambda b: {"x": [1, 2, 3], "y": [1]}, {"x": "BIGINT", "y": "BIGINT"}, "differ in length"
+    )
+
+
+@pytest.mark.parametrize("make", [dict, pa.table, pd.DataFrame, pa.RecordBatch.from_pydict])
+def test_more_columns_than_declared_are_dropped(make):
+    output = call(lambda batch: make({"y": [0, 0, 0], "x": [1, 2, 3]}), {"x": "BIGINT"})
+    assert output.to_pydict() == {"id": [1, 2, 3], "x": [1, 2, 3]}
+
+
+def test_an_error_of_the_function_is_passed_on():
+    def fails(batch):
+        raise KeyError("no such word")
+
+    with pytest.raises(KeyError, match="no such word"):
+        call(fails, {"x": "BIGINT"})
+
+
+# Ids
+
+
+def test_the_id_is_carried_over():
+    assert call(lambda b: {"x": b["n"]}, {"x": "BIGINT"})["id"].to_pylist() == [1, 2, 3]
+    output = call(lambda b: {"x": b["n"]}, {"x": "BIGINT", "id": "BIGINT"}, batch_size=2)
+    assert output.to_pydict() == {"x": [10, 20, 30], "id": [1, 2, 3]}
+
+
+def test_ids_in_another_order_stay_with_their_rows():
+    def fn(batch):
+        turned = batch.take([2, 0, 1])
+        return {"id": turned["id"], "x": turned["n"]}
+
+    assert dict(zip(*call(fn, {"x": "BIGINT"}).to_pydict().values())) == {1: 10, 2: 20, 3: 30}
+
+
+WRONG_IDS = {
+    "lost": ([1, 3], ["1 of 3 rows did not come back: ids 2", 'cardinality="filter"']),
+    "invented": ([1, 2, 4], ["1 ids that it was not given: 4", "Return the ids"]),
+    "more": ([1, 2, 3, 4], ["1 ids that it was not given: 4"]),
+    "twice": ([1, 2, 2], ["1 ids more than once: 2", "Return each id once"]),
+    "null": ([1, 2, None], ["1 null ids"]),
+    "none": ([], ["3 of 3 rows did not come back: ids 1, 2, 3"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_IDS)
+def test_ids_that_are_not_those_given(case):
+    ids, words = WRONG_IDS[case]
+    refused(lambda batch: {"id": ids, "x": [0] * len(ids)}, {"x": "BIGINT"}, *words)
+
+
+def test_rows_without_ids_have_to_be_as_many():
+    words = ["2 rows came back for 3 and without the id 'id'", "in order, or return the id"]
+    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
+    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
+
+
+def test_an_id_of_another_batch_is_not_taken():
+    def fn(batch):
+        return {"id": [1] * batch.num_rows, "x": batch["n"]}
+
+    refused(fn, {"x": "BIGINT"}, "1 ids that it was not given: 1", batch_size=1)
+
+
+@given(st.lists(st.integers(0, 5)), st.sampled_from(["one_to_one", "filter"]))
+def test_the_ids_that_come_out_are_those_that_went_in(ids, cardinality):
+    expected = {1, 2, 3}
+    good = len(ids) == len(set(ids)) and set(ids) <= expected
+    good = good and (cardinality == "filter" or set(ids) == expected)
+
+    def fn(batch):
+        return {"id": pa.array(ids, pa.int64()), "x": pa.array(ids, pa.int64())}
+
+    if good:
+        assert call(fn, {"x": "BIGINT"}, cardinality=cardinality)["x"].to_pylist() == ids
+    else:
+        refused(fn, {"x": "BIGINT"}, cardinality=cardinality)
+
+
+# Ways to answer
+
+
+def halves(batch):
+    """Two results a batch, the second half first."""
+    for rows in (batch.slice(1), batch.slice(0, 1)):
+        yield {"id": rows["id"], "x": rows["n"]}
+
+
+class HalvesLater:
+    """The same, awaited."""
+
+    async def __call__(self, batch):
+        for result in halves(batch):
+            await asyncio.sleep(0)
+            yield result
+
+
+def listed(batch):
+    return ({"id": rows["id"], "x": rows["n"]} for rows in (batch,))
+
+
+@pytest.mark.parametrize("fn", [halves, HalvesLater, listed])
+def test_results_may_come_in_pieces(fn):
+    output = call(fn, {"x": "BIGINT"}, batch_size=2)
+    assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 20, 3: 30}
+    assert output["id"].to_pylist()[2:] == [3], "batches stay in order"
+
+
+# Data frames and their index
+
+FRAME = pd.DataFrame({"id": [1, 2, 3], "n": [10, 30, 20]})
+BY_N = FRAME.sort_values("n")
+INDEXED = {
+    "in order": FRAME[["n"]],
+    "sorted": BY_N[["n"]],
+    "turned round": FRAME[["n"]][::-1],
+    "sorted, with its id": BY_N,
+    "another index, with its id": BY_N.set_axis([7, 7, 7]),
+    "the id as index": BY_N.set_index("id"),
+    "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
+    "a sorted series": {"n": BY_N["n"]},
+    "a series in order": {"n": FRAME["n"]},
+    "sorted series": {"id": BY_N["id"], "n": BY_N["n"]},
+    "a sorted series of the id": {"id": BY_N["id"], "n": BY_N["n"].to_numpy()},
+    "a series by the id": {"n": BY_N.set_index("id")["n"]},
+    "an array": {"n": FRAME["n"].to_numpy()},
+    "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
+    "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
+    "pieces that are numbered anew": [
+        FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True),
+    ],
+    "a frame of integers that are unsigned": BY_N[["n"]].set_axis(BY_N.index.astype("uint8")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+@pytest.mark.parametrize("case", INDEXED)
+def test_the_rows_of_a_data_frame_are_told_by_its_index(case, form):
+    returned = INDEXED[case]
+
+    def fn(batch):
+        return iter(returned) if isinstance(returned, list) else returned
+
+    def pieces(batch):
+        yield from returned
+
+    output = call(pieces if isinstance(returned, list) else fn, {"n": "BIGINT"}, batch_format=form)
+    assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 30, 3: 20}
+
+
+REFUSED_INDEX = {
+    "from one": FRAME[["n"]].set_axis([1, 2, 3]),
+    "twice": FRAME[["n"]].set_axis([0, 1, 1]),
+    "names": FRAME[["n"]].set_axis(["a", "b", "c"]),
+    "two levels": FRAME.assign(k=0)[["n", "k"]].set_index(["k", FRAME["n"]]).assign(n=1),
+    "a series": {"n": pd.Series([1, 2, 3], index=[5, 6, 7])},
+    "named": FRAME.assign(k=[2, 0, 1]).set_index("k")[["n"]],
+    "of groups": FRAME.assign(k=[2, 0, 1]).groupby("k")[["n"]].sum(),
+    "series of groups": {"n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum()},
+    "counts of values": {"n": FRAME["n"].value_counts()},
+    "of two kinds": {
+        "id": FRAME["id"],
+        "n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum(),
+    },
+    "pieces, one of them named": [FRAME[["n"]][:1], FRAME[["n"]][1:].rename_axis("k")],
+    "with a null": FRAME[["n"]].set_axis(pd.Index([0, 1, None], dtype="Int64")),
+    "series in different orders": {"id": BY_N["id"], "n": FRAME["n"]},
+    "a series in another order than an array": {"id": [1, 2, 3], "n": BY_N["n"]},
+    "pieces, the second in another order": [FRAME[["n"]][:1], BY_N[["n"]][1:].set_axis([1, 0])],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_INDEX)
+def test_an_index_that_matches_no_rows_is_refused(case):
+    returned = REFUSED_INDEX[case]
+
+    def fn(batch):
+        yield from returned if isinstance(returned, list) else [returned]
+
+    refused(fn, {"n": "BIGINT"}, "index", "rows cannot be matched", "to_numpy()",
+            batch_format="pandas")  # fmt: skip
+
+
+def test_a_filtered_frame_needs_its_id():
+    def fn(batch, keep_id):
+        left = batch[batch["n"] > 10]
+        return left if keep_id else left[["n"]]
+
+    kept = call(fn, {"n": "BIGINT"}, batch_format="pandas", cardinality="filter", keep_id=True)
+    assert kept.to_pydict() == {"id": [2, 3], "n": [20, 30]}
+    refused(fn, {"n": "BIGINT"}, "2 rows came back for 3", "return the id",
+            batch_format="pandas", cardinality="filter", keep_id=False)  # fmt: skip
+    refused(fn, {"n": "BIGINT"}, "1 of 3 rows did not come back", batch_format="pandas",
+            keep_id=True)  # fmt: skip
+
+
+def test_the_frame_of_a_call_of_which_rows_failed_keeps_its_index():
+    def fn(batch):
+        if len(batch) == 3:
+            good = batch.drop(index=1)[["n"]][::-1]
+            raise vd.RowErrors({1: ConnectionError("again")}, rows=good)
+        return batch[["n"]]
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
+
+
+@pytest.mark.parametrize("kind", ["frame", "series"])
+def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
+    """Its rows 0 and 1 would stand for 1 and 2, the rows that are left."""
+
+    def fn(batch):
+        rows = batch[["n"]][:2] if kind == "frame" else {"n": batch["n"][:2]}
+        raise vd.RowErrors({0: ConnectionError("again")}, rows=rows)
+
+    refused(fn, {"n": "BIGINT"}, "rows expected, 1, 2 in any order", "Series.to_numpy()",
+            batch_format="pandas")  # fmt: skip
+
+
+def test_arrays_of_a_call_of_which_rows_failed_are_in_order():
+    def fn(batch):
+        if len(batch) == 3:
+            raise vd.RowErrors({0: ConnectionError("again")}, rows={"n": [2, 3]})
+        return {"n": [1]}
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [1, 2, 3]}
+
+
+def test_series_by_the_id_and_by_place_are_not_mixed():
+    """Both indexes hold the same numbers, which are ids in one and places in the other."""
+
+    def fn(batch):
+        turned = batch.iloc[[2, 0, 1]]
+        return {"n": batch.set_index("id")["n"], "m": turned["n"]}
+
+    refused(fn, {"n": "BIGINT", "m": "BIGINT"}, "rows cannot be matched", batch_format="pandas",
+            table=pa.table({"id": [2, 0, 1], "n": [10, 20, 30]}))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, int])
+def test_the_places_of_failed_rows_may_be_integers_of_any_kind(kind):
+    def fn(batch):
+        if len(batch) == 3:
+            raise vd.RowErrors({kind(1): ConnectionError("again")}, rows={"n": [10, 30]})
+        return {"n": [20]}
+
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
+
+
+@pytest.mark.parametrize("place", [True, np.True_, 1.0, "1", 3, np.int64(-1)])
+def test_what_is_no_place_of_a_failed_row(place):
+    def fn(batch):
+        raise vd.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
+
+    refused(fn, {"n": "BIGINT"}, "RowErrors names the places", "in a batch of 3 rows")
+
+
+# What is returned and then written into
+
+VECTOR = "FLOAT[2]"
+
+
+def _arrow(buffer: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(buffer.reshape(-1)), 2)
+
+
+def _foreign(buffer: np.ndarray) -> pa.Array:
+    flat = pa.Array.from_buffers(pa.float32(), 2, [None, pa.py_buffer(buffer)])
+    return pa.FixedSizeListArray.from_arrays(flat, 2)
+
+
+def _lists(buffer: np.ndarray) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(buffer.reshape(-1)))
+
+
+def _struct(buffer: np.ndarray) -> pa.Array:
+    return pa.StructArray.from_arrays([_arrow(buffer)], ["a"])
+
+
+class Unpacked:
+    """A column by the protocol of Arrow's C data interface, as polars and others offer it."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self.array, self.dtype = array, "float"
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.array.__arrow_c_array__(requested_schema)
+
+
+RETURNED = {
+    "the array itself": (VECTOR, lambda b: {"x": b}),
+    "a view": (VECTOR, lambda b: {"x": b[:]}),
+    "a view of one column": ("FLOAT", lambda b: {"x": b[:, 0]}),
+    "one dimension": ("FLOAT", lambda b: {"x": b.reshape(-1)[:1]}),
+    "an array of another type": ("DOUBLE[2]", lambda b: {"x": b}),
+    "a tensor": (VECTOR, lambda b: {"x": pytest.importorskip("torch").from_numpy(b)}),
+    "a list of views": (VECTOR, lambda b: {"x": list(b)}),
+    "a list of tensors": (
+        VECTOR,
+        lambda b: {"x": list(pytest.importorskip("torch").from_numpy(b))},
+    ),
+    "an arrow array": (VECTOR, lambda b: {"x": _arrow(b)}),
+    "a slice of an arrow array": (VECTOR, lambda b: {"x": _arrow(np.tile(b, (2, 1))).slice(1)}),
+    "an arrow table": (VECTOR, lambda b: pa.table({"x": _arrow(b)})),
+    "a record batch": (VECTOR, lambda b: pa.record_batch({"x": _arrow(b)})),
+    "chunks": (VECTOR, lambda b: {"x": pa.chunked_array([_arrow(b)])}),
+    "buffers": (VECTOR, lambda b: pa.table({"x": _foreign(b)})),
+    "lists": ("FLOAT[]", lambda b: pa.table({"x": _lists(b)})),
+    "a struct": ("STRUCT(a FLOAT[2])", lambda b: pa.table({"x": _struct(b)})),
+    "a struct of arrays": ("STRUCT(a FLOAT[2])", lambda b: {"x": _struct(b)}),
+    "a frame": ("FLOAT", lambda b: pd.DataFrame(b[:, :1], columns=["x"], copy=False)),
+    "a series": ("FLOAT", lambda b: {"x": pd.Series(b[:, 0], copy=False)}),
+    "the C interface": (VECTOR, lambda b: {"x": Unpacked(_arrow(b))}),
+    "dlpack": (VECTOR, lambda b: {"x": np.from_dlpack(b)}),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+@pytest.mark.parametrize("style", ["returns", "yields", "awaits", "yields later"])
+def test_a_buffer_that_is_used_again_is_copied(kind, style):
+    declared, made = RETURNED[kind]
+    buffer = np.zeros((1, 2), np.float32)
+
+    def filled(batch):
+        buffer[:] = batch["n"][0].as_py()
+        return made(buffer)
+
+    def yields(batch):
+        for start in range(batch.num_rows):
+            yield _with_id(filled(batch.slice(start, 1)), batch["id"].slice(start, 1))
+
+    async def awaits(batch):
+        await asyncio.sleep(0)
+        return filled(batch)
+
+    async def yields_later(batch):
+        for result in yields(batch):
+            await asyncio.sleep(0)
+            yield result
+
+    styles = {"returns": filled, "yields": yields, "awaits": awaits, "yields later": yields_later}
+    size = None if style.startswith("yields") else 1
+    output = call(styles[style], {"x": declared}, batch_size=size)
+
+    assert [_leaf(value) for value in output["x"].to_pylist()] == [10, 20, 30]
+    assert output["id"].to_pylist() == [1, 2, 3]
+
+
+def _with_id(result: Any, ids: pa.ChunkedArray) -> Any:
+    if isinstance(result, dict):
+        return {"id": ids, **result}
+    if isinstance(result, pd.DataFrame):
+        return result.assign(id=ids.to_pylist())
+    return pa.Table.from_batches([result] if isinstance(result, pa.RecordBatch) else
+                                 result.to_batches()).append_column("id", ids)  # fmt: skip
+
+
+def _leaf(value: Any) -> float:
+    while not isinstance(value, float):
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    return value
+
+
+def test_the_rows_of_a_failed_call_are_copied_too():
+    buffer = np.zeros(1)
+
+    def fn(batch):
+        buffer[:] = batch["n"][0].as_py()
+        raise vd.RowErrors({1: ConnectionError("again")}, rows={"id": batch["id"][:1], "x": buffer})
+
+    def fails_once(batch):
+        if batch.num_rows == 2:
+            fn(batch)
+        buffer[:] = batch["n"][0].as_py()
+        return {"x": buffer}
+
+    output = call(fails_once, {"x": "DOUBLE"}, IDS.slice(0, 2))
+    assert output.to_pydict() == {"id": [1, 2], "x": [10, 20]}
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
+    """Tensors over an array's memory can be written, though the array itself cannot."""
+    torch = pytest.importorskip("torch")
+    given_ = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
+    seen = []
+
+    def fn(batch):
+        column = batch["n"].chunk(0) if form == "pyarrow" else batch["n"]
+        array = np.asarray(column)
+        seen.append(array.tolist())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of an array that is read-only
+            torch.from_numpy(array).zero_()
+        if len(seen) == 1:
+            raise ConnectionError("again")
+        return {"x": np.array(seen[-1])}
+
+    output = call(fn, {"x": "DOUBLE"}, given_, form)
+    assert seen == [[1.0, 2.0], [1.0, 2.0]]
+    assert given_["n"].to_pylist() == [1.0, 2.0]
+    assert output["x"].to_pylist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("form", ["numpy", "pandas"])
+def test_arrays_that_are_given_are_read_only(form):
+    given_ = pa.table({"id": [1], "v": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2)), "n": [1]})
+
+    def fn(batch):
+        for column in batch["n"], batch["v"][0]:
+            array = np.asarray(column)
+            assert not array.flags.writeable
+        return {"x": batch["n"]}
+
+    assert call(fn, {"x": "BIGINT"}, given_, form)["x"].to_pylist() == [1]
+
+
+def test_a_generator_that_yields_nothing_lost_the_rows():
+    def nothing(batch):
+        yield from ()
+
+    refused(nothing, {"x": "BIGINT"}, "did not come back")
+
+
+class Together:
+    """Each call waits for as many others as should be in flight; alone it would wait for ever."""
+
+    wanted: ClassVar[int] = 4
+    most: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.met = asyncio.Event()
+
+    async def __call__(self, batch):
+        self.now += 1
+        type(self).most = max(self.most, self.now)
+        if self.now == self.wanted:
+            self.met.set()
+        await asyncio.wait_for(self.met.wait(), timeout=60)
+        self.now -= 1
+        return {"x": batch["id"]}
+
+
+class TogetherInPieces(Together):
+    """The same as an asynchronous generator."""
+
+    async def __call__(self, batch):
+        yield await super().__call__(batch)
+
+
+@pytest.mark.parametrize("fn", [Together, TogetherInPieces])
+def test_async_calls_are_in_flight_together(fn):
+    fn.most = 0
+    table = pa.table({"id": range(12)})
+    output = call(fn, {"x": "BIGINT"}, table, batch_size=1, max_concurrency=4)
+    assert output["x"].to_pylist() == list(range(12)), "in the order of the batches"
+    assert fn.most == 4, "and never more than max_concurrency"
+
+
+def test_an_async_error_ends_the_others():
+    ended: list[int] = []
+    released = threading.Event()
+
+    async def fn(batch):
+        if batch["id"][0].as_py() == 3:
+            raise ValueError("row 3")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(batch["id"][0].as_py())
+            if len(ended) == 3:
+                released.set()
+
+    with pytest.raises(ValueError, match="row 3"):
+        call(fn, {"x": "BIGINT"}, pa.table({"id": range(4)}), batch_size=1)
+    assert released.wait(30)
+    assert sorted(ended) == [0, 1, 2]
+
+
+# Joins
+
+VALUES = st.one_of(st.none(), st.integers(-5, 5))
+LISTS = st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=3))
+
+
+@st.composite
+def tables(draw: Any) -> list[pa.Table]:
+    """Two to four tables with ids out of few, in any order, with a number and a list each."""
+    made = []
+    for index in range(draw(st.integers(2, 4))):
+        ids = draw(st.lists(st.integers(0, 8), unique=True, max_size=9))
+        columns = {
+            f"n{index}": pa.array([draw(VALUES) for _ in ids], pa.int64()),
+            f"l{index}": pa.array([draw(LISTS) for _ in ids], pa.list_(pa.int64())),
+        }
+        made.append(pa.table({"id": pa.array(ids, pa.int64()), **columns}))
+    return made
+
+
+@settings(max_examples=150)
+@given(tables(), st.sampled_from(["inner", "left"]))
+def test_joins_are_those_of_pandas(inputs, how):
+    fields = {field.name: field for table in inputs for field in table.schema}
+    schema = pa.schema(list(fields.values()))
+    nodes = tuple(f"t{i}" for i in range(len(inputs)))
+    sides = tuple(Side(node, "id", "id", ("id",)) for node in nodes[1:])
+    op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
+    joined, _ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
+
+    frames = [pd.DataFrame(table.to_pydict(), dtype=object) for table in inputs]
+    expected = frames[0]
+    for frame in frames[1:]:
+        expected = expected.merge(frame, on="id", how=how)
+    rows = [
+        tuple(None if not isinstance(cell, list) and pd.isna(cell) else cell for cell in row)
+        for row in expected.itertuples(index=False)
+    ]
+    assert joined.schema == schema
+    assert list(zip(*(column.to_pylist() for column in joined.columns))) == rows

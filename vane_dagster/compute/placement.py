@@ -1,0 +1,89 @@
+"""Where resource bundles fit on the nodes of a cluster: pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Bundle = Mapping[str, float]
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """A kind of node that a cluster may add.
+
+    Attributes:
+        resources: What a node of it has.
+        more: How many may be added.
+    """
+
+    resources: Mapping[str, float]
+    more: int
+
+
+class Room:
+    """What is free on the nodes of a cluster.
+
+    Bundles go to the smallest node that has room, so that the large ones stay free for large
+    bundles. A share of a GPU lies on one GPU, as Ray has it.
+    """
+
+    def __init__(self, nodes: Mapping[str, Bundle]) -> None:
+        """Takes the resources of each node, by its id."""
+        order = sorted(
+            nodes, key=lambda id: (bundle_size(nodes[id]), sorted(nodes[id].items()), id)
+        )
+        self._nodes = {id: nodes[id] for id in order}
+        self._free = {id: dict(nodes[id]) for id in order}
+        self._gpus = {id: [1.0] * int(nodes[id].get("GPU", 0)) for id in order}
+        self._guests = dict.fromkeys(order, 0)
+
+    def place(self, bundle: Bundle) -> str | None:
+        """Takes room for a bundle; gives the node, or None if no node has room."""
+        able = [id for id in self._free if self._has(id, bundle)]
+        if not able:
+            return None
+        node = able[0] if bundle else min(able, key=self._crowd)
+        self.hold(node, bundle)
+        return node
+
+    def hold(self, node: str, bundle: Bundle) -> None:
+        """Takes the room of a bundle that is on a node already; a node that is gone has none."""
+        if node not in self._free:
+            return
+        for name, amount in bundle.items():
+            self._free[node][name] = self._free[node].get(name, 0.0) - amount
+        for device, share in self._devices(node, bundle.get("GPU", 0.0)):
+            self._gpus[node][device] -= share
+        self._guests[node] += not bundle
+
+    def _has(self, node: str, bundle: Bundle) -> bool:
+        free, amount = self._free[node], bundle.get("GPU", 0.0)
+        enough = all(free.get(name, 0.0) + _SLACK >= n for name, n in bundle.items())
+        return enough and (not amount or bool(self._devices(node, amount)))
+
+    def _devices(self, node: str, amount: float) -> list[tuple[int, float]]:
+        """The GPUs that an amount lies on, and its share of each; the fullest that suffices."""
+        share = min(1.0, amount)
+        fullest = sorted((free, device) for device, free in enumerate(self._gpus[node]))
+        able = [device for free, device in fullest if free + _SLACK >= share]
+        count = math.ceil(amount - _SLACK)
+        return [(device, share) for device in able[:count]] if len(able) >= count else []
+
+    def _crowd(self, node: str) -> float:
+        """Workers that reserve nothing, for each CPU."""
+        return (1 + self._guests[node]) / max(_SLACK, self._nodes[node].get("CPU", 0.0))
+
+
+def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:
+    """Whether bundles can be placed on nodes, the largest first, each where there is room."""
+    room = Room({str(i): node for i, node in enumerate(nodes)})
+    ordered = sorted(bundles, key=bundle_size, reverse=True)
+    return all(room.place(bundle) is not None for bundle in ordered)
+
+
+def bundle_size(bundle: Bundle) -> tuple[float, ...]:
+    """A key to sort bundles by; the largest are placed first."""
+    return (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0), sum(bundle.values()))
