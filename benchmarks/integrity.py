@@ -33,8 +33,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.worker import batch_formats, host, source_rows
-from vane_dagster.worker.operations import CallUdf, SourceRows
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, ModelSpec, SourceRows, Work
 
 ROWS = 250_000
 REPEATS = 7

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
+    from vane_dagster.orchestration.pipeline import Pipeline as Pipeline
     from vane_dagster.orchestration.read import load as load
     from vane_dagster.orchestration.read import quarantine as quarantine
     from vane_dagster.orchestration.resources import FragmentStore as FragmentStore
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
     from vane_dagster.orchestration.trace import trace as trace
-    from vane_dagster.pipeline.pipeline import Pipeline as Pipeline
     from vane_dagster.pipeline.pipeline import Stage as Stage
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
     from vane_dagster.sources.parquet import parquet as parquet
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Pipeline": "pipeline.pipeline",
+    "Pipeline": "orchestration.pipeline",
     "Stage": "pipeline.pipeline",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vane_dagster._secrets import holds_password
 from vane_dagster.errors import DefinitionError
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""A placeholder in a URL pattern; the group is its name."""
 
 
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
@@ -129,3 +134,25 @@ def selection(
     if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
         raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
     return tuple(pairs)
+
+
+def check_url(where: str, url: str) -> None:
+    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
+    if not isinstance(url, str) or not url.strip():
+        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+    if "::" in url:
+        raise DefinitionError(
+            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
+            "a path or one URL, with storage_options for the rest"
+        )
+    if holds_password(url):
+        raise DefinitionError(
+            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
+            "storage_options"
+        )
+    for name in PLACEHOLDER.findall(url):
+        if name.partition(".")[0] != "partition_key":
+            raise DefinitionError(
+                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
+                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from vane_dagster._secrets import masked
@@ -86,6 +87,16 @@ class IntegrityError(VaneError):
 
 class UdfError(VaneError):
     """A user's function raised, or what it returned is refused."""
+
+
+class CostlyError(ValueError):
+    """An error of a row that was paid for all the same.
+
+    Attributes:
+        used: What it took, by the names under which its stage adds up what rows took.
+    """
+
+    used: Mapping[str, int] = MappingProxyType({})
 
 
 class RowErrors(Exception):

@@ -7,7 +7,7 @@ from typing import Any
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
@@ -80,7 +80,7 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commits a plan without computing it: an empty part for each that is missing."""
     assert not planned.failed, planned.failed
     told: list[Any] = []
-    state = RunState(planned, store, "run", told.append, {}, Judge(planned.pipeline, store))
+    state = RunState(planned, store, "run", told.append, {}, CheckRunner(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():

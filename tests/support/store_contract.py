@@ -16,7 +16,8 @@ import pytest
 import vane_dagster as vd
 from support.manifests import manifest, part
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
-from vane_dagster.pipeline.specs import AssetOptions, WriteSpec
+from vane_dagster.pipeline.options import AssetOptions
+from vane_dagster.pipeline.specs import WriteSpec
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Manifest,

@@ -10,7 +10,7 @@ from vane_dagster.compute.admission import pack_waves
 from vane_dagster.compute.api import IO_POOL, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_queue import FoundParts
 from vane_dagster.engine.part_repair import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.engine.preflight import Checked, Finding, check_all, refuse
@@ -27,14 +27,8 @@ from vane_dagster.events import (
     about_plan,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
-from vane_dagster.pipeline.model_stages import AskSpec
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.planning.definition import (
-    code_digest,
-    constructed_identity,
-    pool_identity,
-    udf_code,
-)
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.packages import distributions
@@ -52,7 +46,7 @@ def execute(
     emit: Callable[[Event], None],
     cancelled: threading.Event,
     info: Mapping[str, Any],
-    judge: Judge,
+    judge: CheckRunner,
     plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:
@@ -215,7 +209,7 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
     found = []
     for stage in stages:
         planned = plan.code.get(stage, "")
-        if planned and code_digest(plan.pipeline[stage].spec) != planned:
+        if planned and plan.pipeline[stage].spec.code_digest() != planned:
             where = f"stage '{plan.pipeline.name}/{stage}'"
             found.append(Finding(where, "its code was edited while the run began", "Run it again"))
     return found
@@ -228,11 +222,11 @@ def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
 
 def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> PoolSpec:
     spec = plan.pipeline[stage].spec
-    assert isinstance(spec, MapBatchesSpec)
+    assert spec.runs_udf
     udf, cpus = spec.udf, checked.capacity.cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
-    constructed = constructed_identity(plan.pipeline, spec)
+    constructed = spec.constructed(plan.pipeline)
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
@@ -257,5 +251,4 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
 
 def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
     """The installed packages whose versions are recorded with what a stage computes."""
-    own = getattr(spec.provider, "PACKAGES", ()) if isinstance(spec, AskSpec) else ()
-    return distributions((*udf_code(plan.pipeline, spec).packages, *own))
+    return distributions((*spec.code(plan.pipeline).packages, *spec.packages))

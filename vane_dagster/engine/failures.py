@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import FragmentRun
-from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.worker.protocol import Fault
 from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 
@@ -42,7 +42,7 @@ class Loss:
             spec: Its stage.
             seconds: Since when it was under way, which decides where nothing else is known.
         """
-        limit = spec.failures.timeout_s if isinstance(spec, MapBatchesSpec) else None
+        limit = spec.timeout_s
         if limit is None or self.fault is not None:
             return None
         hung = seconds >= limit if self.timed_out is None else self.timed_out
@@ -154,8 +154,3 @@ class Streaks:
             return False
         self._in_vain.add(worker.pool)
         return True
-
-
-def isolates(spec: StageSpec) -> bool:
-    """Whether a stage sets rows aside that kill its workers."""
-    return isinstance(spec, MapBatchesSpec) and spec.failures.on_error != "raise"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, RowOrder, StageSpec
+from vane_dagster.pipeline.options import RowOrder
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.protocol import Tally
@@ -135,7 +136,7 @@ class FragmentRun:
     def order_of(self, spec: StageSpec) -> RowOrder | None:
         """In which order workers are given a map's rows; None for the rows' own."""
         mends = spec.name in self.mends
-        return spec.order if isinstance(spec, MapBatchesSpec) and not mends else None
+        return None if mends else spec.row_order
 
     @property
     def finished(self) -> bool:

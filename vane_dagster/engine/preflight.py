@@ -16,8 +16,7 @@ from vane_dagster.compute.versions import disagreements
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import MapBatchesSpec, WriteSpec
-from vane_dagster.planning.definition import pool_identity, udf_code
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
@@ -128,12 +127,12 @@ def packed(
     findings = []
     for stage in stages:
         spec = pipeline[stage].spec
-        if not isinstance(spec, MapBatchesSpec):
+        if not spec.runs_udf:
             continue
         udf = spec.udf
         payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
         try:
-            code[stage] = pack(udf_code(pipeline, spec).modules, payload)
+            code[stage] = pack(spec.code(pipeline).modules, payload)
         except VaneError as error:
             findings.append(Finding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error)))
     return code, findings
@@ -156,13 +155,13 @@ def too_large(
     asked: dict[tuple[str, int], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
-        if isinstance(spec, MapBatchesSpec):
+        if spec.runs_udf:
             least = spec.concurrency[0] if spec.concurrency else 1
             asked.setdefault((pool_identity(pipeline, spec), least), []).append(stage)
     findings = []
     for (_, least), who in asked.items():
         spec = pipeline[who[0]].spec
-        assert isinstance(spec, MapBatchesSpec)
+        assert spec.runs_udf
         most = max(least, spec.concurrency[1] if spec.concurrency else 1)
         asking = (capacity, spec.udf.name, (least, most), spec.resources.bundle())
         if told := misfit(*asking, beyond):
@@ -181,7 +180,7 @@ def _written(
     found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
         spec = pipeline[stage].spec
-        if isinstance(spec, WriteSpec) and stage in partitions:
+        if spec.publishes and stage in partitions:
             publisher = publisher_of(spec, partitions[stage])
             assert publisher is not None
             found.append((f"target of stage '{pipeline.name}/{stage}'", publisher.staging))

@@ -11,15 +11,7 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.tasks import Requests
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
 from vane_dagster.events import Noticed
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    JoinSpec,
-    MapBatchesSpec,
-    ProjectSpec,
-    StageSpec,
-    is_one_to_many,
-)
-from vane_dagster.planning.inputs import base_node
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.worker.protocol import Report
@@ -37,17 +29,17 @@ class RowCounts:
     def violation(self, run: FragmentRun, spec: StageSpec, part: Part) -> VaneError | None:
         """What is wrong with a part's counts; it is removed then, so that nothing builds on it."""
         info = part.info
-        base = base_node(self._pipeline, spec)
+        base = spec.base_node(self._pipeline)
         above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
         expected = above.info.rows if above else run.fragment.stop - run.fragment.start
         sample = self._state.plan.partitions[run.partition].sample
         expected = len(sample[run.index]) if sample else expected
         passed = info.rows_in - info.filtered - info.quarantined
-        many = is_one_to_many(spec)
+        many = spec.makes_rows
         if (
             info.rows_in == expected
             and (info.rows >= passed if many else info.rows == passed)
-            and (info.filtered == 0 or may_filter(spec))
+            and (info.filtered == 0 or spec.may_filter)
         ):
             return None
         told = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
@@ -86,12 +78,3 @@ class RowCounts:
             return ""
         differ = sorted(set(given.to_pylist()) ^ set(found.to_pylist()))
         return f" (ids {names(differ[:_MOST_IDS])})" if differ else ""
-
-
-def may_filter(spec: StageSpec) -> bool:
-    """Whether a stage may leave rows out."""
-    if isinstance(spec, ProjectSpec):
-        return spec.where is not None
-    if isinstance(spec, MapBatchesSpec):
-        return spec.cardinality in ("filter", "zero_to_many")
-    return isinstance(spec, JoinSpec) and spec.how == "inner"

@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.token_budget import Spending
 from vane_dagster.errors import VaneError
@@ -23,8 +23,7 @@ from vane_dagster.events import (
     StageStats,
     Unchanged,
 )
-from vane_dagster.pipeline.columns import column_lineage
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, StageSpec, WriteSpec, is_one_to_many
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.files import content_hash
@@ -49,7 +48,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
-        judge: Judge,
+        judge: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:
@@ -122,7 +121,7 @@ class RunState:
         """Reports what is done already, and commits what only wants a manifest."""
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
-            if isinstance(spec, WriteSpec):
+            if spec.publishes:
                 self.store.keep_target(self.pipeline.name, stage, spec.url)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
@@ -242,12 +241,12 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info={**self._info, "children": is_one_to_many(spec), "key_version": VERSION},
+            info={**self._info, "children": spec.makes_rows, "key_version": VERSION},
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline.keys(stage)),
             reads=spec.upstream,
             model=self._model(spec),
-            lineage=column_lineage(self.pipeline, spec, partition.schemas),
+            lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             published=(
@@ -310,10 +309,10 @@ class RunState:
 
     def _brings_ids(self, spec: StageSpec) -> bool:
         """Whether a stage's ids have not been seen to be unique above it."""
-        return is_one_to_many(spec) or (SOURCE in spec.upstream and spec.kind != "join")
+        return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
 
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
-        if not isinstance(spec, MapBatchesSpec):
+        if not spec.runs_udf:
             return {}
         if spec.name not in self._models:
             pool = pool_identity(self.pipeline, spec)

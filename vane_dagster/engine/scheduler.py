@@ -17,7 +17,6 @@ from vane_dagster.engine.failures import (
     Loss,
     Losses,
     Streaks,
-    isolates,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
@@ -350,7 +349,7 @@ class Stream:
         if not item.wanted:
             return
         run = item.run
-        if loss.worker and isolates(spec) and not self._losses.is_sick(item.stage):
+        if loss.worker and spec.isolates_rows and not self._losses.is_sick(item.stage):
             if item.kind == "slice":
                 self._give_again(flight, guilty, loss, limit is not None)
                 return

@@ -12,7 +12,6 @@ from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.slicing import Pacing
 from vane_dagster.engine.tasks import Requests
 from vane_dagster.engine.worker_queue import Lane
-from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.retry import TIMED_OUT
 
@@ -84,7 +83,7 @@ class Dispatch:
             return self._again(run, node, worker.name, item.again)
         if item.kind == "slice":
             spec, last = node.spec, last and len(lane) == 1
-            assert isinstance(spec, MapBatchesSpec)
+            assert spec.runs_udf
             wanted = self._pacing.slice_rows(spec, node.rows_left, lane.size, last)
             start, stop = node.take(lane.place(worker), lambda most: min(wanted, most))
             node.flying += 1
@@ -108,9 +107,7 @@ class Dispatch:
             ended = run.losses[node.spec.name, start]
             told = f"ended {ended} workers, each of which had no other row at work"
             if again.error == TIMED_OUT:
-                assert isinstance(node.spec, MapBatchesSpec)
-                limit = node.spec.failures.timeout_s
-                told = f"took longer than timeout_s={limit:g}, and so {told}"
+                told = f"took longer than timeout_s={node.spec.timeout_s:g}, and so {told}"
             told += f"; the last one: {again.why}" if again.why else ""
             work, tables = self._requests.reject(run, node, worker, start, again.error, told)
         return work, tables, start, rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +12,15 @@ import cloudpickle
 import pyarrow as pa
 
 from vane_dagster.engine.fragment_state import FragmentRun, Node
-from vane_dagster.pipeline.columns import made_columns
-from vane_dagster.pipeline.keys import join_shape
+from vane_dagster.pipeline.options import AUTO, Failures
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import (
-    AUTO,
-    SOURCE,
-    Failures,
-    JoinSpec,
-    MapBatchesSpec,
-    ProjectSpec,
-    StageSpec,
-    WriteSpec,
-    is_one_to_many,
-)
-from vane_dagster.planning.inputs import base_node, quarantining
+from vane_dagster.pipeline.specs import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
-from vane_dagster.types.sql import referenced_columns
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Faults,
@@ -50,8 +38,9 @@ from vane_dagster.worker.operations import (
     Rows,
     SampledRows,
     SourceRows,
+    Tally,
+    Work,
 )
-from vane_dagster.worker.protocol import Tally, Work
 from vane_dagster.worker.retry import Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]
@@ -123,7 +112,7 @@ class Requests:
         """Sets a row of a map's input aside that ends its workers."""
         call, spec = self.op(run, node.spec), node.spec
         assert isinstance(call, CallUdf)
-        assert isinstance(spec, MapBatchesSpec)
+        assert spec.runs_udf
         op = Reject(call, spec.udf.name, error, told, run.losses[spec.name, row])
         return self._work(run, node, worker, op, (HeldRows(0, row, row + 1),)), [node.given]
 
@@ -147,7 +136,7 @@ class Requests:
         keys = [key.column for key in self._pipeline.keys(spec.name)]
         given = self._pipeline.keys(upstream)[0].column
         faults = Faults(former.folder, info.faults)
-        op = Mend(faults, keys[1] if is_one_to_many(spec) else keys[0], given)
+        op = Mend(faults, keys[1] if spec.makes_rows else keys[0], given)
         again = node.tally
         before = info.made.packages if info.made else ()
         tally = replace(
@@ -161,7 +150,7 @@ class Requests:
         """A stage's operation, with the rows that may still fail in the partition."""
         if spec.name not in self._ops:
             version = self._versions.get(spec.name, "")
-            self._ops[spec.name] = _operation(self._pipeline, spec, version)
+            self._ops[spec.name] = _operation(spec, self._pipeline, version)
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, most_faults=self._allowed(run.partition, spec.name))
@@ -175,7 +164,7 @@ class Requests:
         """For each list of a left join, what was quarantined on the way to its children."""
         found: dict[str, tuple[Quarantined, ...]] = {}
         base = self._pipeline.keys(op.shape.base)
-        for node, stages in quarantining(self._pipeline, spec).items():
+        for node, stages in spec.quarantining(self._pipeline).items():
             for stage in stages:
                 part = self._parts[run.partition, stage][run.index]
                 if not part.info.faults:
@@ -210,7 +199,7 @@ class Requests:
             work,
             target=self._target(run, node),
             keep=node.readers > 0,
-            new_ids=is_one_to_many(node.spec),
+            new_ids=node.spec.makes_rows,
             tally=tally,
         )
 
@@ -253,12 +242,12 @@ class Requests:
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
         plan = self._plan.partitions[run.partition].stages[spec.name]
-        compression = spec.compression if isinstance(spec, WriteSpec) else None
+        compression = spec.compression if spec.publishes else None
         salt = secrets.token_hex(8) if run.index in plan.leaving else None
         folder, key = self.folder(run, spec), plan.keys[run.index]
-        measured = made_columns(self._pipeline, spec, self._schema(run, node))
+        measured = spec.made_columns(self._pipeline, self._schema(run, node))
         id = self._pipeline[spec.name].id
-        return PartTarget(folder, key, id, measured, compression, salt)
+        return PartTarget(folder, key, id, measured, compression, salt, spec.sums)
 
     def _input(
         self, run: FragmentRun, node: Node, upstream: str, position: int
@@ -288,7 +277,7 @@ class Requests:
     ) -> Rows:
         """The rows that a stage is based on, where some of them alone are computed."""
         sample = self._plan.partitions[run.partition].sample
-        if not sample or upstream != base_node(self._pipeline, node.spec):
+        if not sample or upstream != node.spec.base_node(self._pipeline):
             return rows
         return SampledRows(rows, sample[run.index])
 
@@ -302,44 +291,41 @@ class Requests:
         """The columns of an upstream that a stage needs; None for all."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
         ids = [key.column for key in self._pipeline.keys(upstream)]
-        if isinstance(spec, MapBatchesSpec) and spec.columns is not None:
-            return tuple(dict.fromkeys((*ids, *spec.columns)))
-        if isinstance(spec, ProjectSpec):
-            texts = [expression for _, expression in spec.columns]
-            wanted = _named(texts + ([spec.where] if spec.where else []), spec.name)
-            return tuple(name for name in schema.names if name in ids or name.lower() in wanted)
-        if isinstance(spec, JoinSpec) and upstream in spec.columns:
-            return tuple(dict.fromkeys((*ids, *(column for _, column in spec.columns[upstream]))))
-        return None
-
-
-def _named(expressions: Sequence[str], where: str) -> set[str]:
-    return {name.lower() for text in expressions for name in referenced_columns(text, where)}
+        return spec.columns_read(upstream, schema, ids)
 
 
 def _policy(failures: Failures) -> Policy:
     return Policy(failures.on_error, failures.max_retries, failures.retry_on, failures.timeout_s)
 
 
-def _operation(pipeline: Pipeline, spec: StageSpec, version: str) -> Op:
-    if isinstance(spec, ProjectSpec):
-        return Project(spec.columns, spec.where)
-    keys = {node: pipeline.keys(node) for node in spec.upstream}
-    if isinstance(spec, JoinSpec):
-        shape = join_shape(spec, keys, spec.name)
-        return Join(spec.how, shape, spec.upstream, spec.columns)
-    if isinstance(spec, MapBatchesSpec):
-        return CallUdf(
-            cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
-            spec.columns,
-            spec.batch_format,
-            AUTO if spec.auto_batch else spec.batch_size,
-            spec.cardinality,
-            spec.max_concurrency,
-            tuple(key.column for key in keys[spec.upstream[0]]),
-            spec.children[1] if spec.children else None,
-            spec.carried,
-            _policy(spec.failures),
-            version=version,
-        )
+@functools.singledispatch
+def _operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
+    """What workers do for a kind of stage. Default: its rows are those that it reads."""
     return Gather()
+
+
+@_operation.register
+def _project(spec: ProjectSpec, pipeline: Pipeline, version: str) -> Op:
+    return Project(spec.columns, spec.where)
+
+
+@_operation.register
+def _join(spec: JoinSpec, pipeline: Pipeline, version: str) -> Op:
+    return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
+
+
+@_operation.register
+def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
+    return CallUdf(
+        cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
+        spec.columns,
+        spec.batch_format,
+        AUTO if spec.auto_batch else spec.batch_size,
+        spec.cardinality,
+        spec.max_concurrency,
+        tuple(key.column for key in pipeline.keys(spec.upstream[0])),
+        spec.children[1] if spec.children else None,
+        spec.carried,
+        _policy(spec.failures),
+        version=version,
+    )

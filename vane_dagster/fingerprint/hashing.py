@@ -17,12 +17,21 @@ _BLOCK = 1 << 20
 
 def combine(tag: str, *parts: str | bytes) -> str:
     """Hashes a tag and parts, each with its length, so that no two lists of parts collide."""
-    digest = hashlib.sha256()
+    state = hashlib.sha256()
     for part in (tag, *parts):
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.hexdigest()
+        state.update(len(data).to_bytes(8, "big"))
+        state.update(data)
+    return state.hexdigest()
+
+
+def digest(*values: object) -> str:
+    """Digest of texts and numbers, for fragment keys; 40 hex digits."""
+    state = hashlib.blake2b(digest_size=20)
+    for value in values:
+        text = str(value).encode()
+        state.update(f"{len(text)}:".encode() + text)
+    return state.hexdigest()
 
 
 class FileCache(Generic[T]):

@@ -6,9 +6,9 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.pipeline.model_stages import AskSpec
+from vane_dagster.pipeline.options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, AssetOptions, MapBatchesSpec, StageSpec
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import stage_definition
 
 
@@ -25,7 +25,7 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
         key=stage_key(pipeline, spec.name),
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
         code_version=code_version(stage_definition(pipeline, spec)),
-        **_common(pipeline, spec.asset, spec.kind, _description(spec)),
+        **_common(pipeline, spec.asset, spec.kind, spec.description),
     ).with_io_manager_key("store")
 
 
@@ -58,12 +58,3 @@ def _common(
         "freshness_policy": options.freshness_policy,
         "partitions_def": pipeline.partitions_def,
     }
-
-
-def _description(spec: StageSpec) -> str | None:
-    """What is asked of a model, or the first paragraph of the user's own docstring."""
-    if isinstance(spec, AskSpec):
-        return str(spec.recipe.told(spec.udf.name))
-    if not isinstance(spec, MapBatchesSpec) or not spec.udf.target.__doc__:
-        return None
-    return spec.udf.target.__doc__.strip().split("\n\n")[0]

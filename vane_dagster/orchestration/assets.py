@@ -15,13 +15,15 @@ from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
 from vane_dagster.orchestration.check_events import CheckLog, check_specs, evaluate_alone, judge
 from vane_dagster.orchestration.event_writer import EventWriter
+from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import Reproduction
-from vane_dagster.orchestration.resources import Compute, FragmentStore
+from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
+from vane_dagster.pipeline.options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, AssetOptions
+from vane_dagster.pipeline.specs import SOURCE
 
 
 class RunOptions(dg.Config):

@@ -10,9 +10,7 @@ import dagster as dg
 import pyarrow as pa
 
 from vane_dagster.events import StageStats
-from vane_dagster.pipeline.model_stages import PromptSpec
 from vane_dagster.pipeline.specs import StageSpec
-from vane_dagster.providers.usage import COUNTS, cost
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -140,25 +138,12 @@ def stage_metadata(
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
-    if isinstance(spec, PromptSpec):
-        found |= _usage(spec, manifest, stats)
+    if spec.sums:
+        used = spec.used(merge_measures(part.measures for part in manifest.parts))
+        is_whole = stats.computed == len(manifest.parts)
+        found |= spec.usage_metadata(used, stats.seconds if is_whole else None)
     if stats.computed and manifest.model:
         found["model_loads"] = stats.loads
         found["model_load_seconds"] = round(stats.load_seconds, 3)
         found["warm_hits"] = stats.warm
-    return found
-
-
-def _usage(spec: PromptSpec, manifest: Manifest, stats: StageStats) -> dict[str, Any]:
-    """The tokens of a partition's answers, those of parts that were there already included."""
-    measured = merge_measures(part.measures for part in manifest.parts)
-    sums = measured.get(spec.recipe.usage, {})
-    used = {name: int(sums.get(name, 0)) for name in COUNTS}
-    found: dict[str, Any] = dict(used)
-    if used["prompt_tokens"]:
-        found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
-    if stats.computed == len(manifest.parts) and stats.seconds:
-        found["tokens_per_second"] = round(used["completion_tokens"] / stats.seconds, 1)
-    if spec.prices:
-        found["cost"] = round(cost(used, spec.prices), 6)
     return found

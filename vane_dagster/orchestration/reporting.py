@@ -11,7 +11,7 @@ import dagster as dg
 from dagster._check import CheckError
 
 from vane_dagster._secrets import masked
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import StoreError, names
 from vane_dagster.events import (
     Committed,
@@ -80,7 +80,7 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
-        judging: Judge,
+        judging: CheckRunner,
     ) -> None:
         self._context = context
         self._writer = writer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.compute.api import Backend
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.preflight import Finding, beyond, check_all, refuse
 from vane_dagster.errors import VaneError
@@ -41,7 +41,7 @@ def run_pipeline(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: Judge,
+    judge: CheckRunner,
     force: bool = False,
     retry_quarantined: bool = False,
     flush: Callable[[], None] = lambda: None,
@@ -120,7 +120,7 @@ def recompute(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: Judge,
+    judge: CheckRunner,
     priority: int = 0,
 ) -> None:
     """Carries out the plan of a sample; see `run_pipeline` for the arguments.

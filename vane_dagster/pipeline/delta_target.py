@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.specs import MapBatchesSpec, ProjectSpec
 from vane_dagster.types.url_pattern import url_fields
-
-if TYPE_CHECKING:
-    from vane_dagster.pipeline.pipeline import Pipeline
 
 PARTITION_COLUMN = "partition_key"
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -69,14 +64,3 @@ def check_apart(culprit: str, column: str, columns: Iterable[str]) -> None:
                 f"{column!r} for the partition's key; give partition_column another name, or "
                 "rename the rows' column in a project"
             )
-
-
-def known_columns(pipeline: Pipeline, node: str) -> tuple[str, ...]:
-    """The columns of a stage as far as its declaration tells them."""
-    spec = pipeline[node].spec
-    ids = tuple(key.column for key in pipeline.keys(node))
-    if isinstance(spec, ProjectSpec):
-        return (*ids, *(name for name, _ in spec.columns))
-    if isinstance(spec, MapBatchesSpec):
-        return tuple(dict.fromkeys((*ids, *spec.carried, *spec.schema.names)))
-    return ids

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster._arguments import list_of_names, positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import AskRows, EmbedSpec, name_of
-from vane_dagster.pipeline.specs import (
-    OnError,
-)
+from vane_dagster.pipeline.options import OnError
 from vane_dagster.providers.embedding import Embed
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vane_dagster._arguments import one_of, seconds
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.specs import Failures, OnError
+from vane_dagster.pipeline.options import Failures, OnError
 
 
 def parse_failures(

@@ -16,26 +16,27 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.delta_target import known_columns
+from vane_dagster.errors import CodeIdentityError, DefinitionError, names
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
+from vane_dagster.fingerprint.constructor import ConstructorIdentity
+from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.failures import parse_failures
-from vane_dagster.pipeline.specs import (
-    ERROR_COLUMN,
-    SOURCE,
-    Failures,
-    MapBatchesSpec,
-    OnError,
-    ProjectSpec,
-    Resources,
-    asset_options,
-)
+from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
+from vane_dagster.pipeline.options import Failures, OnError, Resources, asset_options
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.providers.asker import Asker, Recipe
-from vane_dagster.providers.registry import provider_class
+from vane_dagster.providers.registry import built_in_name, provider_class
+from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
+
+_ANSWERS = 1
+"""Raised when our providers' answers, or what is made of them, change."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,72 @@ class AskSpec(MapBatchesSpec):
 
     default_batch = 64
 
+    def definition(self, pipeline: Pipeline) -> Sequence[object]:
+        """The provider, the model, and what is asked of it."""
+        options = in_any_order(self.provider, self.options)
+        return [
+            self.code(pipeline).digest,
+            value_identity(pipeline, self, "model", self.model),
+            value_identity(pipeline, self, "provider_options", options),
+            *(
+                part
+                for name, value in self.recipe.keyed.items()
+                for part in (name, value_identity(pipeline, self, name, value))
+            ),
+            self.failures.on_error == "null",
+            *environment(pipeline, self),
+        ]
+
+    def code(self, pipeline: Pipeline) -> CodeIdentity:
+        """Identity of the provider, and of the user's classes that the recipe needs.
+
+        These are part of it, since a worker that has imported one never meets it again once it was
+        edited. Our providers count by frozen names and a number, so that a new version of this
+        package computes nothing again unless it answers in another way.
+        """
+        name = built_in_name(self.provider)
+        try:
+            classes = [*([] if name else [self.provider]), *self.recipe.classes]
+            found = [code_identity(kind, files=local_files(pipeline, self)) for kind in classes]
+        except CodeIdentityError as error:
+            raise CodeIdentityError(f"{pipeline._culprit(self.name)}: {error}") from error
+        modules = dict.fromkeys(module for one in found for module in one.modules)
+        packages = dict.fromkeys(package for one in found for package in one.packages)
+        code = digest("provider", name, _ANSWERS, *(one.digest for one in found))
+        return CodeIdentity(code, tuple(modules), tuple(packages))
+
+    def code_digest(self) -> str:
+        """Digest of a user's own provider, and of the classes that the recipe needs."""
+        unread = LocalFiles(read=False)
+        own = [] if built_in_name(self.provider) else [self.provider]
+        return digest(
+            *(code_identity(kind, files=unread).digest for kind in (*own, *self.recipe.classes))
+        )
+
+    def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
+        """Identity of the provider, of which versions share no state."""
+        return ConstructorIdentity(self.code(pipeline).digest, False)
+
+    @property
+    def code_files(self) -> Sequence[str]:
+        """None: its code is a provider's."""
+        return ()
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Those that the provider names."""
+        return tuple(getattr(self.provider, "PACKAGES", ()))
+
+    @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """Those that the recipe names."""
+        return dict(self.recipe.sums)
+
+    @property
+    def description(self) -> str | None:
+        """What is asked of the model."""
+        return str(self.recipe.told(self.udf.name))
+
 
 @dataclass(frozen=True)
 class PromptSpec(AskSpec):
@@ -73,6 +140,14 @@ class PromptSpec(AskSpec):
 
     kind = "prompt"
     default_batch = 32
+
+    def over_budget(self, used: Mapping[str, int]) -> str | None:
+        """Whether tokens or costs are used up."""
+        return over_budget(used, self.prices, self.max_tokens, self.max_cost)
+
+    def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
+        """Tokens, their speed and cost."""
+        return usage_metadata(used, self.prices, seconds)
 
 
 @dataclass(frozen=True)
@@ -187,10 +262,7 @@ class AskRows:
             )
         if self._node == SOURCE:
             return
-        spec = self.pipeline[self._node].spec
-        if not isinstance(spec, (ProjectSpec, MapBatchesSpec)):
-            return
-        known = known_columns(self.pipeline, self._node)
+        known = self.pipeline.declared_types()[self._node]
         if missing := [column for column in recipe.reads if column not in known]:
             raise DefinitionError(
                 f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "

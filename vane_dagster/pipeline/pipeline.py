@@ -1,11 +1,13 @@
-"""`Pipeline`: the DAG of stages that a user builds, call by call."""
+"""A pipeline as it is declared: the DAG of stages that a user builds, call by call."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from vane_dagster._arguments import (
     list_of_names,
@@ -15,25 +17,23 @@ from vane_dagster._arguments import (
     selection,
 )
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
-from vane_dagster.pipeline.keys import Key, Keys, stage_keys
-from vane_dagster.pipeline.specs import (
-    SOURCE,
-    Children,
-    JoinHow,
-    JoinSpec,
-    StageSpec,
-    asset_options,
-)
+from vane_dagster.pipeline.keys import Key, Keys
+from vane_dagster.pipeline.options import Children, JoinHow, asset_options
+from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source, as_source
+from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:
     import dagster as dg
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _type_name(kind: pa.DataType | None) -> str:
+    return "?" if kind is None else sql_name(kind) or str(kind)
 
 
 class Stage(Rows):
@@ -61,31 +61,25 @@ class Stage(Rows):
 
         return dg.AssetKey([self.pipeline.name, self.name])
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and types of the stage's rows.
+
+        Where declarations do not tell all types, the footer of one file of the source is read.
+
+        Raises:
+            SchemaError: If the stages do not fit the source's columns.
+            SourceError: If there is no file whose footer can be read.
+            DefinitionError: If the types are those of another asset's rows, in a store.
+        """
+        return self.pipeline.schema_of(self.name)
+
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
 
 
 class Pipeline(Rows):
-    """A DAG of stages over one partitioned source, keyed by one id column.
-
-    Args:
-        name: First part of the stages' asset keys.
-        source: Where the rows come from: `parquet` files, a stage of another pipeline, an ordinary
-            asset whose rows are in the store, or `stored` with the key of one.
-        id: A column that is unique and not null inside a partition; every stage keeps it.
-        partitions_def: A Dagster partitions definition; none for an unpartitioned pipeline.
-        backfill_policy: How Dagster cuts a backfill into runs. Default: one run for all
-            partitions, which share their warm models.
-        fragment_rows: Rows of a fragment, at most. Default: from the stages' batch sizes, decided
-            in the first run and kept in the store.
-        group_name: Dagster group of the stages that name none.
-        pool: Dagster concurrency pool of the step.
-        retry_policy: Dagster retry policy of the step.
-        op_tags: Dagster tags of the step.
-
-    Raises:
-        DefinitionError: If an argument does not fit.
-    """
+    """The declared part of `vane_dagster.Pipeline`, which has the same arguments."""
 
     def __init__(
         self,
@@ -140,17 +134,83 @@ class Pipeline(Rows):
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
+    def __str__(self) -> str:
+        """The tree of the stages with their columns; types that the source alone knows are `?`.
+
+        A join is drawn below the first stage that it reads, and names all of them.
+        """
+        types = self.declared_types()
+
+        def drawn(node: str, indent: str) -> Iterator[str]:
+            below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
+            for spec in below:
+                branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
+                of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
+                columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
+                tree = list(drawn(spec.name, indent + more))
+                yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
+                yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
+                yield from tree
+
+        source = self.source
+        head = f"{self.name}: rows of {source.place}, by {self.id!r}"
+        return "\n".join([head, *drawn(SOURCE, "")])
+
     def keys(self, node: str) -> Keys:
         """The columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
+    def declared_types(self) -> dict[str, Types]:
+        """The columns of each stage, and the types that are known without the source.
+
+        Of the source itself nothing is known.
+        """
+        found: dict[str, Types] = {SOURCE: {}}
+        for stage in self:
+            inputs = {name: found[name] for name in stage.spec.upstream}
+            found[stage.name] = stage.spec.declared_types(self, inputs)
+        return found
+
+    def schema_of(self, stage: str) -> pa.Schema:
+        """See `Stage.schema`."""
+        types = self.declared_types()[stage]
+        if None not in types.values():
+            return pa.schema(types)
+        needed = with_upstream(self, stage)
+        return self.resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
+
+    def source_schema(self) -> pa.Schema:
+        """The source's columns and types; `vane_dagster.Pipeline` reads them."""
+        raise NotImplementedError
+
+    def resolve_schemas(
+        self, stages: Collection[str], known: Mapping[str, pa.Schema]
+    ) -> dict[str, pa.Schema]:
+        """The output schemas of the source and of `stages`, checked from the source down.
+
+        Args:
+            stages: Stages to resolve, each of which has its upstream here or in `known`.
+            known: Schemas of the source and of stages that are read from the store.
+
+        Raises:
+            SchemaError: If a column is missing, has a type that does not fit, or stands twice.
+        """
+        schemas = dict(known)
+        if SOURCE in schemas:
+            check_id(f"source of pipeline {self.name!r}", self.id, schemas[SOURCE])
+        for stage in self:
+            if stage.name in stages:
+                inputs = {name: schemas[name] for name in stage.spec.upstream}
+                schemas[stage.name] = stage.spec.output_schema(self, inputs)
+        return schemas
+
     def checks(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that are evaluated when a partition is committed."""
-        return tuple(check for check in self._checks[stage] if check.at_commit)
+        return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
-    def reproducible(self, stage: str) -> tuple[Reproducible, ...]:
+    def reproducible(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that compute rows again, whenever they are executed."""
-        return tuple(check for check in self._checks[stage] if isinstance(check, Reproducible))
+        return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
     def join(
         self,
@@ -216,44 +276,6 @@ class Pipeline(Rows):
         options = asset_options(culprit, asset)
         return self._add(JoinSpec(name, upstream, options, how, children, chosen))
 
-    def build_assets(self) -> dg.AssetsDefinition:
-        """The pipeline as one Dagster `multi_asset`, any subset of whose stages can be selected.
-
-        Its resources are ``compute`` (`RayCompute` or `LocalCompute`) and ``store``
-        (`FragmentStore`).
-
-        Raises:
-            DefinitionError: If there are no stages, or code has no identity.
-        """
-        from vane_dagster.orchestration.assets import build_assets
-
-        return build_assets(self)
-
-    def build_source(self, **asset: Any) -> dg.AssetsDefinition:
-        """The source as a Dagster asset, ``<pipeline>/source``, that is observed.
-
-        An observation lists the source once and reports each partition whose files are new, gone or
-        changed, from which Dagster knows what is outdated and automation conditions know what to
-        run. A run of the pipeline reports what it finds too.
-
-        Args:
-            **asset: What `dg.AssetSpec` takes; see `project`. An ``automation_condition`` such as
-                ``AutomationCondition.on_cron`` says when to observe.
-
-        Raises:
-            DefinitionError: If the source is another asset, or names the one that writes it:
-                that one reports itself.
-        """
-        culprit = self._culprit(SOURCE)
-        if self.source.asset:
-            raise DefinitionError(
-                f"{culprit}: the asset {self.source.asset!r} writes the source and reports its own "
-                "versions; observe that one, or declare vd.parquet without asset="
-            )
-        from vane_dagster.orchestration.assets import build_source
-
-        return build_source(self, asset_options(culprit, asset))
-
     def _culprit(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"
 
@@ -270,14 +292,13 @@ class Pipeline(Rows):
                 f"{culprit}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
-        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.kind == "write"]
+        writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.publishes]
         if writes:
             raise DefinitionError(
                 f"{culprit}: reads {writes[0]!r}, which publishes and ends a branch; add it to the "
                 "stage that is published"
             )
-        above = {node: self._keys[node] for node in spec.upstream}
-        self._keys[spec.name] = stage_keys(spec, above, culprit)
+        self._keys[spec.name] = spec.row_keys(self)
         self._checks[spec.name] = stage_checks(self, spec, culprit)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage

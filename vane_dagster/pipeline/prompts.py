@@ -12,9 +12,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import AskRows, PromptSpec, name_of
-from vane_dagster.pipeline.specs import (
-    OnError,
-)
+from vane_dagster.pipeline.options import OnError
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import Prompt
 from vane_dagster.providers.template import parse_template

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
+    check_url,
     environment_variables,
     list_of_names,
     mapping,
@@ -21,36 +22,28 @@ from vane_dagster.pipeline.delta_target import (
     check_apart,
     check_no_column,
     check_table,
-    known_columns,
 )
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
-from vane_dagster.pipeline.specs import (
+from vane_dagster.pipeline.options import (
     AUTO,
-    ERROR_COLUMN,
-    SOURCE,
     BatchFormat,
     Cardinality,
-    MapBatchesSpec,
     OnError,
-    ProjectSpec,
     Resources,
     WriteFormat,
-    WriteSpec,
     asset_options,
 )
+from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.pipeline.upkeep import parse_upkeep
-from vane_dagster.types.schema import SchemaLike, parse_schema
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
-from vane_dagster.types.url_pattern import check_placeholders, check_url
+from vane_dagster.types.url_pattern import check_placeholders
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
-
-_FORMATS = ("pyarrow", "numpy", "pandas")
-_CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
 class Rows(LabelRows, EmbedRows):
@@ -141,7 +134,9 @@ class Rows(LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async.
+                may return, yield, or be async. What it returns is a table in any form that
+                exports Arrow streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow),
+                a pandas data frame, or a dict of column to array.
             schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
@@ -233,10 +228,10 @@ class Rows(LabelRows, EmbedRows):
             udf=udf,
             schema=parse_schema(schema, culprit),
             columns=list_of_names(culprit, "columns", columns),
-            batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
+            batch_format=one_of(culprit, "batch_format", batch_format, get_args(BatchFormat)),
             batch_size=None if auto else positive(culprit, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
+            cardinality=one_of(culprit, "cardinality", cardinality, get_args(Cardinality)),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
@@ -352,5 +347,5 @@ class Rows(LabelRows, EmbedRows):
             partition_column=column,
         )
         if column is not None:
-            check_apart(culprit, column, known_columns(self.pipeline, self._node))
+            check_apart(culprit, column, self.pipeline.declared_types()[self._node])
         return self.pipeline._add(spec)

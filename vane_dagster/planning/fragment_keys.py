@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vane_dagster.planning.definition import digest
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo

@@ -13,8 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.pipeline.keys import join_shape
+from vane_dagster.fingerprint.hashing import combine, digest
 from vane_dagster.pipeline.model_stages import AskSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
@@ -24,8 +23,6 @@ from vane_dagster.pipeline.specs import (
     StageSpec,
     WriteSpec,
 )
-from vane_dagster.planning.definition import digest
-from vane_dagster.planning.inputs import quarantining
 from vane_dagster.providers.registry import built_in_name
 
 VERSION = 2
@@ -54,11 +51,6 @@ def accepts(pipeline: Pipeline, spec: StageSpec) -> bool:
     """Whether this version's key of a stage missed nothing that changes its rows."""
     if getattr(spec, "keyed_env_vars", ()):
         return False
-    if isinstance(spec, JoinSpec) and spec.children == "list":
-        # A list is named after its stage, whose name was keyed with its `columns` alone.
-        keys = {node: pipeline.keys(node) for node in spec.upstream}
-        sides = join_shape(spec, keys, spec.name).sides
-        return all(side.node in spec.columns for side in sides if side.label is not None)
     try:
         stage_definition(pipeline, spec)
     except _NotPlainError:
@@ -72,24 +64,37 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
     Raises:
         _NotPlainError: If it is not.
     """
-    return digest(VERSION, spec.kind, pipeline.id, *_parameters(pipeline, spec))
+    return digest(VERSION, spec.kind, pipeline.id, *_parameters(spec, pipeline))
 
 
-def _parameters(pipeline: Pipeline, spec: StageSpec) -> list[object]:
-    if isinstance(spec, ProjectSpec):
-        return [*(text for pair in spec.columns for text in pair), "where", spec.where]
-    if isinstance(spec, AskSpec):
-        return _asked(spec)
-    if isinstance(spec, MapBatchesSpec):
-        return _mapped(spec)
-    if isinstance(spec, JoinSpec):
-        nulls = ["null lists"] if any(quarantining(pipeline, spec).values()) else []
-        return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
-    assert isinstance(spec, WriteSpec)
+@functools.singledispatch
+def _parameters(spec: StageSpec, pipeline: Pipeline) -> list[object]:
+    raise _NotPlainError(spec.name)
+
+
+@_parameters.register
+def _projected(spec: ProjectSpec, pipeline: Pipeline) -> list[object]:
+    return [*(text for pair in spec.columns for text in pair), "where", spec.where]
+
+
+@_parameters.register
+def _joined(spec: JoinSpec, pipeline: Pipeline) -> list[object]:
+    if spec.children == "list":
+        # A list is named after its stage, whose name was keyed with its `columns` alone.
+        lists = [side.node for side in spec.shape(pipeline).sides if side.label is not None]
+        if not set(lists) <= set(spec.columns):
+            raise _NotPlainError(spec.name)
+    nulls = ["null lists"] if any(spec.quarantining(pipeline).values()) else []
+    return [spec.how, spec.children, sorted(spec.columns.items()), *nulls]
+
+
+@_parameters.register
+def _written(spec: WriteSpec, pipeline: Pipeline) -> list[object]:
     return [spec.url, spec.compression, spec.format, spec.target_bytes, spec.partition_column]
 
 
-def _asked(spec: AskSpec) -> list[object]:
+@_parameters.register
+def _asked(spec: AskSpec, pipeline: Pipeline) -> list[object]:
     name = _PROVIDERS.get(built_in_name(spec.provider) or "")
     if name is None or spec.recipe.classes or _names_a_path(spec.model):
         raise _NotPlainError(spec.name)
@@ -104,7 +109,8 @@ def _keyed(value: Any) -> str:
     return _value(_Unordered(value) if isinstance(value, Mapping) else value, paths=False)
 
 
-def _mapped(spec: MapBatchesSpec) -> list[object]:
+@_parameters.register
+def _mapped(spec: MapBatchesSpec, pipeline: Pipeline) -> list[object]:
     udf = spec.udf
     target: Any = udf.target
     while isinstance(target, (functools.partial, staticmethod, classmethod)):

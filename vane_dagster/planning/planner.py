@@ -11,15 +11,14 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, WriteSpec
-from vane_dagster.planning.definition import code_digest, digest
+from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
-from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import default_rule
@@ -78,7 +77,7 @@ def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
     """The pipeline's own rule, else the one that its first run decided."""
     if pipeline.fragment_rows is not None:
         return FragmentRule(pipeline.fragment_rows)
-    maps = [s.spec for s in pipeline if isinstance(s.spec, MapBatchesSpec)]
+    maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
     kept = store.setting(pipeline.name, "fragments", {"rows": default.rows, "bytes": default.bytes})
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
@@ -104,7 +103,7 @@ class _Planner:
         self.force = force
         self.run_id = run_id
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
-        self.code = {s: code_digest(pipeline[s].spec) for s in selected}
+        self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.rule = fragment_rule(pipeline, store)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)
@@ -202,7 +201,7 @@ class _Planner:
 
         What a stage has computed before under its name stands, unless the other was forced since.
         """
-        if isinstance(self.pipeline[stage].spec, WriteSpec):
+        if self.pipeline[stage].spec.publishes:
             return None  # its target tells what it has published
         for former, names in self.undeclared.items():
             name = names.get(key)
@@ -257,7 +256,7 @@ class _Planner:
                 f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
                 "the source with vd.parquet(..., allow_empty=True)"
             )
-        schemas = resolve_schemas(self.pipeline, self.selected, known)
+        schemas = self.pipeline.resolve_schemas(self.selected, known)
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}

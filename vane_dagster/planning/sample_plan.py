@@ -18,11 +18,10 @@ import pyarrow as pa
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.planning.inputs import base_node, stages_read
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.key_versions import stage_definitions
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
-from vane_dagster.planning.stage_schemas import resolve_schemas
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
@@ -166,7 +165,7 @@ class _Sampler:
             )
         inputs = self._inputs()
         listed = self._unchanged()
-        base = base_node(self._pipeline, self._spec)
+        base = self._spec.base_node(self._pipeline)
         counts = {}
         for index, fragment in enumerate(manifest.fragments):
             if listed is None or all(span.url in listed for span in fragment.spans):
@@ -271,4 +270,4 @@ class _Sampler:
             files = [listed[url] for url in urls]
             key = self._manifest.partition
             known[SOURCE] = self._source.split(files, self._rule, self._culprit, key).schema
-        return resolve_schemas(self._pipeline, [self._stage], known)
+        return self._pipeline.resolve_schemas([self._stage], known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -31,6 +31,10 @@ class Recipe(Protocol):
     @property
     def order(self) -> Any:
         """In which order rows are best asked about (`RowOrder`); None if that is all the same."""
+
+    @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """Fields of struct columns that it adds, which are added up for each part."""
 
     @property
     def keyed(self) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import CostlyError, DefinitionError, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.usage import COUNTS
 
@@ -23,7 +23,7 @@ _SCALARS = {
 _MOST_SHOWN = 4000
 
 
-class InvalidAnswer(ValueError):
+class InvalidAnswer(CostlyError):
     """A model's answer is not what was asked for; its text is kept.
 
     Attributes:

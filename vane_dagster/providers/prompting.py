@@ -70,6 +70,11 @@ class Prompt:
         return PrefixOrder(self.template)
 
     @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """The counts of what answers took."""
+        return {self.usage: COUNTS}
+
+    @property
     def keyed(self) -> Mapping[str, Any]:
         """See `Recipe`."""
         return {

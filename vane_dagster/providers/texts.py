@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,11 @@ class TextRecipe:
 
     order = None
     classes = ()
+
+    @property
+    def sums(self) -> Mapping[str, Sequence[str]]:
+        """None."""
+        return {}
 
     @property
     def reads(self) -> tuple[str, ...]:

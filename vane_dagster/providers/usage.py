@@ -63,6 +63,49 @@ def parse_budget(where: str, max_cost: Any, prices: Mapping[str, float]) -> floa
     return float(max_cost)
 
 
+def over_budget(
+    used: Mapping[str, int],
+    prices: Mapping[str, float],
+    max_tokens: int | None,
+    max_cost: float | None,
+) -> str | None:
+    """Which budget of a run is used up, for people; None if none is.
+
+    Args:
+        used: What the run's answers took, by the names of `COUNTS`.
+        prices: Of a million tokens, by kind.
+        max_tokens: Tokens of prompts and answers that a run may use.
+        max_cost: What a run may cost.
+    """
+    tokens = used["prompt_tokens"] + used["completion_tokens"]
+    if max_tokens is not None and tokens >= max_tokens:
+        return f"this run has used {tokens} tokens, max_tokens={max_tokens}"
+    paid = cost(used, prices)
+    if max_cost is not None and paid >= max_cost:
+        return f"this run has cost {paid:g}, max_cost={max_cost:g}"
+    return None
+
+
+def usage_metadata(
+    used: Mapping[str, int], prices: Mapping[str, float], seconds: float | None
+) -> dict[str, Any]:
+    """What a partition's answers took, as metadata of its asset.
+
+    Args:
+        used: What they took, by the names of `COUNTS`.
+        prices: Of a million tokens, by kind; without any there is no cost.
+        seconds: How long they took; None where some were there already.
+    """
+    found: dict[str, Any] = dict(used)
+    if used["prompt_tokens"]:
+        found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
+    if seconds:
+        found["tokens_per_second"] = round(used["completion_tokens"] / seconds, 1)
+    if prices:
+        found["cost"] = round(cost(used, prices), 6)
+    return found
+
+
 def cost(used: Mapping[str, float], prices: Mapping[str, float]) -> float:
     """What tokens cost; those of a prompt that were cached cost as others where no price says."""
     cached = used["cached_tokens"] if "cached" in prices else 0

@@ -25,7 +25,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import advice
@@ -132,11 +132,16 @@ class Source(ABC):
 
     def describe(self) -> str:
         """A description of the source's Dagster asset."""
-        return f"{self.kind} at {self.url_for(None)}"
+        return f"{self.kind} at {self.place}"
 
     @abstractmethod
     def url_for(self, partition_key: str | None) -> str:
         """The URL or another name of a partition's data, for messages and metadata."""
+
+    @property
+    def place(self) -> str:
+        """The data of all partitions, as a URL pattern or another name."""
+        return self.url_for(None)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -146,6 +151,18 @@ class Source(ABC):
     def options_for(self, url: str) -> Mapping[str, Any]:
         """Options of the fsspec file system that reaches a file."""
         return {}
+
+    def schema(self, location: str) -> pa.Schema:
+        """The columns as far as they are known without a store, from one file.
+
+        Args:
+            location: The pipeline, for messages.
+
+        Raises:
+            SourceError: If there is no file, or none that can be read.
+            DefinitionError: If a run alone can tell.
+        """
+        raise DefinitionError(f"{location}: the types of {self.place!r} are known in a run alone")
 
     # Planning.
 

@@ -8,19 +8,21 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
+import pyarrow as pa
 from fsspec.utils import glob_translate
 
+from vane_dagster._arguments import check_url
 from vane_dagster.errors import SourceError, VaneError, names
-from vane_dagster.sources.base import Listed, Source
+from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import Location, files_below
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.types.url_pattern import check_placeholders, check_url, url_fields, url_for
+from vane_dagster.types.url_pattern import check_placeholders, url_fields, url_for, url_of_all
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -66,8 +68,18 @@ class FileSource(Source):
         check_placeholders(location, self.url, partitions_def)
 
     @property
+    def place(self) -> str:
+        return self.url
+
+    @property
     def urls(self) -> tuple[str, ...]:
         return (self.url,)
+
+    def schema(self, location: str) -> pa.Schema:
+        """The columns of the last file of all partitions."""
+        source = replace(self, url=url_of_all(self.url))
+        files = source.required(source.list_files([None], location)[None], None, location)
+        return source.split(files[-1:], default_rule([]), location).schema
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import one_of
+from vane_dagster._arguments import check_url, one_of
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.sources.base import (
@@ -31,7 +31,6 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
 from vane_dagster.storage.transient_errors import persistently
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
-from vane_dagster.types.url_pattern import check_url
 
 SmallFiles = Literal["separate", "group"]
 

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable
 from vane_dagster.sources.files import file_record
@@ -46,6 +48,13 @@ class StoredSource(ParquetFiles):
     def _store(self) -> Store:
         assert self.root is not None, "a stored source is bound to a store before it is used"
         return Store(self.root)
+
+    def schema(self, location: str) -> pa.Schema:
+        raise DefinitionError(
+            f"{location}: the types are those of asset {self.asset!r}, whose rows are in a store "
+            f"that is named when assets run. Read them there: vd.load({self.asset!r}, "
+            "store=...).schema"
+        )
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return options_for(self._store, url)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.providers.usage import COUNTS, USAGE
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import plain_type
 
@@ -20,27 +19,30 @@ _BLOCK = 1 << 20
 
 
 def measure(
-    table: pa.Table, columns: Sequence[str], wasted: Mapping[str, int] | None = None
+    table: pa.Table,
+    columns: Sequence[str],
+    sums: Mapping[str, Sequence[str]] | None = None,
+    wasted: Mapping[str, int] | None = None,
 ) -> Measures:
     """Counts what checks need to know of columns, without a loop over rows.
 
     Args:
         table: The rows.
         columns: The columns that are measured.
-        wasted: What answers took of which nothing came out, by the names of `COUNTS`.
+        sums: Fields of struct columns that are added up.
+        wasted: What rows took of which nothing came out, by the names of these fields.
 
     Returns:
         For every column ``nulls``. For texts also ``empty``, those of no characters or white space
         alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
         null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
-        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For what a
-        prompt's answers took, the sums of their requests and tokens, by the names of `COUNTS`,
-        with what was wasted.
+        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For structs
+        the sums of the fields that are added up, with what was wasted.
     """
-    found = {name: _measured(table.column(name)) for name in columns}
+    sums = sums or {}
+    found = {name: _measured(table.column(name), sums.get(name, ())) for name in columns}
     if wasted:
-        answers = [name for name in columns if table.schema.field(name).type == USAGE]
-        found = merge_measures([found, dict.fromkeys(answers, wasted)])
+        found = merge_measures([found, dict.fromkeys(sums, wasted)])
     return found
 
 
@@ -63,13 +65,13 @@ def _add(a: float, b: float) -> float:
     return a + b
 
 
-def _measured(column: pa.ChunkedArray) -> dict[str, float]:
+def _measured(column: pa.ChunkedArray, fields: Sequence[str] = ()) -> dict[str, float]:
     column = _decoded(column)
     found: dict[str, float] = {"nulls": column.null_count}
     if is_text(column.type):
         return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
-    if column.type == USAGE:
-        return found | {name: _sum(pc.struct_field(column, name)) for name in COUNTS}
+    if fields:
+        return found | {name: _sum(pc.struct_field(column, name)) for name in fields}
     if is_floats(column.type):
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)

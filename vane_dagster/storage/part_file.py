@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ class PartTarget:
         id: Name of the id column; none for rows that have none.
         measured: The columns of which checks want counts.
         compression: A codec; without one, each column has the best for it.
+        sums: Fields of struct columns that are added up, of those that are measured.
         salt: Makes the file another one than any with the same rows, which is about to be deleted.
     """
 
@@ -39,6 +40,7 @@ class PartTarget:
     measured: tuple[str, ...] = ()
     compression: str | None = None
     salt: str | None = None
+    sums: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def write_part(
@@ -58,7 +60,7 @@ def write_part(
     Args:
         table: The rows.
         target: Where they go.
-        wasted: What answers took of which nothing came out; see `measure`.
+        wasted: What rows took of which nothing came out; see `measure`.
         rows_in: See `PartInfo`; so are all others.
         filtered: See `PartInfo`.
         quarantined: See `PartInfo`.
@@ -73,7 +75,7 @@ def write_part(
         StoreError: If the store refuses.
     """
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
-    counted = measure(table, target.measured, wasted)
+    counted = measure(table, target.measured, target.sums, wasted)
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
         rows_in=rows_in, filtered=filtered, quarantined=quarantined, nulled=nulled,

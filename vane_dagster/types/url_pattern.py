@@ -1,4 +1,4 @@
-"""URLs of a pipeline's data: placeholders for the partition's key, and what a URL may not hold."""
+"""URLs of a pipeline's data, with placeholders for the partition's key."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._secrets import holds_password
+from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import DefinitionError, names
 
 if TYPE_CHECKING:
     import dagster as dg
 
-_FIELD = re.compile(r"\{([^{}]*)\}")
-
 
 def url_fields(url: str) -> tuple[str, ...]:
     """The placeholders of a URL, as ``partition_key`` or ``partition_key.<dimension>``."""
-    return tuple(_FIELD.findall(url))
+    return tuple(PLACEHOLDER.findall(url))
 
 
 def url_for(url: str, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
@@ -34,29 +32,12 @@ def url_for(url: str, partition_key: str | None, escape: Callable[[str], str] = 
         keys = getattr(partition_key, "keys_by_dimension", {})
         return escape(keys[dimension] if dimension else str(partition_key))
 
-    return _FIELD.sub(value, url)
+    return PLACEHOLDER.sub(value, url)
 
 
-def check_url(where: str, url: str) -> None:
-    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
-    if not isinstance(url, str) or not url.strip():
-        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
-    if "::" in url:
-        raise DefinitionError(
-            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
-            "a path or one URL, with storage_options for the rest"
-        )
-    if holds_password(url):
-        raise DefinitionError(
-            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
-            "storage_options"
-        )
-    for name in url_fields(url):
-        if name.partition(".")[0] != "partition_key":
-            raise DefinitionError(
-                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
-                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
-            )
+def url_of_all(url: str) -> str:
+    """A URL as a glob that matches the data of all partitions."""
+    return PLACEHOLDER.sub("*", url)
 
 
 def check_placeholders(

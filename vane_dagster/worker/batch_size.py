@@ -9,7 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.pipeline.options import AUTO
 
 _FIRST_ROWS = 16
 _MOST_ROWS = 65_536

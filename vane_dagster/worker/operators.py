@@ -1,8 +1,9 @@
-"""What workers do with rows without user code: take them in, project, join, gather."""
+"""What workers do with rows without user code: take them in, project, join, gather, arrange."""
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.pipeline.keys import Side
+from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
 from vane_dagster.types.schema import seen_by_sql
@@ -25,7 +27,7 @@ from vane_dagster.types.sql import (
     unused,
 )
 from vane_dagster.worker.database import connection
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Faults,
     HeldRows,
     Join,
@@ -36,9 +38,12 @@ from vane_dagster.worker.operations import (
     Rows,
     SampledRows,
     SourceRows,
+    Work,
 )
-from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
+
+_PLACE = "__place"
+"""The column with the place that a row had before it was arranged."""
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
@@ -220,3 +225,38 @@ def mend(op: Mend, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
 
 def _failed(faults: Faults) -> pa.Array:
     return read_part(faults.folder, faults.name, ["id"]).column("id").combine_chunks()
+
+
+def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
+    """Rows in an order, those of a group in the same share.
+
+    A group is in the same share in every fragment, as long as there are so many.
+
+    Args:
+        rows: The rows of a fragment.
+        order: The order.
+        shares: How many workers there are.
+
+    Returns:
+        The rows with the place that each had, and where the rows of each share end.
+    """
+    keys = order.keys(rows)
+    share = [zlib.crc32(group.encode()) % shares for group, _ in keys]
+    places = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
+    column = pa.array(places, pa.int64())
+    ends = np.cumsum(np.bincount(share, minlength=shares)).tolist()
+    return rows.take(column).append_column(_PLACE, column), tuple(ends)
+
+
+def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
+    """What was made of rows that were arranged, in the order that these had before.
+
+    Args:
+        pieces: What was made of them; it may be less.
+        given: The rows as they were arranged.
+        id: Their id, and that of what was made of them.
+    """
+    made = pa.concat_tables(pieces)
+    found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())
+    places = given.column(_PLACE).take(found.combine_chunks()).to_numpy()
+    return made.take(pa.array(np.argsort(places, kind="stable")))

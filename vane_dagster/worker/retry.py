@@ -13,16 +13,12 @@ from typing import Final, Literal, Union
 
 import pyarrow as pa
 
-from vane_dagster.errors import StageError, names
-from vane_dagster.pipeline.specs import OnError
-from vane_dagster.providers.format import InvalidAnswer
-from vane_dagster.storage.transient_errors import class_names, is_transient, waiting_time
+from vane_dagster.errors import CostlyError, StageError, names
+from vane_dagster.pipeline.options import OnError
+from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MOST_IDS = 5
-
-OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
-"""Names of classes by which libraries say that a device's memory is used up."""
-
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
 WORKER_DIED: Final = "WorkerDied"
@@ -94,7 +90,7 @@ class Outcome:
         retries: Calls that were repeated.
         fits: The largest batch that fitted into memory after one did not; None if all did.
         mixed: Whether rows were tried again alone, so that the others came out before them.
-        wasted: What answers took that were not what was asked for; see `InvalidAnswer`.
+        wasted: What failed rows took all the same; see `CostlyError`.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
@@ -147,7 +143,7 @@ def attempt(
             outcome.mixed = True
             errors, alone = answer.errors, True
             for error in errors.values():
-                if isinstance(error, InvalidAnswer):
+                if isinstance(error, CostlyError):
                     outcome.wasted.update(error.used)
         elif isinstance(answer, BaseException):
             if is_out_of_memory(answer):
@@ -202,23 +198,3 @@ class BatchError(Exception):
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
         super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
         self.cause = cause
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory is used up."""
-    if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
-        return True
-    if not class_names(error) & OUT_OF_MEMORY:
-        return False
-    return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
-
-
-def free_memory() -> None:
-    """Gives back what torch keeps of a device's memory, if it is loaded."""
-    import gc
-    import sys
-
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -14,8 +14,7 @@ from vane_dagster.sources.files import file_version
 from vane_dagster.storage.transient_errors import persistently
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.operations import Project, SourceRows
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Project, SourceRows, Work
 from vane_dagster.worker.user_code import load
 
 

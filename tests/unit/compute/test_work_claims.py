@@ -16,7 +16,7 @@ from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import Counts
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import look_up_parts
 from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun
@@ -145,7 +145,7 @@ class Run:
         assert not planned.failed, planned.failed
         self.events: list[Event] = []
         emit = self.events.append
-        judge = Judge(planned.pipeline, store)
+        judge = CheckRunner(planned.pipeline, store)
         self.claims = TableClaims(table, run_id)
         self.state = RunState(planned, store, run_id, emit, {}, judge, self.claims)
         self.state.begin()

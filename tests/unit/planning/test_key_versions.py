@@ -21,14 +21,15 @@ import vane_dagster as vd
 from support.paths import TESTS
 from support.plans import double, keys, missing, plan, settle, source, triple
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
+from vane_dagster.engine.check_runner import verdicts
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning import key_versions
-from vane_dagster.planning.definition import digest, pool_identity
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.planning.key_versions import VERSIONS, KeyVersion, stage_definitions
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.sample_plan import plan_sample

@@ -7,7 +7,7 @@ import pytest
 
 import vane_dagster as vd
 from support.devices import Device
-from vane_dagster.pipeline.specs import AUTO
+from vane_dagster.pipeline.options import AUTO
 from vane_dagster.worker.batch_size import BatchSize
 
 

@@ -31,9 +31,8 @@ from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.model_versions import MOST_VERSIONS, Turns, view
-from vane_dagster.worker.operations import CallUdf, HeldRows
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import LoadReport, ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, HeldRows, LoadReport, ModelSpec, Work
 from vane_dagster.worker.state_mark import state_mark
 from vane_dagster.worker.user_code import activate, discard, unpack
 

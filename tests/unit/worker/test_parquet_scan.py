@@ -34,9 +34,8 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
-from vane_dagster.worker.operations import Gather, HeldRows, Project, SourceRows
 from vane_dagster.worker.operators import project
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Gather, HeldRows, Project, SourceRows, Work
 from vane_dagster.worker.source_rows import scan, scan_projected
 
 

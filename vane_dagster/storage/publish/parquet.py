@@ -38,7 +38,7 @@ _MOVERS = 8
 
 def publisher_of(spec: StageSpec, partition: str | None) -> Publisher | None:
     """What publishes a partition of a `write` stage; None for other stages."""
-    if not isinstance(spec, WriteSpec):
+    if not spec.publishes:
         return None
     if spec.format == "delta":
         from vane_dagster.storage.publish.delta import DeltaPublisher

@@ -1,0 +1,52 @@
+"""Budgets of stages: what their parts have used, and when a run stops."""
+
+from __future__ import annotations
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.engine.token_budget import Spending
+from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.storage.manifest import PartInfo
+
+USED = {"requests": 2, "prompt_tokens": 40, "completion_tokens": 10, "cached_tokens": 20}
+PRICES = {"prompt": 1.0, "cached": 0.5, "completion": 2.0}
+
+
+def part(**counts: int) -> PartInfo:
+    return PartInfo("k" * 40, "d", 1, 1, measures={"response_usage": counts})
+
+
+@pytest.fixture
+def pipeline() -> vd.Pipeline:
+    made = vd.Pipeline("p", source=vd.parquet("rows.parquet"), id="id")
+    made.project("clean", ["text"]).prompt(
+        "asked", "{text}", provider="openai", model="m", max_tokens=60
+    )
+    return made
+
+
+def test_a_budget_that_is_used_up_is_told_once(pipeline):
+    spending = Spending(pipeline)
+    assert spending.take("asked", part(prompt_tokens=40)) is None
+    error = spending.take("asked", part(prompt_tokens=15, completion_tokens=5))
+    assert "stage 'p/asked': this run has used 60 tokens, max_tokens=60" in str(error)
+    assert spending.take("asked", part(prompt_tokens=40)) is None
+
+
+def test_stages_without_a_budget_use_nothing(pipeline):
+    assert Spending(pipeline).take("clean", part(prompt_tokens=1000)) is None
+
+
+def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
+    assert over_budget(USED, PRICES, None, None) is None
+    assert over_budget(USED, PRICES, 51, 50.1e-6) is None
+    assert over_budget(USED, PRICES, None, 50e-6) == "this run has cost 5e-05, max_cost=5e-05"
+
+
+def test_metadata_has_rates_where_they_are_known():
+    assert usage_metadata(USED, {}, None) == {**USED, "cache_hit_rate": 0.5}
+    assert usage_metadata(USED, PRICES, 4.0) == {
+        **USED, "cache_hit_rate": 0.5, "tokens_per_second": 2.5, "cost": 50e-6
+    }  # fmt: skip
+    assert usage_metadata(dict.fromkeys(USED, 0), {}, None) == dict.fromkeys(USED, 0)

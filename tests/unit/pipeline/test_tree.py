@@ -1,0 +1,116 @@
+"""A pipeline as text, and the schema of a stage."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+
+ROWS = pa.table({"id": [1], "text": [" a "], "n": pa.array([1], pa.int32())})
+
+
+def same(batch):
+    return batch
+
+
+def declared(url: str = "rows.parquet", **kwargs) -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet(url), id="id", **kwargs)
+    clean = pipeline.project("clean", {"text": "trim(text)", "one": "1::BIGINT", "n": "n"})
+    chunks = clean.map_batches(
+        "chunks", same, schema={"chunk": "VARCHAR"}, cardinality="one_to_many", id="chunk_id"
+    )
+    pipeline.join("both", clean, chunks, children="list", columns={"clean": ["n"]})
+    clean.map_batches("length", same, schema={"id": "BIGINT", "length": "INTEGER"})
+    return pipeline
+
+
+def test_a_pipeline_is_drawn_as_a_tree_with_columns_and_known_types():
+    assert str(declared()) == "\n".join(
+        [
+            "docs: rows of rows.parquet, by 'id'",
+            "└── clean (project)",
+            "    │   id ?, text ?, one BIGINT, n ?",
+            "    ├── chunks (map_batches)",
+            "    │       chunk_id VARCHAR, id ?, chunk VARCHAR",
+            "    ├── both (join of 'clean', 'chunks')",
+            '    │       id ?, n ?, chunks STRUCT("chunk_id" VARCHAR, "chunk" VARCHAR)[]',
+            "    └── length (map_batches)",
+            "            id BIGINT, length INTEGER",
+        ]
+    )
+
+
+def test_a_pipeline_of_stored_rows_or_of_several_dimensions_can_be_drawn():
+    stored = vd.Pipeline("p", source=vd.stored("other/stage"), id="id")
+    assert str(stored) == "p: rows of asset other/stage, by 'id'"
+    days = dg.MultiPartitionsDefinition(
+        {"day": dg.StaticPartitionsDefinition(["1"]), "lang": dg.StaticPartitionsDefinition(["a"])}
+    )
+    url = "{partition_key.day}/{partition_key.lang}.parquet"
+    several = vd.Pipeline("p", source=vd.parquet(url), id="id", partitions_def=days)
+    assert str(several) == f"p: rows of {url}, by 'id'"
+
+
+def test_a_list_of_children_is_known_where_all_of_its_columns_are():
+    pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id="id")
+    clean = pipeline.project("clean", ["text"])
+    chunks = clean.map_batches(
+        "chunks",
+        same,
+        schema={"chunk": "VARCHAR"},
+        cardinality="zero_to_many",
+        id="chunk_id",
+        on_error="quarantine",
+    )
+    texts = chunks.project("texts", {"chunk": "chunk", "length": "length(chunk)"})
+    pipeline.join("both", clean, texts, children="list", columns={"texts": ["length"]})
+    types = pipeline.declared_types()
+    assert types["texts"] == {
+        "chunk_id": pa.string(), "id": None, "chunk": pa.string(), "length": pa.int64()
+    }  # fmt: skip
+    child = pa.struct({"chunk_id": pa.string(), "length": pa.int64()})
+    assert types["both"] == {"id": None, "text": None, "texts": pa.list_(child)}
+
+
+def test_the_schema_of_a_stage_whose_types_are_declared_needs_no_source():
+    schema = declared("nowhere.parquet")["length"].schema
+    assert schema == pa.schema({"id": pa.int64(), "length": pa.int32()})
+
+
+def test_the_schema_of_a_stage_is_completed_from_one_footer(tmp_path):
+    pq.write_table(ROWS, tmp_path / "rows.parquet")
+    pipeline = declared(str(tmp_path / "rows.parquet"))
+    child = pa.struct({"chunk_id": pa.string(), "chunk": pa.string()})
+    assert pipeline["both"].schema == pa.schema(
+        {"id": pa.int64(), "n": pa.int32(), "chunks": pa.list_(child)}
+    )
+    assert pipeline["clean"].schema.field("text").type == pa.string()
+
+
+def test_the_footer_of_any_partition_serves_even_if_its_keys_are_not_known(tmp_path):
+    (tmp_path / "monday").mkdir()
+    pq.write_table(ROWS, tmp_path / "monday" / "rows.parquet")
+    days = dg.DynamicPartitionsDefinition(name="days")
+    pipeline = declared(f"{tmp_path}/{{partition_key}}/*.parquet", partitions_def=days)
+    assert pipeline["clean"].schema.names == ["id", "text", "one", "n"]
+
+
+def test_without_a_file_the_schema_is_refused_with_the_place(tmp_path):
+    with pytest.raises(vd.SourceError, match=r"pipeline 'docs': no Parquet file at .*rows\.parq"):
+        _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
+
+
+def test_stages_that_do_not_fit_the_source_are_refused(tmp_path):
+    pq.write_table(ROWS.drop_columns(["text"]), tmp_path / "rows.parquet")
+    with pytest.raises(vd.SchemaError, match=r"'docs/clean'.*text"):
+        _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
+
+
+def test_the_types_of_stored_rows_are_not_known_to_a_declaration():
+    pipeline = vd.Pipeline("p", source=vd.stored("other/stage"), id="id")
+    stage = pipeline.project("a", ["text"])
+    with pytest.raises(vd.DefinitionError, match=r"vd\.load\('other/stage', store="):
+        _ = stage.schema

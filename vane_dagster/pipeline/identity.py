@@ -1,0 +1,96 @@
+"""What a stage's code and arguments are in keys.
+
+Each function takes a stage that runs user code; `MapBatchesSpec.definition` puts them together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.pipeline import Pipeline
+    from vane_dagster.pipeline.specs import MapBatchesSpec
+
+
+def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
+    """Digest of an argument of a stage.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+        name: The argument's name, for messages.
+        value: Its value.
+
+    Raises:
+        CodeIdentityError: If it has no stable identity.
+    """
+    try:
+        return value_digest(value, name, local_files(pipeline, spec))
+    except CodeIdentityError as error:
+        where = "" if str(error).startswith(name) else f"{name}: "
+        raise CodeIdentityError(
+            f"stage '{pipeline.name}/{spec.name}', argument {where}{error}"
+        ) from error
+
+
+def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keyword arguments sorted, unless what is called can see in which order they are given."""
+    try:
+        parameters = inspect.signature(call, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # builtins and extension types may not tell theirs
+        return named
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return named
+    return dict(sorted(named.items()))
+
+
+def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
+    """Reads what arguments name, apart from the pipeline's own data and its code."""
+    targets = [stage.spec.url for stage in pipeline if stage.spec.publishes]
+    return LocalFiles(
+        (*pipeline.source.urls, *targets), spec.code_files, read=spec.udf.version is None
+    )
+
+
+def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    """Digests of the environment variables that are keyed; their values stand nowhere."""
+    found = []
+    for name in sorted(spec.keyed_env_vars):
+        try:
+            found.append(digest(name, value_digest(os.environ.get(name), name)))
+        except CodeIdentityError:  # whose message has the value
+            raise CodeIdentityError(
+                f"stage '{pipeline.name}/{spec.name}': the value of the environment variable "
+                f"{name} names a file or folder that cannot be read or is too large to be part of "
+                f"the identity. Name it in env_vars instead of keyed_env_vars."
+            ) from None
+    return found
+
+
+def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    """Digests of what the constructor is given."""
+    udf = spec.udf
+    named = in_any_order(udf.target, udf.constructor_kwargs)
+    return [
+        value_identity(pipeline, spec, "fn_constructor_args", udf.constructor_args),
+        value_identity(pipeline, spec, "fn_constructor_kwargs", named),
+    ]
+
+
+def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
+    """Digests of what a call is given after its batch."""
+    udf = spec.udf
+    target: Any = udf.target
+    call = target.__call__ if udf.stateful else target
+    return [
+        value_identity(pipeline, spec, "fn_args", udf.args),
+        value_identity(pipeline, spec, "fn_kwargs", in_any_order(call, udf.kwargs)),
+    ]
