@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 MOST_RETRIED = 25
-_SUMMARY = re.compile(r"^=+ (.*\b(?:passed|failed|errors?|skipped|no tests ran)\b.*) =+$")
+_SUMMARY = re.compile(
+    r"^(?:=+ )?((?:\d+ |no tests ran)[\w ,]*\bin \d[\d.]*s(?: \([\d:, a-z]+\))?)(?: =+)?$"
+)
 _COUNT = re.compile(r"(\d+) (failed|errors?|passed)\b")
 _NOT_ALL_RAN = ("Interrupted:", "INTERNALERROR>", "stopping after")
 AGAIN = "PYTEST_ARGS=-n 0 --last-failed --last-failed-no-failures none"
@@ -56,8 +58,9 @@ def main(command: list[str]) -> int:
         rest = [f"{again['passed']} passed at the second try"]
         if again["failed"] + again["error"]:
             rest.insert(0, f"{again['failed'] + again['error']} failed twice")
-        others = [p for p in summary.split(", ") if not re.match(r"\d+ (failed|errors?)\b", p)]
-        summary = ", ".join([*rest, *others])
+        told, _, took = summary.rpartition(" in ")
+        others = [part for part in told.split(", ") if not _COUNT.match(part) or "passed" in part]
+        summary = f"{', '.join([*rest, *others])} in {took} and once more"
     print(f"===== {summary or 'pytest gave no summary'} =====", flush=True)
     return status
 

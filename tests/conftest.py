@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dagster as dg
 import hypothesis
 import pytest
@@ -30,8 +31,14 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Marks each test with its tier, which is the folder that it is in."""
+    """Marks each test with its tier, which is the folder that it is in.
+
+    What test modules define travels to workers by value: a worker that imported a test module would
+    import Dagster with it, which takes longer than most tests.
+    """
     for item in items:
+        if isinstance(item, pytest.Function):
+            cloudpickle.register_pickle_by_value(item.module)
         tier = item.path.relative_to(TESTS).parts[0]
         assert tier in TIERS, f"{item.path} is in the folder of no tier: {', '.join(TIERS)}"
         item.add_marker(tier)

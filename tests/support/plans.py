@@ -13,7 +13,6 @@ from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 
@@ -85,7 +84,7 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():
             spec = planned.pipeline[stage].spec
-            publisher = publisher_of(spec, partition.key)
+            publisher = spec.publisher(partition.key)
             folder = store.parts(planned.pipeline.name, stage, partition.key)
             folder = publisher.staging if publisher else folder
             for i in wanted.missing:

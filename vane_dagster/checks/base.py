@@ -16,8 +16,8 @@ import pyarrow as pa
 from vane_dagster._arguments import list_of_names, one_of
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.objects import value_digest
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _VERSION = 2

@@ -11,8 +11,8 @@ from vane_dagster.compute.api import IO_POOL, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.failures import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.engine.fragment_queue import FoundParts
-from vane_dagster.engine.part_repair import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.engine.preflight import Checked, Finding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import Stream

@@ -31,7 +31,7 @@ from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import LoadReport
 
@@ -122,7 +122,8 @@ class RunState:
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if spec.publishes:
-                self.store.keep_target(self.pipeline.name, stage, spec.url)
+                target = spec.target
+                self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)
@@ -226,7 +227,7 @@ class RunState:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
-        publisher = publisher_of(spec, partition.key)
+        publisher = spec.publisher(partition.key)
         manifest = Manifest(
             pipeline=self.pipeline.name,
             stage=stage,

@@ -30,13 +30,11 @@ from vane_dagster.events import (
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
 from vane_dagster.orchestration.check_events import CheckLog, told_blocked
-from vane_dagster.orchestration.event_log import DATA_VERSION, Target
+from vane_dagster.orchestration.event_log import DATA_VERSION, Provenance, Target
 from vane_dagster.orchestration.event_writer import EventWriter
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
-from vane_dagster.orchestration.progress import ProgressReport
-from vane_dagster.orchestration.provenance import Provenance
+from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
-from vane_dagster.orchestration.run_summary import RunSummary
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE

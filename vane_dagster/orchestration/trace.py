@@ -9,8 +9,7 @@ from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.tracing.manifest_index import Book
 from vane_dagster.tracing.steps import Trace
-from vane_dagster.tracing.walk import trace_back
-from vane_dagster.tracing.walk_forward import trace_forward
+from vane_dagster.tracing.walk import trace_back, trace_forward
 
 
 def trace(

@@ -24,7 +24,6 @@ from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 _LISTERS = 16
@@ -278,7 +277,7 @@ class _Planner:
             keys[stage] = tuple(
                 parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
             )
-            publisher = publisher_of(self.pipeline[stage].spec, key)
+            publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
@@ -312,7 +311,7 @@ class _Planner:
         """The schemas in which `write` stages store their rows, which their targets must take."""
         found = {}
         for stage, plan in stages.items():
-            if publisher := publisher_of(self.pipeline[stage].spec, key):
+            if publisher := self.pipeline[stage].spec.publisher(key):
                 culprit = f"stage '{self.pipeline.name}/{stage}'"
                 found[stage] = publisher.stored(schemas[stage], culprit)
                 if plan.done is None and (stage, found[stage]) not in self._fitting:

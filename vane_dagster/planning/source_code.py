@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from vane_dagster.fingerprint.bundle import pickled_by_value
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.sources import Source
 from vane_dagster.storage.manifest import FragmentRecord
 

@@ -16,13 +16,17 @@ import fsspec
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
-from vane_dagster._arguments import check_url
+from vane_dagster._arguments import (
+    PLACEHOLDER,
+    check_placeholders,
+    check_url,
+    fill_placeholders,
+)
 from vane_dagster.errors import SourceError, VaneError, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import Location, files_below
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.types.url_pattern import check_placeholders, url_fields, url_for, url_of_all
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -57,11 +61,11 @@ class FileSource(Source):
     @property
     def fields(self) -> tuple[str, ...]:
         """The placeholders of the URL."""
-        return url_fields(self.url)
+        return tuple(PLACEHOLDER.findall(self.url))
 
     def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
         """The URL pattern of one partition, with the key's text passed through `escape`."""
-        return url_for(self.url, partition_key, escape)
+        return fill_placeholders(self.url, partition_key, escape)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         check_url(location, self.url)
@@ -77,7 +81,7 @@ class FileSource(Source):
 
     def schema(self, location: str) -> pa.Schema:
         """The columns of the last file of all partitions."""
-        source = replace(self, url=url_of_all(self.url))
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url))
         files = source.required(source.list_files([None], location)[None], None, location)
         return source.split(files[-1:], default_rule([]), location).schema
 

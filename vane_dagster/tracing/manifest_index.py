@@ -20,6 +20,7 @@ from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
 )
+from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.row_search import Found, RowFile, find_any
 from vane_dagster.storage.store import Store
@@ -147,6 +148,9 @@ class Book:
         """
         if manifest.kind != "write" or manifest.published is None:
             return None
+        made = manifest.published
+        if not publisher_class(made.format).holds_parquet:
+            return [f"{made.url.rstrip('/')}/{name}" for name in made.files]
         folder, files = places(self.store, manifest)
         own = manifest.parts[index].name
         if own in files:  # the same rows in the same order

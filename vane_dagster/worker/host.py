@@ -20,7 +20,7 @@ from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
-from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.pipeline.options import Upkeep
 from vane_dagster.storage.manifest import Made, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults

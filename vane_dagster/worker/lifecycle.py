@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vane_dagster._secrets import masked
-from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.pipeline.options import Upkeep
 from vane_dagster.worker.protocol import Starting
 from vane_dagster.worker.watchdog import deadline
 

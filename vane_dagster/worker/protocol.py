@@ -31,9 +31,8 @@ from vane_dagster.errors import (
     VaneError,
 )
 from vane_dagster.pipeline.keys import JoinShape
-from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder
+from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder, Upkeep
 from vane_dagster.pipeline.udf import CallStyle
-from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget

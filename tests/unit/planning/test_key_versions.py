@@ -25,8 +25,8 @@ from vane_dagster.compute import local_head
 from vane_dagster.engine.check_runner import verdicts
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning import key_versions
 from vane_dagster.planning.definition import pool_identity
@@ -40,7 +40,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo, Published
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publish, publisher_of
+from vane_dagster.storage.publish.base import publish
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store, read_part_info
@@ -584,7 +584,7 @@ def test_publishing_refuses_a_newer_announcement(former):
     (announced,) = [f for f in manifests(former, "files") if f.name.startswith("publishing-")]
     rewrite(announced, format=4)
     before = snapshot(former)
-    publisher = publisher_of(frozen.pipeline(former)["files"].spec, "a")
+    publisher = frozen.pipeline(former)["files"].spec.publisher("a")
     with refused(announced.name):
         publish(store, publisher, manifest)
     assert snapshot(former) == before
