@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vane_dagster._secrets import holds_password
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """A placeholder in a URL pattern; the group is its name."""
@@ -173,3 +176,36 @@ def check_url(where: str, url: str) -> None:
                 f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
                 "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
             )
+
+
+def check_placeholders(
+    where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
+) -> None:
+    """Checks that a URL has a placeholder exactly where a pipeline has partitions.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        url: The URL.
+        partitions_def: The pipeline's partitions; None for an unpartitioned one.
+
+    Raises:
+        DefinitionError: If it does not, or names an unknown dimension.
+    """
+    fields = PLACEHOLDER.findall(url)
+    if partitions_def is None and fields:
+        raise DefinitionError(
+            f"{where}: {url!r} has {{{fields[0]}}}, but the pipeline has no "
+            "partitions_def; give it one, or take the placeholder out"
+        )
+    if partitions_def is not None and not fields:
+        raise DefinitionError(
+            f"{where}: {url!r} has no {{partition_key}}, so that every partition "
+            "would have the same files; put it in, or leave partitions_def out"
+        )
+    dimensions = [f.partition(".")[2] for f in fields if "." in f]
+    known = [d.name for d in getattr(partitions_def, "partitions_defs", ())]
+    if unknown := [d for d in dimensions if d not in known]:
+        raise DefinitionError(
+            f"{where}: {url!r} names the dimension {unknown[0]!r}; the partitions "
+            f"have {names(known)}"
+        )

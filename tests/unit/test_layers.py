@@ -10,8 +10,8 @@ import vane_dagster
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
     "_failpoints", "_secrets", "errors", "_home", "_arguments", "_private_folder", "types",
-    "providers", "fingerprint", "storage", "checks", "pipeline", "planning", "worker", "events",
-    "compute", "engine", "tracing", "orchestration", "cli", "testing",
+    "providers", "fingerprint", "storage", "sources", "checks", "pipeline", "planning", "worker",
+    "events", "compute", "engine", "tracing", "orchestration", "cli", "testing",
 ]  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from vane_dagster.checks.context import RecomputedRows, RowOutcomes
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.operators import resolve
-from vane_dagster.worker.protocol import FileRows, Gather, PartRows, SampledRows, Work
+from vane_dagster.worker.protocol import Gather, PartRows, SampledRows, SourceRows, Work
 
 
 def read_sample(
@@ -101,10 +102,10 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     base, fragment = spec.base_node(pipeline), partition.fragments[index]
     id = pipeline.keys(base)[0].column
     schema = pa.schema([partition.schemas[base].field(id)])
-    rows: FileRows | PartRows
+    rows: SourceRows | PartRows
     if base == SOURCE:
-        span, file = (fragment.start, fragment.stop), partition.listed[fragment.url]
-        rows = FileRows(fragment.url, *span, schema, file, id, plan.source.storage_options)
+        files = tuple(partition.listed[span.url] for span in fragment.spans)
+        rows = SourceRows(pack_source(plan.source), fragment, schema, files, id)
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)

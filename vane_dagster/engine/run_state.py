@@ -26,7 +26,8 @@ from vane_dagster.events import (
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
-from vane_dagster.planning.source_files import content_hash
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
@@ -248,6 +249,7 @@ class RunState:
             model=self._model(spec),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
+            source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
             ),

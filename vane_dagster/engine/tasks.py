@@ -20,13 +20,13 @@ from vane_dagster.pipeline.options import AUTO, Failures
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
 from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Faults,
-    FileRows,
     Gather,
     HeldRows,
     Join,
@@ -40,6 +40,7 @@ from vane_dagster.worker.protocol import (
     Restore,
     Rows,
     SampledRows,
+    SourceRows,
     Tally,
     Work,
 )
@@ -75,6 +76,7 @@ class Requests:
         self._parts = parts
         self._lease = lease
         self._ops: dict[str, Op] = {}
+        self._packed: bytes | None = None
 
     def load(
         self, run: FragmentRun, node: Node, worker: str, shares: int
@@ -182,8 +184,8 @@ class Requests:
         """Stage, partition and fragment, for messages."""
         partition, fragment = self._plan.partitions[run.partition], run.fragment
         where = "" if partition.key is None else f", partition {partition.key!r}"
-        rows = f"rows {fragment.start} to {fragment.stop} of {fragment.url}"
-        return f"stage '{self._pipeline.name}/{stage}'{where}, fragment {run.index} ({rows})"
+        label = f"stage '{self._pipeline.name}/{stage}'{where}"
+        return f"{label}, fragment {run.index} ({fragment})"
 
     def _part(
         self,
@@ -227,7 +229,7 @@ class Requests:
             run_id=self._run_id,
             worker=worker,
             stage=f"{self._pipeline.name}/{stage}",
-            fragment=f"{run.fragment.url}, rows {run.fragment.start} to {run.fragment.stop}",
+            fragment=run.fragment.record_label,
         )
 
     def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:
@@ -259,11 +261,10 @@ class Requests:
         columns = self._columns(run, node.spec, upstream)
         if upstream == SOURCE:
             schema = self._upstream_schema(run, node.spec, upstream)
-            fragment, options = run.fragment, self._plan.source.storage_options
-            file = self._plan.partitions[run.partition].listed[fragment.url]
-            span, id = (fragment.start, fragment.stop), self._pipeline.id
-            rows: FileRows | PartRows
-            rows = FileRows(fragment.url, *span, schema, file, id, options)
+            listed = self._plan.partitions[run.partition].listed
+            files = tuple(listed[span.url] for span in run.fragment.spans)
+            rows: SourceRows | PartRows
+            rows = SourceRows(self._source(), run.fragment, schema, files, self._pipeline.id)
             return self._sampled(run, node, upstream, rows), []
         if (held := run.nodes.get(upstream)) is not None and held.table is not None:
             return HeldRows(position), [held.table]
@@ -271,8 +272,14 @@ class Requests:
         rows = PartRows(part.folder, part.info.name, columns)
         return self._sampled(run, node, upstream, rows), []
 
+    def _source(self) -> bytes:
+        """The source for the workers, pickled once."""
+        if self._packed is None:
+            self._packed = pack_source(self._plan.source)
+        return self._packed
+
     def _sampled(
-        self, run: FragmentRun, node: Node, upstream: str, rows: FileRows | PartRows
+        self, run: FragmentRun, node: Node, upstream: str, rows: SourceRows | PartRows
     ) -> Rows:
         """The rows that a stage is based on, where some of them alone are computed."""
         sample = self._plan.partitions[run.partition].sample

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster._check import CheckError
 
 from vane_dagster._secrets import masked
 from vane_dagster.engine.check_runner import CheckRunner
@@ -326,14 +327,29 @@ def _source_log(
     pipeline: Pipeline,
     partitions: Sequence[str | None],
 ) -> SourceLog | None:
-    """The source's observations, where it is observed and the run reads it."""
+    """The source's observations, if it is observed and the run reads it."""
     reads = any(
         SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
         for stage in pipeline
     )
-    if not (reads and pipeline.is_observed):
+    if not (reads and _is_observed(context, pipeline)):
         return None
     return SourceLog(context, writer, pipeline, partitions)
+
+
+def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
+    """Whether the code location has the asset that `Pipeline.build_source` makes.
+
+    True for a run in process, which knows no code location.
+    """
+    if pipeline.source.asset:
+        return False
+    try:
+        graph = context.repository_def.asset_graph
+    except CheckError:
+        return True
+    key = stage_key(pipeline, SOURCE)
+    return graph.has(key) and graph.get(key).is_observable
 
 
 def _logged_before(

@@ -51,5 +51,6 @@ def trace(
             "'docs/source' to trace forward from a row of the source"
         )
     key = None if partition is None else str(partition)
-    book = Book(open_store(store, "vd.trace"), path[0], key)
+    source = getattr(getattr(stage, "pipeline", None), "source", None)
+    book = Book(open_store(store, "vd.trace"), path[0], key, source)
     return trace_forward(book, path[1], id) if forward else trace_back(book, path[1], id)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
+    check_placeholders,
     check_url,
     environment_variables,
     list_of_names,
@@ -29,7 +30,6 @@ from vane_dagster.pipeline.options import (
     parse_failures,
     parse_upkeep,
 )
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
@@ -324,7 +324,7 @@ class Rows(LabelRows, EmbedRows):
         url, found = url_parts(url)
         publisher = publisher_class(one_of(culprit, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
-            self.pipeline._check_placeholders(culprit, ParquetSource(url))
+            check_placeholders(culprit, url, self.pipeline.partitions_def)
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         declared = Target(
             url=url,

@@ -13,7 +13,8 @@ from typing import Any
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
-from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.row_search import Found, RowFile, find, row_at
 from vane_dagster.tracing.manifest_index import Book, aligned, as_id, file_of, fragment_index
 from vane_dagster.tracing.missing import (
     leaving,
@@ -22,7 +23,6 @@ from vane_dagster.tracing.missing import (
     search_changed,
     search_source,
 )
-from vane_dagster.tracing.rows import Found, RowFile, find, row_at
 from vane_dagster.tracing.steps import SHOWN, Step, Trace
 
 _Node = tuple[str, str]
@@ -244,30 +244,49 @@ def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
     """
     fragment = manifest.fragments[index]
     column = book.source_id(manifest)
-    recorded = file_of(manifest, fragment.url)
+    span = _file_with(book, manifest, fragment, id)
+    recorded = file_of(manifest, span.url)
     note = book.changed(recorded) if recorded else None
     row = None
     if note is None:
         try:
-            hits = find(book.source_rows({index: fragment}), [column], 0, [id], unique=True)
-            row = hits[0].row if hits else None
-            note = None if hits else f"no such row in rows {fragment.start} to {fragment.stop}"
+            hit = book.find_in_source(manifest, [span], id)
+            row = hit[1] if hit else None
+            note = None if hit else f"no such row in {_rows(span, fragment)}"
         except (FileNotFoundError, StoreError) as error:
             note = f"the file cannot be read: {error}"
     notes = [note] if note else []
-    if row is None:
+    if row is None and fragment.files:
+        notes.append(f"the row was one of {fragment}")
+    elif row is None:
         notes.append(f"the row was one of {fragment.start} to {fragment.stop - 1}")
     return Step(
         stage=book.label(SOURCE),
         kind=SOURCE,
         partition=book.partition,
         keys={column: id},
-        url=fragment.url,
+        url=span.url,
         row=row,
         version=recorded.version if recorded else "",
         size=recorded.size if recorded else None,
         notes=tuple(notes),
     )
+
+
+def _file_with(book: Book, manifest: Manifest, fragment: FragmentRecord, id: Any) -> FileSpan:
+    """The file of a fragment that has a row; the first if none is found."""
+    spans = fragment.spans
+    if len(spans) == 1:
+        return spans[0]
+    try:
+        hit = book.find_in_source(manifest, spans, id)
+    except (FileNotFoundError, StoreError):
+        hit = None
+    return hit[0] if hit else spans[0]
+
+
+def _rows(span: FileSpan, fragment: FragmentRecord) -> str:
+    return str(fragment) if fragment.files else f"rows {span.start} to {span.stop}"
 
 
 _MOST_MANIFESTS = 50
@@ -382,10 +401,10 @@ def _from_source(book: Book, id: Any) -> Trace:
                 f"{book.label(SOURCE)!r} has no row with id {key!r} that a stage has kept, and its "
                 f"files cannot be searched: {error}"
             ) from error
-        recorded = hit and file_of(newest, hit[1].file.url)
+        recorded = hit and file_of(newest, hit.url)
         if hit is None or (recorded and book.changed(recorded)):
             return _changed(book, newest, key)
-        index = hit[0]
+        index = hit.index
     walk = _ForwardWalk(book, newest.fragments[index], index)
     walk.steps.append(source_step(book, newest, index, key))
     walk.reached[SOURCE] = _Reached(1, [(key,)])
@@ -417,7 +436,7 @@ def _changed(book: Book, manifest: Manifest, key: Any) -> Trace:
     note = "the file was changed since it was read"
     step = Step(
         book.label(SOURCE), SOURCE, book.partition, {book.source_id(manifest): key},
-        hit.file.url, hit.row, notes=(note,),
+        hit[0].url, hit[1], notes=(note,),
     )  # fmt: skip
     reason = "made from an older version of the source; materialize it again"
     missing = {book.label(stage): reason for stage in book.stages}

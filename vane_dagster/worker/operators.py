@@ -18,12 +18,17 @@ from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
 from vane_dagster.types.schema import seen_by_sql
-from vane_dagster.types.sql import computed_from, passed_through, quote, select, unused
-from vane_dagster.worker.database import connection, expression_error
-from vane_dagster.worker.parquet_scan import scan, scan_projected
+from vane_dagster.types.sql import (
+    computed_from,
+    expression_error,
+    passed_through,
+    quote,
+    select,
+    unused,
+)
+from vane_dagster.worker.database import connection
 from vane_dagster.worker.protocol import (
     Faults,
-    FileRows,
     HeldRows,
     Join,
     Mend,
@@ -32,8 +37,10 @@ from vane_dagster.worker.protocol import (
     Quarantined,
     Rows,
     SampledRows,
+    SourceRows,
     Work,
 )
+from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
 
 _PLACE = "__place"
 """The column with the place that a row had before it was arranged."""
@@ -44,7 +51,7 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     if isinstance(rows, HeldRows):
         table = tables[rows.index]
         return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
-    if isinstance(rows, FileRows):
+    if isinstance(rows, SourceRows):
         return scan(rows, work)
     if isinstance(rows, SampledRows):
         return resolve(rows.rows, tables, work).take(pa.array(rows.places, pa.int64()))
@@ -54,14 +61,20 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
 ) -> tuple[pa.Table, int]:
-    """Columns and a filter in SQL, pushed into the Parquet scan where the input is a file.
+    """Columns and a filter in SQL, pushed into the source where it can compute them.
 
     Returns:
         The rows, and how many there were before the filter.
     """
-    if isinstance(rows, FileRows):
-        return scan_projected(op, rows, work), rows.stop - rows.start
-    table = resolve(rows, tables, work)
+    if not isinstance(rows, SourceRows):
+        return _projected(op, resolve(rows, tables, work), work)
+    if (pushed := scan_projected(op, rows, work)) is not None:
+        return pushed, rows.count
+    table, given = _projected(op, scan_unchecked(rows, work), work)
+    return checked_ids(table, rows, work), given
+
+
+def _projected(op: Project, table: pa.Table, work: Work) -> tuple[pa.Table, int]:
     passed = passed_through(op.columns, table.schema)
     computed = [(name, text) for name, text in op.columns if name not in passed]
     kept, results = table, {}
@@ -91,7 +104,7 @@ def _computed(
     try:
         return run([*columns, (place, quote(place))], where)
     except duckdb.Error as error:
-        raise expression_error(columns, where, run, error, work) from error
+        raise expression_error(columns, where, run, error, work.culprit) from error
     finally:
         connection().unregister("source")
 

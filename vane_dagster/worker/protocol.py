@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, Union
+from typing import Literal, TypedDict, Union
 
 import pyarrow as pa
 
@@ -34,7 +34,7 @@ from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder, Upkeep
 from vane_dagster.pipeline.udf import CallStyle
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, PartInfo
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.retry import Policy, RowLoss
 
@@ -80,26 +80,27 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class FileRows:
-    """Rows `start` to `stop` of a source file, read by the worker.
+class SourceRows:
+    """The rows of a fragment of the source, read by the worker.
 
     Attributes:
-        url: The file.
-        start: First row.
-        stop: Row after the last.
+        source: The source, as `planning.source_code.pack_source` pickled it.
+        fragment: The fragment.
         schema: What is read.
-        file: The file as it was planned, which it must still be.
+        files: The fragment's files as they were planned, which they must still be.
         id: Name of the source's id column.
-        storage_options: Options of the fsspec file system.
     """
 
-    url: str
-    start: int
-    stop: int
+    source: bytes = field(repr=False)
+    fragment: FragmentRecord
     schema: pa.Schema
-    file: FileRecord
+    files: tuple[FileRecord, ...]
     id: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.fragment.stop - self.fragment.start
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ class HeldRows:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Some rows of a file or a part, by their places."""
+    """Some rows of a fragment of the source or of a part, by their places."""
 
-    rows: Union[FileRows, PartRows]
+    rows: Union[SourceRows, PartRows]
     places: tuple[int, ...]
 
 
-Rows = Union[FileRows, PartRows, HeldRows, SampledRows]
+Rows = Union[SourceRows, PartRows, HeldRows, SampledRows]
 
 
 @dataclass(frozen=True)

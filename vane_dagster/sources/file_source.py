@@ -1,25 +1,35 @@
-"""A source's files, partition by partition, by as few listings as there can be."""
+"""`FileSource`: a source of files that a URL pattern finds, partition by partition."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
+import pyarrow as pa
 from fsspec.utils import glob_translate
 
+from vane_dagster._arguments import (
+    PLACEHOLDER,
+    check_placeholders,
+    check_url,
+    fill_placeholders,
+)
 from vane_dagster.errors import SourceError, VaneError, names
-from vane_dagster.pipeline.source import ParquetSource, Source, StoredSource
-from vane_dagster.planning.source_files import file_record
-from vane_dagster.planning.stored_source import Listed, list_stored
+from vane_dagster.sources.base import Listed, Source, default_rule
+from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import Location, files_below
 from vane_dagster.storage.manifest import FileRecord
-from vane_dagster.storage.store import Store
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 _LISTERS = 16
 _LISTED_ONE_BY_ONE = 64
@@ -27,20 +37,84 @@ _COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
 
 
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Files of one format, found by a URL pattern for each partition.
+
+    A subclass sets `kind` and `suffix`, and defines `split` and `read`.
+
+    Attributes:
+        suffix: How the names of files below a folder end, as ".parquet".
+        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
+            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition whose files hold no rows is accepted.
+        storage_options: Passed to fsspec; never part of a key.
+    """
+
+    suffix: ClassVar[str]
+    url: str
+    asset: str | None = None
+    allow_empty: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The placeholders of the URL."""
+        return tuple(PLACEHOLDER.findall(self.url))
+
+    def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
+        """The URL pattern of one partition, with the key's text passed through `escape`."""
+        return fill_placeholders(self.url, partition_key, escape)
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        check_url(location, self.url)
+        check_placeholders(location, self.url, partitions_def)
+
+    @property
+    def place(self) -> str:
+        return self.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,)
+
+    def schema(self, location: str) -> pa.Schema:
+        """The columns of the last file of all partitions."""
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url))
+        files = source.required(source.list_files([None], location)[None], None, location)
+        return source.split(files[-1:], default_rule([]), location).schema
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return self.storage_options
+
+    def list_files(
+        self, partitions: Sequence[str | None], location: str
+    ) -> Mapping[str | None, Listed]:
+        return list_source(self, partitions, location)
+
+    def missing(self, partition: str | None, location: str) -> SourceError | None:
+        where = "" if partition is None else f" for partition {partition!r}"
+        return SourceError(
+            f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; expected a "
+            f"file, a folder that holds *{self.suffix}, or a glob that matches some. "
+            f"{_hint(self, partition)}"
+        )
+
+    @property
+    def label(self) -> str:
+        """The format's name in messages."""
+        return self.kind
+
+
 def list_source(
-    source: Source, partitions: Sequence[str | None], culprit: str, store: Store | None = None
+    source: FileSource, partitions: Sequence[str | None], culprit: str
 ) -> dict[str | None, Listed]:
     """The source files of some partitions.
 
     Few partitions are listed one by one, side by side. Many are found by one recursive listing of
-    the folder that they have in common. What the store holds is found by its manifests.
-
-    Raises:
-        StoreError: If the store's manifests cannot be listed.
+    the folder that they have in common.
     """
-    if isinstance(source, StoredSource):
-        assert store is not None, "the store is needed to list what it holds"
-        return list_stored(source, partitions, culprit, store)
     source_fs = Location(source.url, source.storage_options).fs
     source_fs.invalidate_cache()
     if len(partitions) > _LISTED_ONE_BY_ONE:
@@ -50,52 +124,18 @@ def list_source(
         return dict(zip(partitions, found))
 
 
-def list_files(
-    source: ParquetSource, partition: str | None, culprit: str
-) -> tuple[FileRecord, ...]:
-    """The source files of one partition, sorted by URL.
-
-    Raises:
-        SourceError: If there are none, or the listing fails.
-    """
-    return required(
-        list_source(source, [partition], culprit)[partition], source, partition, culprit
-    )
-
-
-def required(
-    listed: Listed, source: Source, partition: str | None, culprit: str
-) -> tuple[FileRecord, ...]:
-    """The files, of which there have to be some, but where the store holds none and may.
-
-    Raises:
-        SourceError: If there are none, or they could not be listed.
-    """
-    if isinstance(listed, SourceError):
-        raise listed
-    if not listed and isinstance(source, StoredSource):
-        return listed
-    if not listed:
-        where = "" if partition is None else f" for partition {partition!r}"
-        hint = _hint(source, partition)
-        raise SourceError(
-            f"{culprit}: no Parquet file{where} at {source.url_for(partition)!r}; expected a file, "
-            f"a folder that holds *.parquet, or a glob that matches some. {hint}"
-        )
-    return listed
-
-
-def _hint(source: Source, partition: str | None) -> str:
+def _hint(source: FileSource, partition: str | None) -> str:
     """What to do where a source has no files."""
-    if isinstance(source, ParquetSource) and (others := _other_files(source, partition)):
+    if others := _other_files(source, partition):
+        reader = "vd.parquet" if source.suffix == ".parquet" else type(source).__name__
         return (
-            f"There is {names(others, 3)}, but vd.parquet reads Parquet files alone, and of a "
-            "folder those named *.parquet. Convert or rename the files"
+            f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
+            f"folder those named *{source.suffix}. Convert or rename the files"
         )
     return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
 
 
-def _other_files(source: ParquetSource, partition: str | None) -> list[str]:
+def _other_files(source: FileSource, partition: str | None) -> list[str]:
     """The files in the place of a partition's data, but for hidden ones."""
     try:
         location = _place(source, partition)
@@ -107,10 +147,8 @@ def _other_files(source: ParquetSource, partition: str | None) -> list[str]:
         return []
 
 
-def _escape_hint(source: Source, partition: str | None) -> str:
+def _escape_hint(source: FileSource, partition: str | None) -> str:
     """How to name a path that exists as it is written, if the URL was taken as a pattern."""
-    if isinstance(source, StoredSource):
-        return ""
     place = _place(source, partition)
     literal = Location(source.url_for(partition), source.storage_options).path
     for pattern, name in zip(place.path.split("/"), literal.split("/")):
@@ -132,10 +170,14 @@ def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
         return False
 
 
-def _list_one(source: ParquetSource, partition: str | None, culprit: str) -> Listed:
+def _list_one(source: FileSource, partition: str | None, culprit: str) -> Listed:
     try:
         location = _place(source, partition)
-        return _recorded(location.fs, _expand(location.fs, location.path))
+        fs, path = location.fs, location.path
+        if "**" in path and location.is_local:  # fsspec's glob would follow a cycle of links
+            matched = _matched(fs, [_Pattern(partition, path, source.suffix)])
+            return _recorded(fs, matched.get(partition, ()))
+        return _recorded(fs, _expand(fs, path, source.suffix))
     except SourceError as error:
         return SourceError(f"{culprit}: {error}")
     except Exception as error:  # drivers have exceptions of their own, of many kinds
@@ -143,15 +185,16 @@ def _list_one(source: ParquetSource, partition: str | None, culprit: str) -> Lis
 
 
 def _unlisted(url: str, error: Exception, culprit: str) -> SourceError:
+    is_cycle = isinstance(error, OSError) and error.errno == errno.ELOOP
+    fix = "Remove the link" if is_cycle else "Check the URL and the credentials"
     made = SourceError(
-        f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. Check the "
-        "URL and the credentials"
+        f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
     )
     made.__cause__ = error
     return made
 
 
-def _place(source: ParquetSource, partition: str | None) -> Location:
+def _place(source: FileSource, partition: str | None) -> Location:
     """A partition's pattern, in which the key stands for itself."""
     return Location(source.url_for(partition, escape=_escaped), source.storage_options)
 
@@ -165,33 +208,33 @@ def _escaped(key: str) -> str:
     return glob.escape(key)
 
 
-def _expand(fs: fsspec.AbstractFileSystem, path: str) -> list[dict[str, Any]]:
+def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> list[dict[str, Any]]:
     if not glob.has_magic(path):
-        return list(_data_below(fs, path))
+        return list(_data_below(fs, path, suffix))
     fixed = len(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0])
     files = {}
     for name, info in fs.glob(path, detail=True).items():
         if _is_hidden(name[fixed:]):
             continue
-        found = [info] if info["type"] == "file" else _data_below(fs, name)
+        found = [info] if info["type"] == "file" else _data_below(fs, name, suffix)
         files.update({info["name"]: info for info in found})
     return list(files.values())
 
 
-def _data_below(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[dict[str, Any]]:
-    """The file at a path, or the Parquet files in the folder there."""
+def _data_below(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> Iterator[dict[str, Any]]:
+    """The file at a path, or the files of the format in the folder there."""
     base = len(path.rstrip("/")) + 1
     for name, info in files_below(fs, path).items():
-        if name == path or _is_data(name[base:]):
+        if name == path or _is_data(name[base:], suffix):
             yield info
 
 
-def _is_data(relative: str) -> bool:
-    return relative.endswith(".parquet") and not _is_hidden(relative)
+def _is_data(relative: str, suffix: str) -> bool:
+    return relative.endswith(suffix) and not _is_hidden(relative)
 
 
 def _is_hidden(relative: str) -> bool:
-    """Whether a path goes through a name as `.x` or `_x`, which readers of Parquet pass over."""
+    """Whether a path goes through a name as `.x` or `_x`, which readers pass over."""
     return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
 
 
@@ -204,8 +247,9 @@ def _recorded(
 class _Pattern:
     """Which files are a partition's: those that `literal` leads to, or a glob matches."""
 
-    def __init__(self, partition: str | None, path: str) -> None:
+    def __init__(self, partition: str | None, path: str, suffix: str) -> None:
         self.partition = partition
+        self._suffix = suffix
         self.literal = _MAGIC.split(path, maxsplit=1)[0]
         self.names = path.split("/")
         self._glob = re.compile(glob_translate(path)) if self.literal != path else None
@@ -216,14 +260,14 @@ class _Pattern:
         relative = path[self._fixed :]
         if self._glob is None:
             return path == self.literal or (
-                path[: self._fixed] == f"{self.literal}/" and _is_data(relative)
+                path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self._suffix)
             )
         if _is_hidden(relative):
             return False
         if self._glob.fullmatch(path):
             return True
         folders = PurePosixPath(path).parents
-        return path.endswith(".parquet") and any(
+        return path.endswith(self._suffix) and any(
             self._glob.fullmatch(str(folder))
             for folder in folders
             if len(str(folder)) >= len(self.literal)
@@ -253,14 +297,14 @@ class _Patterns:
 
 
 def _list_together(
-    source: ParquetSource, partitions: Sequence[str | None], culprit: str
+    source: FileSource, partitions: Sequence[str | None], culprit: str
 ) -> dict[str | None, Listed]:
     fs = Location(source.url, source.storage_options).fs
     found: dict[str | None, Listed] = {}
     patterns: list[_Pattern] = []
     for key in partitions:
         try:
-            patterns.append(_Pattern(key, _place(source, key).path))
+            patterns.append(_Pattern(key, _place(source, key).path, source.suffix))
         except VaneError as error:
             found[key] = SourceError(f"{culprit}: {error}")
     if not patterns:

@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.storage.filesystem import Location, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name
+
+if TYPE_CHECKING:
+    from vane_dagster.sources.base import Source
 
 
 def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileRecord:
@@ -33,13 +35,13 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     return FileRecord(url, size, str(version).strip('"'))
 
 
-def listed_file(url: str, source: ParquetSource) -> FileRecord:
+def listed_file(url: str, source: Source) -> FileRecord:
     """A source file as it is now.
 
     Raises:
         FileNotFoundError: If it is gone.
     """
-    location = Location(url, source.storage_options)
+    location = Location(url, source.options_for(url))
     location.fs.invalidate_cache()
     return file_record(location.fs, location.fs.info(location.path))
 
@@ -62,10 +64,10 @@ def source_version(files: Iterable[FileRecord]) -> str:
     return hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
 
 
-def content_hash(file: FileRecord, source: ParquetSource) -> str | None:
+def content_hash(file: FileRecord, source: Source) -> str | None:
     """Digest of a local file's bytes; None if it is not the recorded version any more."""
     state = hashlib.sha256()
-    location = Location(file.url, source.storage_options)
+    location = Location(file.url, source.options_for(file.url))
     try:
         with open(location.path, "rb") as stream:
             while piece := stream.read(8 << 20):
@@ -78,7 +80,7 @@ def content_hash(file: FileRecord, source: ParquetSource) -> str | None:
 
 
 def reconcile(
-    files: Sequence[FileRecord], known: Iterable[FileRecord], source: ParquetSource
+    files: Sequence[FileRecord], known: Iterable[FileRecord], source: Source
 ) -> tuple[FileRecord, ...]:
     """Keeps the identity of files that were touched and not changed.
 

@@ -1,9 +1,11 @@
-"""Rows of a source file, read in the worker: the columns, rows and filter that are wanted alone."""
+"""Rows of a Parquet file, read in a worker: only the columns, rows and filter that are wanted."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import duckdb
 import fsspec
@@ -12,76 +14,115 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vane_dagster import _failpoints
-from vane_dagster.errors import IntegrityError, SourceError
-from vane_dagster.pipeline.source import ParquetSource
-from vane_dagster.planning.source_files import file_version, listed_file
+from vane_dagster.errors import SourceError
+from vane_dagster.sources.base import ReadContext, unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
-from vane_dagster.storage.transient_errors import advice, persistently
+from vane_dagster.storage.manifest import FileSpan
+from vane_dagster.storage.transient_errors import persistently
 from vane_dagster.types.schema import seen_by_sql, sql_name
-from vane_dagster.types.sql import computed_from, passed_through, quote, select_list, unused
-from vane_dagster.worker.database import connection, expression_error
-from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.protocol import FileRows, Project, Work
+from vane_dagster.types.sql import (
+    computed_from,
+    expression_error,
+    passed_through,
+    quote,
+    select_list,
+    unused,
+)
 
 _ROW = "file_row_number"
 
 
-def scan(rows: FileRows, work: Work) -> pa.Table:
+@dataclass(frozen=True)
+class _FileRows:
+    """Rows `start` to `stop` of a file.
+
+    Attributes:
+        url: The file.
+        start: First row.
+        stop: Row after the last.
+        schema: What is read.
+        storage_options: Options of the fsspec file system.
+    """
+
+    url: str
+    start: int
+    stop: int
+    schema: pa.Schema
+    storage_options: Mapping[str, Any] = field(repr=False)
+
+
+def scan(
+    span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any], context: ReadContext
+) -> pa.Table:
     """The rows as they are: by whole row groups where the range allows, else by DuckDB.
 
+    Args:
+        span: The rows.
+        schema: The columns.
+        storage_options: Options of the file's fsspec file system.
+        context: Location and DuckDB connection.
+
     Raises:
-        SourceError: If they cannot be read, or their ids are not unique.
+        SourceError: If they cannot be read.
     """
+    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
     kept = _kept_out_of_sql(rows.schema.names, rows)
-    table = _read_row_groups(rows, kept, work)
+    table = _read_row_groups(rows, kept, context)
     if others := [name for name in rows.schema.names if name not in table.column_names]:
-        read = _query(rows, ", ".join(quote(name) for name in others), work)
-        _check_is_as_planned(rows, work)
+        read = _query(rows, ", ".join(quote(name) for name in others), context)
         columns = [*zip(others, read.columns), *zip(table.column_names, table.columns)]
         table = pa.table(dict(columns))
-    else:
-        _check_is_as_planned(rows, work)
-    if table.num_rows != rows.stop - rows.start:
-        raise IntegrityError(
-            f"{work.culprit}: {table.num_rows} rows were read of {rows.url!r}, expected "
-            f"{rows.stop - rows.start} by its footer. Write the file again"
-        )
-    return _checked_ids(table.select(rows.schema.names).cast(rows.schema), rows, work)
+    return table.select(rows.schema.names).cast(rows.schema)
 
 
-def scan_projected(op: Project, rows: FileRows, work: Work) -> pa.Table:
+def scan_projected(
+    span: FileSpan,
+    schema: pa.Schema,
+    columns: Sequence[tuple[str, str]],
+    where: str | None,
+    storage_options: Mapping[str, Any],
+    context: ReadContext,
+) -> pa.Table:
     """SQL columns and a filter, pushed into the scan.
 
     Columns that SQL would change are read beside it, and put to the rows that it leaves.
 
+    Args:
+        span: The rows.
+        schema: The columns that the expressions name.
+        columns: Output columns and their expressions.
+        where: The filter, if there is one.
+        storage_options: Options of the file's fsspec file system.
+        context: Location and DuckDB connection.
+
     Raises:
-        SourceError: If they cannot be read, or their ids are not unique.
+        SourceError: If they cannot be read.
         SchemaError: If an expression fails for a row.
     """
-    passed = passed_through(op.columns, rows.schema)
+    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
+    passed = passed_through(columns, rows.schema)
     kept = _kept_out_of_sql(passed.values(), rows)
-    computed = [(name, e) for name, e in op.columns if passed.get(name) not in kept]
-    place = unused("row", [name for name, _ in op.columns])
-    table = _computed([*computed, (place, _ROW)] if kept else computed, op.where, rows, work)
-    values = _read_row_groups(rows, kept, work, whole=False) if kept else None
-    _check_is_as_planned(rows, work)
-    if values is not None:
+    computed = [(name, e) for name, e in columns if passed.get(name) not in kept]
+    place = unused("row", [name for name, _ in columns])
+    table = _computed([*computed, (place, _ROW)] if kept else computed, where, rows, context)
+    if kept:
+        values = _read_row_groups(rows, kept, context, whole=False)
         values = values.take(pc.subtract(table.column(place), rows.start))
-        columns = dict(zip(table.column_names, table.columns))
-        columns |= {n: values.column(c) for n, c in passed.items() if c in kept}
-        table = pa.table({name: columns[name] for name, _ in op.columns})
-    return _checked_ids(table, rows, work)
+        found = dict(zip(table.column_names, table.columns))
+        found |= {n: values.column(c) for n, c in passed.items() if c in kept}
+        table = pa.table({name: found[name] for name, _ in columns})
+    return table
 
 
-def _kept_out_of_sql(names: Iterable[str], rows: FileRows) -> list[str]:
+def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
     """The columns whose types SQL would change."""
     kinds = {name: rows.schema.field(name).type for name in names}
     return [name for name, kind in kinds.items() if seen_by_sql(kind) != kind]
 
 
 def _read_row_groups(
-    rows: FileRows, columns: Sequence[str], work: Work, whole: bool = True
+    rows: _FileRows, columns: Sequence[str], context: ReadContext, whole: bool = True
 ) -> pa.Table:
     """Columns of the rows as Parquet's own reader gives them, which decodes whole row groups.
 
@@ -102,22 +143,8 @@ def _read_row_groups(
     try:
         table = persistently(_failpoints.failing("read", rows.url, read))
     except Exception as error:  # drivers have exceptions of their own, of many kinds
-        raise _unreadable(rows, work, error) from error
+        raise _unreadable(rows, context, error) from error
     return table.cast(pa.schema([rows.schema.field(name) for name in table.column_names]))
-
-
-def _check_is_as_planned(rows: FileRows, work: Work) -> None:
-    """Sees, after reading, that the file is still the one that the fragment's key stands for."""
-    try:
-        source = ParquetSource(rows.url, storage_options=rows.storage_options)
-        now = persistently(lambda: listed_file(rows.url, source))
-    except Exception as error:  # drivers have exceptions of their own, of many kinds
-        raise _unreadable(rows, work, error) from error
-    if file_version(now) != file_version(rows.file):
-        raise SourceError(
-            f"{work.culprit}: {rows.url!r} was replaced while the run read it ({rows.file.size} "
-            f"bytes when it was planned, {now.size} now). Run the partition again"
-        )
 
 
 def _opened(location: Location, stream: object) -> pq.ParquetFile:
@@ -126,7 +153,7 @@ def _opened(location: Location, stream: object) -> pq.ParquetFile:
     return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
 
 
-def _row_groups(footer: pq.FileMetaData, rows: FileRows) -> tuple[list[int], int, int]:
+def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], int, int]:
     """The row groups that a range reaches into, their first row, and the one after their last."""
     edges = [0]
     for index in range(footer.num_row_groups):
@@ -139,7 +166,7 @@ def _row_groups(footer: pq.FileMetaData, rows: FileRows) -> tuple[list[int], int
 
 
 def _computed(
-    columns: Sequence[tuple[str, str]], where: str | None, rows: FileRows, work: Work
+    columns: Sequence[tuple[str, str]], where: str | None, rows: _FileRows, context: ReadContext
 ) -> pa.Table:
     """Expressions over the rows that a filter leaves.
 
@@ -147,27 +174,27 @@ def _computed(
     """
 
     def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
-        return _asked(rows, select_list(columns), where)
+        return _asked(rows, select_list(columns), where, context)
 
     try:
         return run(columns, where)
     except (duckdb.IOException, OSError) as error:
-        raise _unreadable(rows, work, error) from error
+        raise _unreadable(rows, context, error) from error
     except duckdb.Error as error:
         read = computed_from(columns, where, rows.schema)
-        _query(rows, ", ".join(quote(name) for name in read) or _ROW, work)
-        raise expression_error(columns, where, run, error, work) from error
+        _query(rows, ", ".join(quote(name) for name in read) or _ROW, context)
+        raise expression_error(columns, where, run, error, context.location) from error
 
 
-def _query(rows: FileRows, listed: str, work: Work) -> pa.Table:
+def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
     try:
-        return _asked(rows, listed, None)
+        return _asked(rows, listed, None, context)
     except (duckdb.Error, OSError) as error:
-        raise _unreadable(rows, work, error) from error
+        raise _unreadable(rows, context, error) from error
 
 
-def _asked(rows: FileRows, listed: str, where: str | None) -> pa.Table:
-    table = f"read_parquet({_literal(_duckdb_path(rows))}, {_ROW}=true)"
+def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
+    table = f"read_parquet({_literal(_duckdb_path(rows, context))}, {_ROW}=true)"
     if casts := _casts(rows.schema):
         table = f"(SELECT * REPLACE ({casts}) FROM {table})"
     query = (
@@ -175,8 +202,11 @@ def _asked(rows: FileRows, listed: str, where: str | None) -> pa.Table:
         f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
     )
     query += f" AND ({where})" if where else ""
-    found = _failpoints.failing("read", rows.url, lambda: connection().sql(query).to_arrow_table())
-    return persistently(found)
+
+    def read() -> pa.Table:
+        return context.connect().sql(query).to_arrow_table()
+
+    return persistently(_failpoints.failing("read", rows.url, read))
 
 
 def _casts(schema: pa.Schema) -> str:
@@ -194,35 +224,25 @@ def _has_sizes(kind: pa.DataType) -> bool:
     return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
 
 
-def _unreadable(rows: FileRows, work: Work, error: Exception) -> SourceError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+def _unreadable(rows: _FileRows, context: ReadContext, error: Exception) -> SourceError:
     damaged = is_damage(error) or isinstance(error, duckdb.Error)
-    fix = "Write it again, or take it out of the source" if damaged else advice(error)
-    return SourceError(f"{work.culprit}: {rows.url!r} cannot be read: {reason}. {fix}")
+    fix = "Write it again, or take it out of the source" if damaged else None
+    return unreadable(rows.url, error, context.location, fix)
 
 
-def _checked_ids(table: pa.Table, rows: FileRows, work: Work) -> pa.Table:
-    if wrong := repeated_or_null(table.column(rows.id)):
-        raise SourceError(
-            f"{work.culprit}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
-            "null inside a partition. Mend the source, or filter the rows out with where="
-        )
-    return table
-
-
-def _duckdb_path(rows: FileRows) -> str:
+def _duckdb_path(rows: _FileRows, context: ReadContext) -> str:
     location = Location(rows.url, rows.storage_options)
     if not location.is_local:
-        _register(location.fs)
+        _register(location.fs, context.connect())
     return duckdb_path(location.fs, location.path)
 
 
 _registered: dict[str, fsspec.AbstractFileSystem] = {}
 
 
-def _register(fs: fsspec.AbstractFileSystem) -> None:
+def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) -> None:
     """Has DuckDB read by this file system, which may stand for the same protocol as another did."""
-    names, opened = protocols(fs), connection()
+    names = protocols(fs)
     if all(_registered.get(name) is fs for name in names):
         return
     for name in names:
