@@ -19,6 +19,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._before = dict(sys.modules)  # none of them is of this folder
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -35,6 +36,8 @@ class Project:
     def forget(self) -> None:
         """Forgets every module of this folder, so that the next import reads it anew."""
         for known, loaded in list(sys.modules.items()):
+            if self._before.get(known) is loaded:
+                continue
             places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
             if any(str(place).startswith(str(self.root)) for place in places):
                 del sys.modules[known]
