@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.module_attributes import module_folders
+from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 
 
 class Project:
@@ -19,7 +19,12 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._before = dict(sys.modules)  # none of them is of this folder
+        # A module that has a file is not of this folder yet; a namespace package may extend to it.
+        self._before = {
+            name: loaded
+            for name, loaded in sys.modules.items()
+            if isinstance(module_attribute(loaded, "__file__"), str)
+        }
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
