@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
-from vane_dagster.fingerprint.module_attributes import module_folders
+from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 
 
 class Project:
@@ -19,6 +19,12 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # A module that has a file is not of this folder yet; a namespace package may extend to it.
+        self._before = {
+            name: loaded
+            for name, loaded in sys.modules.items()
+            if isinstance(module_attribute(loaded, "__file__"), str)
+        }
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -35,6 +41,8 @@ class Project:
     def forget(self) -> None:
         """Forgets every module of this folder, so that the next import reads it anew."""
         for known, loaded in list(sys.modules.items()):
+            if self._before.get(known) is loaded:
+                continue
             places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
             if any(str(place).startswith(str(self.root)) for place in places):
                 del sys.modules[known]
