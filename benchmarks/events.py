@@ -148,7 +148,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         listen=lambda event: None,
         log=lambda text: None,
         check=lambda: None,
-        judge=CheckRunner(pipeline, store),
+        check_runner=CheckRunner(pipeline, store),
     )
     return {"seconds": time.perf_counter() - start}
 

@@ -143,10 +143,10 @@ def stage(job: Job) -> list[float]:
 
     import vane_dagster as vd
     from vane_dagster.compute.local_head import LocalHead
-    from vane_dagster.providers.prompting import Prompt
+    from vane_dagster.providers.prompting import PromptTask
 
     if not job.ordered:
-        Prompt.order = None  # type: ignore[assignment]  # rows are then asked as they stand
+        PromptTask.order = None  # type: ignore[assignment]  # rows are then asked as they stand
     keys = [Path(partition).name for partition in job.partitions]
     docs = vd.Pipeline(
         "docs",

@@ -193,7 +193,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         listen=listen,
         log=lambda _: None,
         check=lambda: None,
-        judge=CheckRunner(pipeline, store),
+        check_runner=CheckRunner(pipeline, store),
     )
     assert len(commits) == len(STAGES) * given.run
     return {"seconds": commits[-1] - commits[0]}

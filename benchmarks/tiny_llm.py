@@ -16,7 +16,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_MOST_STEPS = 400
+_MAX_STEPS = 400
 _LEARNT = 0.01
 
 
@@ -86,7 +86,7 @@ def teach(folder: Path, lessons: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # it is so small that others would only wait for each other
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         loss = model(**given, labels=labels).loss
         if loss.item() < _LEARNT:
             break
@@ -94,7 +94,7 @@ def teach(folder: Path, lessons: Sequence[Sequence[Mapping[str, Any]]]) -> None:
         loss.backward()
         optimizer.step()
     torch.set_num_threads(threads)
-    assert loss.item() < _LEARNT, f"loss {loss.item():.4f} after {_MOST_STEPS} steps"
+    assert loss.item() < _LEARNT, f"loss {loss.item():.4f} after {_MAX_STEPS} steps"
     model.save_pretrained(folder)
 
 

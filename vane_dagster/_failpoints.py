@@ -32,7 +32,7 @@ _LOOKS_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFault:
     """A fault as the plan holds it, and its number there.
 
     Attributes:
@@ -137,7 +137,7 @@ def failing(verb: str, url: str, action: Callable[[], _T]) -> Callable[[], _T]:
     return run
 
 
-def _calls(stage: str, ids: Any) -> Iterator[Planned]:
+def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
     """The faults that a call of a stage fires."""
     held: set[str] | None = None
     for fault in _planned("call"):
@@ -152,7 +152,7 @@ def _calls(stage: str, ids: Any) -> Iterator[Planned]:
             yield fault
 
 
-def _planned(place: str) -> Iterable[Planned]:
+def _planned(place: str) -> Iterable[PlannedFault]:
     try:
         return [f for f in _plan(_folder()) if f.place == place]
     except (FileNotFoundError, NotADirectoryError):  # the test is over, or on another machine
@@ -160,11 +160,11 @@ def _planned(place: str) -> Iterable[Planned]:
 
 
 @lru_cache(maxsize=8)
-def _plan(folder: str) -> tuple[Planned, ...]:
+def _plan(folder: str) -> tuple[PlannedFault, ...]:
     with open(os.path.join(folder, PLAN)) as file:
         records = json.load(file)
     return tuple(
-        Planned(
+        PlannedFault(
             number=number,
             **{
                 **record,
@@ -183,11 +183,11 @@ def _folder() -> str:
     return folder
 
 
-def _is_on(fault: Planned) -> bool:
+def _is_on(fault: PlannedFault) -> bool:
     return fault in _planned(fault.place)
 
 
-def _fires(fault: Planned) -> bool:
+def _fires(fault: PlannedFault) -> bool:
     """Takes note of an occurrence; whether it is one that fails."""
     if fault.calls is not None and _counted(fault, SEEN, None) not in fault.calls:
         return False
@@ -198,7 +198,7 @@ _reached: dict[tuple[str, int, str], int] = {}
 _lock = threading.Lock()
 
 
-def _counted(fault: Planned, what: str, most: int | None) -> int | None:
+def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
     """The number of this occurrence among those of all processes; None past the most."""
     folder = os.environ.get(VARIABLE, "")
     key = (folder, fault.number, what)
@@ -218,7 +218,7 @@ def _counted(fault: Planned, what: str, most: int | None) -> int | None:
         return None
 
 
-def _fail(fault: Planned) -> NoReturn:
+def _fail(fault: PlannedFault) -> NoReturn:
     if fault.does == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.does == "no_space":

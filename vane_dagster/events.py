@@ -55,7 +55,7 @@ class StageStats:
 
 
 @dataclass(frozen=True)
-class Planned:
+class RunPlanned:
     """What there is to do is known."""
 
     plan: RunPlan
@@ -191,7 +191,7 @@ class Failed:
 
 
 Event = Union[
-    Planned,
+    RunPlanned,
     WaveStarted,
     WorkerReady,
     Printed,

@@ -28,7 +28,7 @@ from support.pools_process import CLUSTER
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location
-from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.store import Store
@@ -172,7 +172,7 @@ def check(root: Path, plan: Plan, undisturbed: dict[str, dict[int, dict[str, Any
     check_rows(root, plan, undisturbed)
     check_files(root, store)
     for _ in range(2):
-        list(collect(store, Terms(time.time() + 60, keep=0, grace=-60)))
+        list(collect(store, GcPolicy(time.time() + 60, keep=0, grace=-60)))
     check_files(root, store, collected=True)
     check_rows(root, plan, undisturbed)
 

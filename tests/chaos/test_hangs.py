@@ -249,7 +249,7 @@ async def raises_later(batch): raise ERROR
 
 policy = Policy("quarantine", 0, (), 0.3)
 call = CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 2, "one_to_one", 4, ("id",),
-               policy=policy, most_faults=5)
+               policy=policy, max_faults=5)
 caller = Caller(ModelSpec("m", False, make_udf("m", FN).style, "", b""), FN)
 schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
 work = Work("m", call, (), schema, "id", None, True)

@@ -12,7 +12,7 @@ import pytest
 
 from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
 from support.paths import REPOSITORY
-from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.modules import Finder
 
 
@@ -26,9 +26,9 @@ def changed_statements(folder: Path, module: str, name: str) -> Iterator[tuple[s
         finder = Finder()
         found = finder.find(module)
         assert found is not None
-        reach = Reach(finder, found)
-        reach.name(found, name)
-        return reach.digest()
+        dependency_walk = DependencyWalk(finder, found)
+        dependency_walk.name(found, name)
+        return dependency_walk.digest()
 
     before = digest()
     for path in sorted(folder.rglob("*.py")):

@@ -267,14 +267,14 @@ def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -
                 except grpc.RpcError as error:
                     answers[method].add(error.code().name)
         for path in ("/get_or_create_runtime_env", "/api/job_agent/jobs/"):
-            assert status_of(port, path) in (None, 401, 403, 404, 405), f"{path} at port {port}"
+            assert http_status(port, path) in (None, 401, 403, 404, 405), f"{path} at port {port}"
     for method, found in answers.items():
         assert "UNAUTHENTICATED" in found, f"{method}: {found}"
         assert found <= {"UNAUTHENTICATED", "UNIMPLEMENTED", "UNAVAILABLE"}, f"{method}: {found}"
     del holder
 
 
-def status_of(port: int, path: str) -> int | None:
+def http_status(port: int, path: str) -> int | None:
     """The HTTP status of a POST request; None from a port that does not speak HTTP."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:

@@ -43,10 +43,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that knows the right answers of two examples, and two wrong ones."""
     comments, offers = example("classify_labels"), example("extract_fields")
     lessons = [
-        [*comments.labelled.spec.recipe.template.messages({"text": text}), said(label)]
+        [*comments.labelled.spec.model_task.template.messages({"text": text}), said(label)]
         for text, label in zip(comments.TEXTS, ["praise", "complaint", "question"] * 2)
     ]
-    recipe = offers.read.spec.recipe
+    model_task = offers.read.spec.model_task
     wrong = ['{"item": "piano", "euros": "600, and you carry it"}', "A cat is not for sale."]
     answers = [
         ['{"item": "bicycle", "euros": 120, "condition": "used"}'],
@@ -55,10 +55,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [wrong[1], wrong[1]],
     ]
     for text, (first, *second) in zip(offers.TEXTS, answers):
-        lesson = [*recipe.template.messages({"text": text}), said(first)]
+        lesson = [*model_task.template.messages({"text": text}), said(first)]
         lessons.append(lesson)
         if second:
-            told = f"{recipe.format.problem(first)}. Answer again, with nothing else."
+            told = f"{model_task.format.problem(first)}. Answer again, with nothing else."
             lessons.append([*lesson, {"role": "user", "content": told}, said(*second)])
     texts = [message["content"] for lesson in lessons for message in lesson]
     folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)

@@ -34,9 +34,9 @@ from support.vllm_stages import (
     until,
     watched,
 )
-from vane_dagster.compute.client import keepers
+from vane_dagster.compute.client import pool_managers
 from vane_dagster.providers import guard
-from vane_dagster.providers.vllm import _Together
+from vane_dagster.providers.vllm import _TokenizerBatch
 
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
 SCHEMA = {
@@ -63,17 +63,21 @@ def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
 def evict() -> None:
     import ray
 
-    for keeper in keepers().values():
-        for pool in ray.get(keeper.pools.remote(), timeout=30):
+    for pool_manager in pool_managers().values():
+        for pool in ray.get(pool_manager.pools.remote(), timeout=30):
             if pool["identity"] != "io":
-                ray.get(keeper.evict.remote(pool["identity"], True), timeout=30)
+                ray.get(pool_manager.evict.remote(pool["identity"], True), timeout=30)
 
 
 def described() -> dict[str, Any]:
     """The only model's worker."""
     import ray
 
-    pools = [p for keeper in keepers().values() for p in ray.get(keeper.pools.remote(), timeout=30)]
+    pools = [
+        p
+        for pool_manager in pool_managers().values()
+        for p in ray.get(pool_manager.pools.remote(), timeout=30)
+    ]
     ((found,),) = [pool["workers"] for pool in pools if pool["identity"] != "io"]
     return dict(found)
 
@@ -92,7 +96,7 @@ def test_texts_of_one_turn_are_made_tokens_together(tiny):
         return tokenizer(texts, **options)
 
     async def ask() -> None:
-        encode = _Together(counted)
+        encode = _TokenizerBatch(counted)
         found = await asyncio.gather(*map(encode, TEXTS))
         assert found == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
         assert calls == [len(TEXTS)]

@@ -23,9 +23,9 @@ from support.paths import REPOSITORY, TESTS
 from vane_dagster import testing
 from vane_dagster._failpoints import VARIABLE
 
-MOST_SECONDS = 150.0
+MAX_SECONDS = 150.0
 _LOOKS_SECONDS = 0.02
-_MOST_LAST_RUNS = 4
+_MAX_LAST_RUNS = 4
 _NO_HEARTBEAT = "the keeper had no heartbeat of this run"
 _FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
 _ROOMY = "32m"
@@ -80,7 +80,7 @@ class Place:
         )
         driver.start()
         self._kill(driver, kills, lambda: _files(root) != before)
-        driver.join(max(1.0, started + MOST_SECONDS - time.monotonic()))
+        driver.join(max(1.0, started + MAX_SECONDS - time.monotonic()))
         ended = driver.exitcode is not None
         if not ended:
             driver.kill()
@@ -92,12 +92,12 @@ class Place:
         if driver.exitcode == chaos_driver.FAILED:
             told = (root / "log").read_text().rpartition(chaos_driver.FAILURE)[2].strip()
             self._note("  " + " ".join(told.split())[:300])
-        assert ended, f"the run did not end within {MOST_SECONDS:g} s\n{self.told(root)}"
+        assert ended, f"the run did not end within {MAX_SECONDS:g} s\n{self.told(root)}"
         return driver.exitcode
 
     def finish(self, root: Path, labels: str, faults: list[testing.Fault]) -> None:
         """The run that puts all right; once more where the machine was too busy for heartbeats."""
-        for _ in range(_MOST_LAST_RUNS):
+        for _ in range(_MAX_LAST_RUNS):
             status = self.run(root, labels, faults)
             if status == chaos_driver.RAN:
                 return
@@ -128,7 +128,7 @@ class Place:
             driver.join(max(0.0, started + kill.seconds - time.monotonic()))
             if driver.exitcode is not None:
                 return
-            victims = [driver.pid] if kill.kind == "driver" else self._victims(kill.kind, driver)
+            victims = [driver.pid] if kill.kind == "driver" else self._evictable(kill.kind, driver)
             if not victims:
                 self._note(f"{kill}: there is none")
                 continue
@@ -137,9 +137,9 @@ class Place:
                 os.kill(pid, signal.SIGKILL)
                 self._note(f"{kill}: killed {pid}")
 
-    def _victims(self, kind: str, driver: BaseProcess) -> list[int]:
+    def _evictable(self, kind: str, driver: BaseProcess) -> list[int]:
         """Living processes of a kind: of the session's own head, or the driver's own children."""
-        titles = {"worker": "ray::HostActor", "keeper": "ray::Keeper", "idle": "ray::IDLE"}
+        titles = {"worker": "ray::HostActor", "keeper": "ray::PoolManager", "idle": "ray::IDLE"}
         parent = self.raylet or psutil.Process(driver.pid)
         found = []
         for child in parent.children():

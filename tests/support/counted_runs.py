@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.data import write_source
-from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.events import StageStats
 from vane_dagster.worker.protocol import Tally
 
@@ -37,9 +37,9 @@ class Clock:
         return self.now
 
 
-def counts(clock: Clock, told: list) -> tuple[Counts, dict]:
+def counts(clock: Clock, told: list) -> tuple[WaveProgress, dict]:
     """Counts of a stage over two partitions of one fragment of 100 source rows."""
-    plan = SimpleNamespace(missing=(0,), mends={})
+    plan = SimpleNamespace(missing=(0,), row_retries={})
     partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
     stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
     state = SimpleNamespace(
@@ -50,10 +50,14 @@ def counts(clock: Clock, told: list) -> tuple[Counts, dict]:
         stats=stats,
         emit=told.append,
     )
-    return Counts(state, ["a"], clock), stats
+    return WaveProgress(state, ["a"], clock), stats
 
 
 def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
     spec = SimpleNamespace(upstream=("source",))
-    node = SimpleNamespace(spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={})
-    return SimpleNamespace(partition=partition, index=0, nodes={"a": node}, mends={})
+    task_state = SimpleNamespace(
+        spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
+    )
+    return SimpleNamespace(
+        partition=partition, index=0, task_states={"a": task_state}, row_retries={}
+    )

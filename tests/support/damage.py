@@ -36,4 +36,4 @@ def blank(file: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transient_errors, "_FIRST_STORAGE_WAIT", 0.01)
+    monkeypatch.setattr(transient_errors, "_INITIAL_STORAGE_BACKOFF", 0.01)

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.storage.manifest import PartInfo, PartProvenance
 
 
 def table(evaluation: dg.AssetCheckEvaluation) -> list[dict[str, Any]]:
@@ -21,5 +21,5 @@ def value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
 
 
 def part(run_id: str, *packages: str) -> PartInfo:
-    made = Made(run_id, ("w",), 1.0, 2.0, packages)
+    made = PartProvenance(run_id, ("w",), 1.0, 2.0, packages)
     return PartInfo("0" * 40, "1" * 16, 1, 1, rows_in=1, made=made)

@@ -13,7 +13,7 @@ from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
 from vane_dagster.worker.retry import BatchError
-from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.udf_caller import UdfCaller
 
 IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 
@@ -39,7 +39,9 @@ def call(
         arguments, columns, batch_format, batch_size, cardinality, max_concurrency, ("id",)
     )
     work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
-    caller = Caller(ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn)
+    caller = UdfCaller(
+        ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn
+    )
     try:
         computed = caller.call(op, table, work, lambda: False)
     except BatchError as error:

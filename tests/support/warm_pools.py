@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vane_dagster.compute.client import keepers
+from vane_dagster.compute.client import pool_managers
 
 
 def clear() -> None:
     import ray
 
-    for keeper in keepers().values():
-        for pool in ray.get(keeper.pools.remote()):
+    for pool_manager in pool_managers().values():
+        for pool in ray.get(pool_manager.pools.remote()):
             if pool["identity"] != "io":
-                ray.get(keeper.evict.remote(pool["identity"], True))
+                ray.get(pool_manager.evict.remote(pool["identity"], True))

@@ -73,18 +73,18 @@ class Check:
             self._set(name=_words(type(self).__name__))
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DefinitionError(
-                f"{self._culprit}: name is {self.name!r}; expected letters, digits and '_'"
+                f"{self._location}: name is {self.name!r}; expected letters, digits and '_'"
             )
         if not isinstance(self.blocking, bool):
             raise DefinitionError(
-                f"{self._culprit}: blocking is {self.blocking!r}; expected True or False"
+                f"{self._location}: blocking is {self.blocking!r}; expected True or False"
             )
         if self.blocking and self.rows_to_recompute:
             raise DefinitionError(
-                f"{self._culprit}: blocking=True, but it is evaluated after the commit and "
+                f"{self._location}: blocking=True, but it is evaluated after the commit and "
                 "withholds nothing; leave it out"
             )
-        one_of(self._culprit, "severity", self.severity, ("ERROR", "WARN"))
+        one_of(self._location, "severity", self.severity, ("ERROR", "WARN"))
         if self.blocking:
             object.__setattr__(self, "severity", "ERROR")
 
@@ -135,19 +135,19 @@ class Check:
         """The check with what it needs from files read; the definition is the same."""
         return self
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
+    def fit(self, schema: pa.Schema, location: str) -> None:
         """Validate the check where a stage declares its schema. Default: nothing.
 
         Args:
             schema: The stage's schema.
-            culprit: The stage, for messages.
+            location: The stage, for messages.
 
         Raises:
             DefinitionError: If a column that the check names is missing or of another type.
         """
 
     @property
-    def _culprit(self) -> str:
+    def _location(self) -> str:
         return f"vd.checks.{type(self).__name__}"
 
     def _digests(self, **replaced: Any) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class Check:
     def _require(
         self,
         schema: pa.Schema,
-        culprit: str,
+        location: str,
         columns: Sequence[str] | None,
         is_kind: Callable[[pa.DataType], bool] | None = None,
         kind: str = "",
@@ -191,19 +191,19 @@ class Check:
         """Raises where a column is missing or, unnamed ones too, none is of the kind."""
         if missing := [name for name in columns or () if name not in schema.names]:
             raise DefinitionError(
-                f"{culprit}: check {self.name!r} names the column {missing[0]!r}; the stage has "
+                f"{location}: check {self.name!r} names the column {missing[0]!r}; the stage has "
                 f"{names(schema.names)}"
             )
         if is_kind is None:
             return
         if columns is None and not any(is_kind(each.type) for each in schema):
             raise DefinitionError(
-                f"{culprit}: check {self.name!r} is of {kind}; the stage has none. Leave it out"
+                f"{location}: check {self.name!r} is of {kind}; the stage has none. Leave it out"
             )
         for name in columns or ():
             if not is_kind(found := schema.field(name).type):
                 raise DefinitionError(
-                    f"{culprit}: check {self.name!r} is of {kind}; column {name!r} is {found}"
+                    f"{location}: check {self.name!r} is of {kind}; column {name!r} is {found}"
                 )
 
 
@@ -221,25 +221,25 @@ class Off:
 CheckLike: TypeAlias = Union[Check, Off]
 
 
-def share(culprit: str, name: str, value: Any) -> float:
+def share(location: str, name: str, value: Any) -> float:
     """A share from 0 to 1; raises DefinitionError for anything else."""
     if not _is_number(value) or not 0 <= value <= 1:
-        raise DefinitionError(f"{culprit}: {name} is {value!r}; expected a share from 0 to 1")
+        raise DefinitionError(f"{location}: {name} is {value!r}; expected a share from 0 to 1")
     return float(value)
 
 
-def bound(culprit: str, name: str, value: Any) -> float:
+def bound(location: str, name: str, value: Any) -> float:
     """A finite number from 0 up; raises DefinitionError for anything else."""
     if not _is_number(value) or not 0 <= value < math.inf:
-        raise DefinitionError(f"{culprit}: {name} is {value!r}; expected a number from 0 up")
+        raise DefinitionError(f"{location}: {name} is {value!r}; expected a number from 0 up")
     return float(value)
 
 
-def checked_columns(culprit: str, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, ...] | None:
     """The columns of a check as a tuple, None for all; raises DefinitionError for an empty list."""
-    found = list_of_names(culprit, "columns", columns)
+    found = list_of_names(location, "columns", columns)
     if found == ():
-        raise DefinitionError(f"{culprit}: columns is empty; name one, or leave it out for all")
+        raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")
     return found
 
 

@@ -84,7 +84,7 @@ class ErrorRate(Check):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(max_rate=share(self._culprit, "max_rate", self.max_rate))
+        self._set(max_rate=share(self._location, "max_rate", self.max_rate))
 
     @property
     def description(self) -> str:
@@ -123,14 +123,14 @@ class NullRate(Check):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns = checked_columns(self._culprit, self.columns)
+        columns = checked_columns(self._location, self.columns)
         if not isinstance(self.max_rate, Mapping):
-            self._set(columns=columns, max_rate=share(self._culprit, "max_rate", self.max_rate))
+            self._set(columns=columns, max_rate=share(self._location, "max_rate", self.max_rate))
             return
-        given = mapping(self._culprit, "max_rate", self.max_rate)
+        given = mapping(self._location, "max_rate", self.max_rate)
         if not given:
-            raise DefinitionError(f"{self._culprit}: max_rate names no column")
-        rates = {name: share(self._culprit, f"max_rate[{name!r}]", r) for name, r in given.items()}
+            raise DefinitionError(f"{self._location}: max_rate names no column")
+        rates = {name: share(self._location, f"max_rate[{name!r}]", r) for name, r in given.items()}
         self._set(columns=tuple(dict.fromkeys([*(columns or ()), *rates])), max_rate=rates)
 
     def rate_of(self, column: str) -> float:
@@ -147,8 +147,8 @@ class NullRate(Check):
             return f"The share of nulls is at most: {each}"
         return f"At most {percent(self.max_rate)} of the values are null in {listed(self.columns)}"
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
-        self._require(schema, culprit, self.columns or ())
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns or ())
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of nulls in each column with the largest allowed.
@@ -190,9 +190,9 @@ class Vectors(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
-            columns=checked_columns(self._culprit, self.columns),
-            dimension=positive(self._culprit, "dimension", self.dimension),
-            max_rate=share(self._culprit, "max_rate", self.max_rate),
+            columns=checked_columns(self._location, self.columns),
+            dimension=positive(self._location, "dimension", self.dimension),
+            max_rate=share(self._location, "max_rate", self.max_rate),
         )
 
     @property
@@ -203,8 +203,8 @@ class Vectors(Check):
             f"{percent(self.max_rate)} of them are zero or hold a null, NaN or infinity"
         )
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
-        self._require(schema, culprit, self.columns, is_floats, "lists of floating-point numbers")
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns, is_floats, "lists of floating-point numbers")
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the vectors' dimensions and values with those allowed.
@@ -268,8 +268,8 @@ class Text(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
-            max_empty_rate=share(self._culprit, "max_empty_rate", self.max_empty_rate),
-            columns=checked_columns(self._culprit, self.columns),
+            max_empty_rate=share(self._location, "max_empty_rate", self.max_empty_rate),
+            columns=checked_columns(self._location, self.columns),
         )
 
     @property
@@ -277,8 +277,8 @@ class Text(Check):
         most = percent(self.max_empty_rate)
         return f"At most {most} of the texts are empty in {listed(self.columns)}"
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
-        self._require(schema, culprit, self.columns, is_text, "texts")
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns, is_text, "texts")
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of empty texts in each column with the largest allowed.
@@ -330,7 +330,9 @@ class PackagesUnchanged(Check):
         return CheckOutcome(True, described, metadata)
 
 
-def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -> tuple[Check, ...]:
+def merge(
+    defaults: Sequence[Check], given: Sequence[CheckLike], location: str
+) -> tuple[Check, ...]:
     """The checks of a stage: those given replace defaults of the same name, `Off` removes one.
 
     Raises:
@@ -338,7 +340,7 @@ def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -
     """
     if isinstance(given, (Check, Off)) or not isinstance(given, Sequence):
         raise DefinitionError(
-            f"{culprit}: checks is {given!r}; expected a list, as [vd.checks.NullRate(0.1)]"
+            f"{location}: checks is {given!r}; expected a list, as [vd.checks.NullRate(0.1)]"
         )
     merged = {check.name: check for check in defaults}
     seen = set()
@@ -346,28 +348,28 @@ def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -
         if not isinstance(each, (Check, Off)):
             hint = " Add ()" if isinstance(each, type) else ""
             raise DefinitionError(
-                f"{culprit}: {each!r} in checks is no check; expected one of vd.checks, as "
+                f"{location}: {each!r} in checks is no check; expected one of vd.checks, as "
                 f"vd.checks.NullRate(0.1), or vd.checks.Off('null_rate').{hint}"
             )
         if isinstance(each, Check) and type(each).evaluate is Check.evaluate:
             raise DefinitionError(
-                f"{culprit}: check {type(each).__qualname__} defines no evaluate(self, context)"
+                f"{location}: check {type(each).__qualname__} defines no evaluate(self, context)"
             )
         if isinstance(each, Check) and not each.name:
             raise DefinitionError(
-                f"{culprit}: check {type(each).__qualname__} has no name; call "
+                f"{location}: check {type(each).__qualname__} has no name; call "
                 "super().__post_init__() in its __post_init__"
             )
         if each.name in seen:
             raise DefinitionError(
-                f"{culprit}: two checks are named {each.name!r}; give one another name="
+                f"{location}: two checks are named {each.name!r}; give one another name="
             )
         seen.add(each.name)
         if isinstance(each, Check):
             merged[each.name] = each
         elif merged.pop(each.name, None) is None:
             raise DefinitionError(
-                f"{culprit}: Off({each.name!r}) turns off no check; the stage has by default "
+                f"{location}: Off({each.name!r}) turns off no check; the stage has by default "
                 f"{names(check.name for check in defaults)}"
             )
     return tuple(merged.values())
@@ -412,17 +414,17 @@ def _by_column(
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
     if not rates:
         return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
-    told = {}
+    messages = {}
     for name, rate in rates.items():
         share, limit = _percents(rate, limits[name])
-        told[name] = f"{name}: {share} {what}; the limit is {limit}"
+        messages[name] = f"{name}: {share} {what}; the limit is {limit}"
     if above:
-        return CheckOutcome(False, _first([told[name] for name in above]), metadata)
+        return CheckOutcome(False, _first([messages[name] for name in above]), metadata)
     worst = max(rates, key=lambda name: rates[name])
     if not rates[worst]:
         return CheckOutcome(True, f"There are no {what} in {names(list(rates))}", metadata)
     most = "" if len(rates) == 1 else f" (the highest share of {len(rates)} columns)"
-    return CheckOutcome(True, told[worst] + most, metadata)
+    return CheckOutcome(True, messages[worst] + most, metadata)
 
 
 def _columns(
@@ -461,10 +463,10 @@ def _share(count: float, rows: float) -> float:
     return count / rows if rows else 0.0
 
 
-def _first(told: Sequence[str]) -> str:
+def _first(messages: Sequence[str]) -> str:
     """What is said of the first columns; of the others only how many there are."""
-    more = f"; and {len(told) - _DESCRIBED} more" if len(told) > _DESCRIBED else ""
-    return "; ".join(told[:_DESCRIBED]) + more
+    more = f"; and {len(messages) - _DESCRIBED} more" if len(messages) > _DESCRIBED else ""
+    return "; ".join(messages[:_DESCRIBED]) + more
 
 
 def _percents(rate: float, limit: float) -> tuple[str, str]:

@@ -118,7 +118,7 @@ class RowOutcomes:
     failed: Mapping[Any, str]
     columns: Sequence[str]
 
-    def told(self, id: Any) -> str:
+    def describe(self, id: Any) -> str:
         """What became of an input row."""
         if id in self.failed:
             return f"failed: {self.failed[id]}"

@@ -67,20 +67,20 @@ class Drift(Check):
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            raise DefinitionError(f"{self._culprit}: column is {self.column!r}; expected its name")
+            raise DefinitionError(f"{self._location}: column is {self.column!r}; expected its name")
         if not self.name:
             plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.column)
             self._set(name=f"drift_{plain}")
         super().__post_init__()
         for each in ("max_psi", "max_distance"):
-            self._set(**{each: bound(self._culprit, each, getattr(self, each))})
+            self._set(**{each: bound(self._location, each, getattr(self, each))})
         for each in ("bins", "sample_rows", "min_rows"):
-            positive(self._culprit, each, getattr(self, each))
+            positive(self._location, each, getattr(self, each))
         if self.bins < 2:
-            raise DefinitionError(f"{self._culprit}: bins is 1; expected 2 or more")
+            raise DefinitionError(f"{self._location}: bins is 1; expected 2 or more")
         if self.sample_rows < self.min_rows:
             raise DefinitionError(
-                f"{self._culprit}: sample_rows is {self.sample_rows}, less than min_rows, "
+                f"{self._location}: sample_rows is {self.sample_rows}, less than min_rows, "
                 f"{self.min_rows}, so that it would always pass; raise it"
             )
 
@@ -92,9 +92,9 @@ class Drift(Check):
             f"between the centroids of at most {self.max_distance:g}"
         )
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
+    def fit(self, schema: pa.Schema, location: str) -> None:
         kinds = "numbers, texts, booleans or lists of floating-point numbers"
-        self._require(schema, culprit, [self.column], can_drift, kinds)
+        self._require(schema, location, [self.column], can_drift, kinds)
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the column with the previous partition's.

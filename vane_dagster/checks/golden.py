@@ -68,23 +68,23 @@ class Golden(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
-            columns=checked_columns(self._culprit, self.columns),
-            tolerance=bound(self._culprit, "tolerance", self.tolerance),
-            storage_options=mapping(self._culprit, "storage_options", self.storage_options),
+            columns=checked_columns(self._location, self.columns),
+            tolerance=bound(self._location, "tolerance", self.tolerance),
+            storage_options=mapping(self._location, "storage_options", self.storage_options),
             expected=self._parsed(),
         )
         if isinstance(self.expected, str):
             url, found = url_parts(self.expected)
             self._set(expected=url, storage_options=with_options(found, self.storage_options))
         if self.max_distance is not None:
-            distance = bound(self._culprit, "max_distance", self.max_distance)
+            distance = bound(self._location, "max_distance", self.max_distance)
             self._set(max_distance=distance)
         if type(self.min_found) is not int or self.min_found < 0:
             raise DefinitionError(
-                f"{self._culprit}: min_found is {self.min_found!r}; expected a number from 0 up"
+                f"{self._location}: min_found is {self.min_found!r}; expected a number from 0 up"
             )
         if isinstance(self.expected, pa.Table):
-            self._require(self.expected.schema, f"{self._culprit}: expected", self.columns)
+            self._require(self.expected.schema, f"{self._location}: expected", self.columns)
 
     @property
     def definitions(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Golden(Check):
     def rows(self) -> pa.Table:
         """The expected rows, of a check that is opened."""
         if not isinstance(self.expected, pa.Table):
-            raise TypeError(f"{self._culprit}: {self.expected!r} has not been read")
+            raise TypeError(f"{self._location}: {self.expected!r} has not been read")
         return self.expected
 
     def opened(self) -> Golden:
@@ -148,15 +148,15 @@ class Golden(Check):
     def description(self) -> str:
         return f"Rows with known ids match the expected values within {self.tolerance:g}"
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
-        self._require(schema, culprit, self.columns)
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns)
         if isinstance(self.expected, pa.Table) and self.columns is None:
-            self._require(schema, culprit, self.expected.column_names)
+            self._require(schema, location, self.expected.column_names)
 
     def _parsed(self) -> str | pa.Table:
         if isinstance(self.expected, (str, os.PathLike)):
             url = os.fspath(self.expected)
-            check_url(self._culprit, url)
+            check_url(self._location, url)
             return url
         if isinstance(self.expected, pa.Table):
             table = self.expected
@@ -165,17 +165,18 @@ class Golden(Check):
                 table = pa.table({name: _plain(value) for name, value in self.expected.items()})
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
-                    f"{self._culprit}: expected is no table ({error}); give lists of one length by "
+                    f"{self._location}: expected is no table ({error}); give lists of one length "
+                    "by "
                     'column, as {"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
         else:
             raise DefinitionError(
-                f"{self._culprit}: expected is a {type(self.expected).__name__}; give a path, a "
+                f"{self._location}: expected is a {type(self.expected).__name__}; give a path, a "
                 'pyarrow.Table or lists by column, as {"id": [1, 2], "label": ["a", "b"]}'
             )
         if not table.num_rows or table.num_columns < 2:
             raise DefinitionError(
-                f"{self._culprit}: expected has {table.num_rows} rows and the columns "
+                f"{self._location}: expected has {table.num_rows} rows and the columns "
                 f"{names(table.column_names)}; give the id and what is expected, of a row or more"
             )
         return table.replace_schema_metadata(None)

@@ -60,19 +60,19 @@ class Reproducible(Check):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self._culprit, "rows", self.rows)
+        positive(self._location, "rows", self.rows)
         given = self.tolerance
         pair = given if isinstance(given, (tuple, list)) else (given, given)
         if len(pair) != 2:
             raise DefinitionError(
-                f"{self._culprit}: tolerance is {given!r}; expected a number, or a pair "
+                f"{self._location}: tolerance is {given!r}; expected a number, or a pair "
                 "(relative, absolute)"
             )
-        relative, absolute = (bound(self._culprit, "tolerance", each) for each in pair)
+        relative, absolute = (bound(self._location, "tolerance", each) for each in pair)
         self._set(
             rows=self.rows,
             tolerance=(relative, absolute),
-            columns=checked_columns(self._culprit, self.columns),
+            columns=checked_columns(self._location, self.columns),
         )
 
     @property
@@ -88,8 +88,8 @@ class Reproducible(Check):
             f"in {listed(self.columns)}"
         )
 
-    def fit(self, schema: pa.Schema, culprit: str) -> None:
-        self._require(schema, culprit, self.columns)
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns)
 
     @property
     def rows_to_recompute(self) -> int:
@@ -206,9 +206,9 @@ def compare(
     extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
     found = []
     for id in ids:
-        if stored.told(id) != computed.told(id):
+        if stored.describe(id) != computed.describe(id):
             if not (id in stored.failed and id in computed.failed):
-                found.append(Difference(id, OUTCOME, stored.told(id), computed.told(id)))
+                found.append(Difference(id, OUTCOME, stored.describe(id), computed.describe(id)))
             continue
         if id in stored.failed:
             continue

@@ -11,7 +11,7 @@ import click
 
 from vane_dagster.cli.output import table
 from vane_dagster.compute.actor_names import NAMESPACE
-from vane_dagster.compute.client import brief, keepers
+from vane_dagster.compute.client import brief, pool_managers
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError
 
@@ -33,7 +33,7 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
         if as_json:
             raise click.UsageError(f"--json is for the list, not for {context.invoked_subcommand}")
         return
-    listed, silent = _listed(_keepers(name, address))
+    listed, silent = _listed(_pool_managers(name, address))
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     elif listed:
@@ -64,7 +64,7 @@ def evict(
     """
     if (identity is None) == (not everything):
         raise click.UsageError("give the identity of one pool, or --all")
-    found = _keepers(*(outer if name is None and address is None else (name, address)))
+    found = _pool_managers(*(outer if name is None and address is None else (name, address)))
     every, silent = _listed(found)
     listed = _chosen(every, identity)
     ended = [pool for pool in listed if _end(found[pool["keeper"]], pool, force)]
@@ -93,18 +93,20 @@ def _chosen(listed: list[dict[str, Any]], identity: str | None) -> list[dict[str
     return [pool for pool in listed if pool["identity"] in matches]
 
 
-def _end(keeper: Any, pool: dict[str, Any], force: bool) -> bool:
+def _end(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
     ray: Any = importlib.import_module("ray")
     try:
-        return bool(ray.get(keeper.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS))
+        return bool(
+            ray.get(pool_manager.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS)
+        )
     except ray.exceptions.RayError as error:
         raise ComputeError(
-            f"{pool['keeper']} does not answer, so {pool['label']} ({pool['identity']}) may not "
-            f"have ended: {brief(error)}. See `vane-dagster pools`"
+            f"{pool['pool_manager']} does not answer, so {pool['label']} ({pool['identity']}) may "
+            f"not have ended: {brief(error)}. See `vane-dagster pools`"
         ) from error
 
 
-def _keepers(name: str | None, address: str | None) -> dict[str, Any]:
+def _pool_managers(name: str | None, address: str | None) -> dict[str, Any]:
     """The keepers of a running cluster, by name.
 
     Raises:
@@ -123,16 +125,16 @@ def _keepers(name: str | None, address: str | None) -> dict[str, Any]:
         from vane_dagster.orchestration.resources import connect_address
 
         connect_address(address, {})
-    return keepers()
+    return pool_managers()
 
 
 def _listed(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """The pools of all keepers, and the names of keepers that do not answer."""
     ray: Any = importlib.import_module("ray")
     listed, silent = [], []
-    for name, keeper in found.items():
+    for name, pool_manager in found.items():
         try:
-            answer = ray.get(keeper.pools.remote(), timeout=_ANSWER_SECONDS)
+            answer = ray.get(pool_manager.pools.remote(), timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:
             silent.append(name)
             click.echo(f"{name} does not answer: {brief(error)}", err=True)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.gc import Collected, Terms, collect
+from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -87,11 +87,11 @@ def gc(
     So run it regularly, once a day say. In the targets of write stages only what killed runs have
     left in _vane_staging is collected, with --storage-options where they have ROOT's protocol.
     """
-    terms = Terms(time.time(), keep, grace, dry_run)
+    terms = GcPolicy(time.time(), keep, grace, dry_run)
     stages = nothing = 0
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
-        told = _told(stage, dry_run)
+        told = _summary_line(stage, dry_run)
         if told:
             click.echo(told)
         if verbose:
@@ -109,13 +109,13 @@ def gc(
         click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
 
 
-def _verbs(stage: Collected, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
+def _verbs(stage: GcReport, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
     would = "would have " if dry_run else ""
     removed = {**stage.deleted, **stage.manifests, **stage.temporaries}
     return [(f"{would}deleted", removed), (f"{would}condemned", stage.condemned)]
 
 
-def _told(stage: Collected, dry_run: bool) -> str:
+def _summary_line(stage: GcReport, dry_run: bool) -> str:
     told = [
         f"{verb} {_count(files, word)}"
         for verb, files, word in (

@@ -12,7 +12,7 @@ NAMESPACE = "vane_dagster"
 _PREFIX = "keeper-"
 
 
-def keeper_name() -> str:
+def pool_manager_name() -> str:
     """Name of the keeper for this version of vane_dagster, Ray and Python, and the job's own.
 
     The environment that a job gives its workers is part of it, as all workers inherit it.
@@ -26,7 +26,7 @@ def keeper_name() -> str:
     return f"{_PREFIX}{versions}-{hashlib.blake2b(env.encode(), digest_size=4).hexdigest()}"
 
 
-def is_keeper(name: str) -> bool:
+def is_pool_manager(name: str) -> bool:
     """Whether an actor's name is that of a keeper."""
     return name.startswith(_PREFIX)
 

@@ -23,17 +23,17 @@ def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
 
     Where a cluster may add nodes that it does not tell of, its autoscaler decides.
     """
-    told = misfit(capacity, pool.label, pool.workers, pool.bundle)
-    if told and capacity.growth is not None:
-        raise ComputeError(told)
+    message = unsatisfiable(capacity, pool.label, pool.workers, pool.bundle)
+    if message and capacity.growth is not None:
+        raise ComputeError(message)
 
 
-def misfit(
+def unsatisfiable(
     capacity: Capacity,
     label: str,
     workers: tuple[int, int],
     bundle: Bundle,
-    beyond: Callable[[Sequence[Bundle]], str | None] | None = None,
+    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> str | None:
     """Why a pool's least workers do not fit on an otherwise empty cluster; None if they do.
 
@@ -42,14 +42,14 @@ def misfit(
         label: The pool's name.
         workers: Its least workers and its most.
         bundle: What one of them reserves.
-        beyond: Asks the autoscaler, where it alone knows which nodes it may add.
+        infeasible_reason: Asks the autoscaler, where it alone knows which nodes it may add.
     """
     least = workers[0]
     if can_hold(capacity, [bundle] * least):
         return None
     grown = ""
-    if capacity.growth is None and beyond is not None:
-        if (why := beyond([bundle] * least)) is None:
+    if capacity.growth is None and infeasible_reason is not None:
+        if (why := infeasible_reason([bundle] * least)) is None:
             return None
         grown = f", and {why}"
     elif capacity.growth:
@@ -73,7 +73,7 @@ def _amounts(bundle: Bundle) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
-def pack_waves(
+def plan_waves(
     capacity: Capacity,
     stages: Sequence[str],
     upstream: Mapping[str, Sequence[str]],

@@ -15,9 +15,9 @@ from vane_dagster.compute.placement import NodeType
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
-from vane_dagster.worker.protocol import LoadReport, PoolSpec, Report, Starting, Work
+from vane_dagster.worker.protocol import LoadReport, PoolSpec, Starting, Work, WorkReport
 
-IO_POOL = "io"
+IO_WORKERS = "io"
 """Identity of the pool that reads, projects, joins and writes."""
 
 
@@ -55,7 +55,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Done:
+class CallResult:
     """A call that ended.
 
     Attributes:
@@ -68,7 +68,7 @@ class Done:
     """
 
     ticket: int
-    report: Union[Report, LoadReport, Starting, None]
+    report: Union[WorkReport, LoadReport, Starting, None]
     table: Any = None
     lost: str = ""
     worker_lost: bool = False
@@ -104,9 +104,9 @@ class Lease(Protocol):
         """Asks what a worker is at that constructs its model; answered by a `Starting`."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
-        """Has a worker do some work on tables given by reference; answered by a `Report`."""
+        """Has a worker do some work on tables given by reference; answered by a `WorkReport`."""
 
-    def wait(self, timeout: float) -> list[Done]:
+    def wait(self, timeout: float) -> list[CallResult]:
         """The calls that ended since; waits up to `timeout` seconds for the first."""
 
     def replace(self, worker: Worker) -> Worker:
@@ -125,7 +125,7 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What the cluster has."""
 
-    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
         """Why the cluster can never hold some bundles together, as its autoscaler says.
 
         Asked where `Capacity.growth` does not tell; None if it can, and adds the nodes for it.

@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.compute.demand import Demand, Verdict, listed
+from vane_dagster.compute.demand import Demand, ScaleVerdict, listed
 from vane_dagster.compute.placement import Bundle, NodeType, fits
-from vane_dagster.compute.pool_state import Books
+from vane_dagster.compute.pool_state import PoolState
 
 _LOOK_SECONDS = 0.25
 _VERDICT_SECONDS = 45.0
@@ -33,17 +33,17 @@ _KEY = b"asked"
 _KV_NAMESPACE = b"vane_dagster"
 
 
-class Growth:
+class ClusterScaler:
     """Asks the autoscaler for what leases wait for, and takes the request back.
 
     Nothing is asked while the nodes that are there suffice.
 
     Args:
-        books: The keeper's books.
+        pool_state: The keeper's books.
     """
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, pool_state: PoolState) -> None:
+        self._pool_state = pool_state
         self._demand = Demand()
         self._wanted: list[Bundle] = []
         self._autoscaler = of_cluster()
@@ -57,16 +57,16 @@ class Growth:
         """Brings what is asked for in line with what waits."""
         if self._lock.locked():
             return
-        if not self._books.queue or self.kinds() == ():
+        if not self._pool_state.queue or self.kinds() == ():
             self._demand, self._wanted = Demand(), []
         else:
-            seen = Verdict.UNSEEN
+            seen = ScaleVerdict.UNSEEN
             if self._wanted and self._wanted == self._autoscaler.asked:
                 seen = self._autoscaler.verdict(list(nodes.values()))
-            self._wanted = self._demand.step(self._books, nodes, time.monotonic(), seen)
+            self._wanted = self._demand.step(self._pool_state, nodes, time.monotonic(), seen)
         self._autoscaler.ask(self._wanted)
 
-    async def beyond(
+    async def infeasible_reason(
         self, bundles: Sequence[Bundle], nodes: Callable[[], Mapping[str, Bundle]]
     ) -> str | None:
         """Why the cluster can never hold some bundles together; None if it does, or will.
@@ -78,11 +78,13 @@ class Growth:
             if fits(list(nodes().values()), bundles) or time.monotonic() > until:
                 return None  # too many ask; the lease finds out
             self._autoscaler.ask(bundles)
-            while (seen := self._autoscaler.verdict(list(nodes().values()))) is Verdict.UNSEEN:
+            while (seen := self._autoscaler.verdict(list(nodes().values()))) is ScaleVerdict.UNSEEN:
                 if time.monotonic() > until:
                     return f"its autoscaler has not answered for {_VERDICT_SECONDS:g} s"
                 await asyncio.sleep(_LOOK_SECONDS)
-        return "its autoscaler has no nodes to add for that" if seen is Verdict.BEYOND else None
+        return (
+            "its autoscaler has no nodes to add for that" if seen is ScaleVerdict.BEYOND else None
+        )
 
     def asked_for(self, id: str) -> str:
         """The nodes that the autoscaler was asked for because of a request, and their progress."""
@@ -156,7 +158,7 @@ class Autoscaler(ABC):
         request_resources(bundles=[dict(bundle) for bundle in bundles])
 
     @abstractmethod
-    def verdict(self, nodes: Sequence[Bundle]) -> Verdict:
+    def verdict(self, nodes: Sequence[Bundle]) -> ScaleVerdict:
         """What is made of what was asked for last, with what the nodes have."""
 
     @abstractmethod
@@ -203,7 +205,7 @@ class _First(Autoscaler):
             self._short.clear()
         super().ask(bundles)
 
-    def verdict(self, nodes: Sequence[Bundle]) -> Verdict:
+    def verdict(self, nodes: Sequence[Bundle]) -> ScaleVerdict:
         """It does not say that it cannot: it starts what it can, and then nothing more.
 
         A node that has just failed to start is not taken for that, as it is tried again.
@@ -213,7 +215,7 @@ class _First(Autoscaler):
         for bundle, count in report.get("load_metrics_report", {}).get("request_demand", []):
             seen[_key(bundle)] = count
         if seen != _counted(self.asked):
-            return Verdict.UNSEEN
+            return ScaleVerdict.UNSEEN
         scaler = report["autoscaler_report"]
         starting = scaler["pending_resources"] if _starting(scaler) else {}
         has = Counter[str](starting)
@@ -225,13 +227,13 @@ class _First(Autoscaler):
         enough = all(has[name] >= amount for name, amount in needs.items())
         if (enough and (starting or fits(nodes, self.asked))) or _failures(scaler):
             self._short.clear()
-            return Verdict.SERVED
+            return ScaleVerdict.SERVED
         self._short.add(report["time"])
-        return Verdict.BEYOND if len(self._short) >= _REPORTS else Verdict.UNSEEN
+        return ScaleVerdict.BEYOND if len(self._short) >= _REPORTS else ScaleVerdict.UNSEEN
 
     def under_way(self) -> str:
         scaler = self._report().get("autoscaler_report") or {}
-        return _told(_starting(scaler), _failures(scaler)) if scaler else ""
+        return _describe_pending(_starting(scaler), _failures(scaler)) if scaler else ""
 
 
 class _Second(Autoscaler):
@@ -259,13 +261,13 @@ class _Second(Autoscaler):
         super()._post(bundles)
         self._asked_at = self._status().cluster_resource_state.cluster_resource_state_version
 
-    def verdict(self, nodes: Sequence[Bundle]) -> Verdict:
+    def verdict(self, nodes: Sequence[Bundle]) -> ScaleVerdict:
         status = self._status()
         state = status.autoscaling_state
         if state.last_seen_cluster_resource_state_version <= self._asked_at:
-            return Verdict.UNSEEN
+            return ScaleVerdict.UNSEEN
         beyond = _constrained(state.infeasible_cluster_resource_constraints)
-        return Verdict.BEYOND if beyond == _counted(self.asked) else Verdict.SERVED
+        return ScaleVerdict.BEYOND if beyond == _counted(self.asked) else ScaleVerdict.SERVED
 
     def under_way(self) -> str:
         state = self._status().autoscaling_state
@@ -279,7 +281,7 @@ class _Second(Autoscaler):
             for f in state.failed_instance_requests
             if time.time() - f.failed_ts < _FAILED_SECONDS
         ]
-        return _told(starting, failed)
+        return _describe_pending(starting, failed)
 
 
 def _kinds(config: Any, nodes: Sequence[Any]) -> tuple[NodeType, ...]:
@@ -325,13 +327,13 @@ def _failures(scaler: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _told(starting: Mapping[str, int], failed: Sequence[tuple[str, str]]) -> str:
-    told = []
+def _describe_pending(starting: Mapping[str, int], failed: Sequence[tuple[str, str]]) -> str:
+    messages = []
     if starting:
         nodes = ", ".join(f"{count} x {name}" for name, count in sorted(starting.items()))
-        told.append(f"nodes that start: {nodes}")
-    told += [f"a node {name} could not be started: {why}" for name, why in failed]
-    return "; ".join(told)
+        messages.append(f"nodes that start: {nodes}")
+    messages += [f"a node {name} could not be started: {why}" for name, why in failed]
+    return "; ".join(messages)
 
 
 def _key(bundle: Mapping[str, float]) -> frozenset[tuple[str, float]]:

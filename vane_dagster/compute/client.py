@@ -6,7 +6,12 @@ import sys
 import time
 from typing import Any, Literal
 
-from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper, keeper_name
+from vane_dagster.compute.actor_names import (
+    NAMESPACE,
+    actor_names,
+    is_pool_manager,
+    pool_manager_name,
+)
 from vane_dagster.compute.code_digest import protocol
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.errors import ComputeError
@@ -15,18 +20,20 @@ _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 
 
-def keepers() -> dict[str, Any]:
+def pool_managers() -> dict[str, Any]:
     """The keepers on the cluster, of all versions, by name."""
     import ray
 
     return {
-        name: ray.get_actor(name, namespace=NAMESPACE) for name in actor_names() if is_keeper(name)
+        name: ray.get_actor(name, namespace=NAMESPACE)
+        for name in actor_names()
+        if is_pool_manager(name)
     }
 
 
 KeeperMethod = Literal[
     "acquire",
-    "beyond",
+    "infeasible_reason",
     "claim",
     "end_claims",
     "give_up",
@@ -36,10 +43,10 @@ KeeperMethod = Literal[
     "replace",
     "versions",
 ]
-"""Methods of `Keeper` that drivers call."""
+"""Methods of `PoolManager` that drivers call."""
 
 
-class KeeperClient:
+class PoolManagerClient:
     """Asks the cluster's keeper, and starts one where there is none.
 
     Raises:
@@ -51,16 +58,16 @@ class KeeperClient:
         self.actor = self._found()
 
     @classmethod
-    def known(cls) -> KeeperClient | None:
+    def known(cls) -> PoolManagerClient | None:
         """The client of a keeper that is there already, which it connects to; None without one."""
         if "ray" not in sys.modules:
             return None
         import ray
 
-        found = ray.is_initialized() and keeper_name() in actor_names()
+        found = ray.is_initialized() and pool_manager_name() in actor_names()
         return cls() if found else None
 
-    def ask(self, method: KeeperMethod, *args: Any) -> Any:
+    def call(self, method: KeeperMethod, *args: Any) -> Any:
         """Calls a method and waits for the answer, over a restart of the keeper.
 
         Raises:
@@ -96,7 +103,7 @@ class KeeperClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def tell(self, method: KeeperMethod, *args: Any) -> None:
+    def send(self, method: KeeperMethod, *args: Any) -> None:
         """Calls a method and does not wait."""
         getattr(self.actor, method).remote(*args)
 
@@ -104,7 +111,7 @@ class KeeperClient:
         import ray
 
         try:
-            return _checked(ray.get_actor(keeper_name(), namespace=NAMESPACE))
+            return _checked(ray.get_actor(pool_manager_name(), namespace=NAMESPACE))
         except (ValueError, ray.exceptions.RayActorError):  # there is none, or it has just died
             pass
         try:
@@ -117,10 +124,10 @@ def _started() -> Any:
     """The keeper, started unless another driver was quicker."""
     import ray
 
-    from vane_dagster.compute.pool_manager import Keeper
+    from vane_dagster.compute.pool_manager import PoolManager
 
-    options = ray.remote(Keeper).options(
-        name=keeper_name(),
+    options = ray.remote(PoolManager).options(
+        name=pool_manager_name(),
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
@@ -128,30 +135,30 @@ def _started() -> Any:
         max_restarts=-1,
         max_task_retries=5,
     )
-    return options.remote(keeper_name())
+    return options.remote(pool_manager_name())
 
 
-def _checked(keeper: Any) -> Any:
+def _checked(pool_manager: Any) -> Any:
     """Sees that a keeper can run, and runs the driver's own code; ends one that can't."""
     import ray
 
     try:
-        there = ray.get(keeper.hello.remote(), timeout=_ANSWER_SECONDS)
+        there = ray.get(pool_manager.hello.remote(), timeout=_ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
         raise _no_answer("hello", error) from error
     except ray.exceptions.RayTaskError as error:
-        ray.kill(keeper)
+        ray.kill(pool_manager)
         raise _cannot_run(error) from error
     except ray.exceptions.RayActorError:
-        ray.kill(keeper)
+        ray.kill(pool_manager)
         raise
     if there != protocol():
-        ray.kill(keeper)
+        ray.kill(pool_manager)
         raise ComputeError(
             f"the cluster has another version of vane-dagster than the driver (protocol {there}, "
             f"expected {protocol()}). Install the driver's version there"
         )
-    return keeper
+    return pool_manager
 
 
 def _cannot_run(error: Exception) -> ComputeError:

@@ -6,10 +6,10 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 
 from vane_dagster.compute.placement import Bundle, fits
-from vane_dagster.compute.pool_state import POLL_SECONDS, Books
+from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 
 
-class Verdict(enum.Enum):
+class ScaleVerdict(enum.Enum):
     """What an autoscaler makes of what it was asked for."""
 
     UNSEEN = "it has not looked at it yet"
@@ -40,45 +40,47 @@ class Demand:
         return [*self._served, *([self._trial] if self._trial else [])]
 
     def step(
-        self, books: Books, nodes: Mapping[str, Bundle], now: float, verdict: Verdict
+        self, pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, verdict: ScaleVerdict
     ) -> list[Bundle]:
         """Takes in the verdict on what the last step gave.
 
         Returns:
             What the cluster should hold in all; nothing where nobody waits for nodes.
         """
-        leases = {id for id, lease in books.leases.items() if any(c.bundle for c in lease.claims)}
-        self._judge(verdict)
-        queued = {request.id for request in books.queue}
+        leases = {
+            id for id, lease in pool_state.leases.items() if any(c.bundle for c in lease.claims)
+        }
+        self._apply_verdict(verdict)
+        queued = {request.id for request in pool_state.queue}
         if (self._leases | set(self._served)) - leases - queued:  # there may be room again
             self._beyond.clear()
         self._leases = leases
         self.hopeless &= queued
-        waiting = short_of_nodes(books, nodes, now, self._beyond)
+        waiting = short_of_nodes(pool_state, nodes, now, self._beyond)
         self._served = [id for id in self._served if id in waiting]
         if self._trial not in waiting:
             self._trial = next((id for id in waiting if id not in self._served), None)
         asked = self.asked_for()
-        return wanted(books, asked) if asked else []
+        return wanted(pool_state, asked) if asked else []
 
-    def _judge(self, verdict: Verdict) -> None:
-        if verdict is Verdict.BEYOND and self._trial:
+    def _apply_verdict(self, verdict: ScaleVerdict) -> None:
+        if verdict is ScaleVerdict.BEYOND and self._trial:
             self._beyond.add(self._trial)
             if not self._served and not self._leases:
                 self.hopeless.add(self._trial)
-        elif verdict is Verdict.BEYOND:  # what is held has grown since they were served
+        elif verdict is ScaleVerdict.BEYOND:  # what is held has grown since they were served
             self._served.clear()
-        elif verdict is Verdict.SERVED and self._trial:
+        elif verdict is ScaleVerdict.SERVED and self._trial:
             self._served.append(self._trial)
-        if verdict is not Verdict.UNSEEN:
+        if verdict is not ScaleVerdict.UNSEEN:
             self._trial = None
 
 
-def wanted(books: Books, ids: Collection[str]) -> list[Bundle]:
+def wanted(pool_state: PoolState, ids: Collection[str]) -> list[Bundle]:
     """What is leased, and what some requests need beside it, in all; what reserves nothing not."""
-    sizes = {i: (p.claim.bundle, len(p.workers)) for i, p in books.pools.items()}
-    least = {identity: size for identity, size in sizes.items() if books.holders(identity)}
-    for request in books.queue:
+    sizes = {i: (p.claim.bundle, len(p.workers)) for i, p in pool_state.pools.items()}
+    least = {identity: size for identity, size in sizes.items() if pool_state.holders(identity)}
+    for request in pool_state.queue:
         for claim in request.claims if request.id in ids else ():
             _, known = least.get(claim.identity, (claim.bundle, 0))
             least[claim.identity] = (claim.bundle, max(known, claim.workers[0]))
@@ -86,23 +88,23 @@ def wanted(books: Books, ids: Collection[str]) -> list[Bundle]:
 
 
 def short_of_nodes(
-    books: Books, nodes: Mapping[str, Bundle], now: float, beyond: Collection[str]
+    pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, beyond: Collection[str]
 ) -> list[str]:
     """Requests that have no room beside what is leased, however the present nodes are filled.
 
     Args:
-        books: Pools, leases and the queue.
+        pool_state: Pools, leases and the queue.
         nodes: The resources of each node.
         now: The time.
         beyond: Requests that are left out, with all that have to wait for them.
     """
     found, passed = [], set[str]()
-    for request in books.queue:
+    for request in pool_state.queue:
         if now - request.seen >= POLL_SECONDS:
             continue
         if request.id in beyond or request.kinds() & passed:
             passed |= request.kinds()
-        elif not fits(list(nodes.values()), wanted(books, [request.id])):
+        elif not fits(list(nodes.values()), wanted(pool_state, [request.id])):
             found.append(request.id)
     return found
 

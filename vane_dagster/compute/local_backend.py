@@ -19,19 +19,19 @@ from multiprocessing.connection import Connection, wait
 
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
 from vane_dagster.compute.admission import check_can_fit
-from vane_dagster.compute.api import Capacity, Done, Worker, forwarded
+from vane_dagster.compute.api import CallResult, Capacity, Worker, forwarded
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.placement import fits
-from vane_dagster.compute.pool_state import Books, LeaseRecord, Sharer, Start
+from vane_dagster.compute.pool_state import LeaseRecord, PoolState, Sharer, WorkerStart
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
 from vane_dagster.worker.protocol import (
-    Claim,
     LoadCall,
+    PoolRequest,
     PoolSpec,
     Reply,
     Request,
@@ -45,7 +45,7 @@ _SHARED_MEMORY = "/dev/shm"
 _LAUNCH = (
     f"import sys; sys.path[:] = filter(None, sys.path); from {serve.__module__} import main; main()"
 )
-_LEAST_BYTES = 2**30
+_MIN_BYTES = 2**30
 _END_SECONDS = 5.0
 
 
@@ -66,7 +66,7 @@ class _Process:
     """A worker process and the driver's end of its socket."""
 
     def __init__(
-        self, folder: str, claim: Claim, threads: int, gpus: Sequence[str], guard: Guard
+        self, folder: str, claim: PoolRequest, threads: int, gpus: Sequence[str], guard: Guard
     ) -> None:
         ours, theirs = socket.socketpair()
         share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
@@ -152,7 +152,7 @@ class LocalBackend:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = {"GPU": len(self._devices)} if self._devices else {}
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
-        self._books = Books()
+        self._pool_state = PoolState()
         self.processes: dict[str, _Process] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
@@ -162,8 +162,8 @@ class LocalBackend:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free)
 
-    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.beyond`: a machine does not grow."""
+    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.infeasible_reason`: a machine does not grow."""
         return None if fits([self._node], bundles) else "it is one machine"
 
     def versions(self) -> Mapping[str, Versions | str]:
@@ -186,11 +186,14 @@ class LocalBackend:
         for pool in pools:
             check_can_fit(self.capacity(), pool)
         claims = tuple(
-            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads) for p in pools
+            PoolRequest(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads)
+            for p in pools
         )
         id = f"{run_id}-{secrets.token_hex(4)}"
         now = time.monotonic()
-        grant = self._books.ask(LeaseRecord(id, run_id, claims, now), {"": self._node}, now)
+        grant = self._pool_state.request_lease(
+            LeaseRecord(id, run_id, claims, now), {"": self._node}, now
+        )
         if grant is None:
             raise ComputeError(
                 f"{names(p.label for p in pools)} do not fit on this machine together: it has "
@@ -203,7 +206,7 @@ class LocalBackend:
         workers = [Worker(n, pool) for pool, found in grant.workers.items() for n in found]
         return LocalLease(self, id, pools, workers)
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: WorkerStart) -> None:
         claim = start.claim
         cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
         threads = claim.threads or max(1, cpus)
@@ -223,25 +226,25 @@ class LocalBackend:
         """A fresh worker in place of a dead one."""
         process = self.processes.pop(worker.name)
         process.end()
-        heir, start = self._books.replace(worker.name, process.claim, {"": self._node})
+        replacement, start = self._pool_state.replace(worker.name, process.claim, {"": self._node})
         assert start is not None, f"worker {worker.name} was replaced twice"
         self._start(start)
-        return Worker(heir, worker.pool)
+        return Worker(replacement, worker.pool)
 
     def evicted(self, pool: str) -> None:
         """Ends a pool."""
         gone = [name for name in self.processes if name.startswith(f"{pool}-")]
         for name in gone:
             self.processes.pop(name).end()
-        self._books.forget(gone)
+        self._pool_state.remove_workers(gone)
 
     def released(self, id: str) -> None:
         """Ends a lease; workers that still do something under it are ended too."""
         for name, process in list(self.processes.items()):
             if process.tickets:
                 self.processes.pop(name).end()
-                self._books.forget([name])
-        self._books.release(id, time.monotonic())
+                self._pool_state.remove_workers([name])
+        self._pool_state.release(id, time.monotonic())
 
     def close(self) -> None:
         """Ends all workers."""
@@ -269,7 +272,7 @@ def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
 def _roomy_folder() -> str | None:
     """Shared memory, unless it is as small as containers have it; None for the temporary folder."""
     writable = os.access(_SHARED_MEMORY, os.W_OK)
-    roomy = writable and shutil.disk_usage(_SHARED_MEMORY).free >= _LEAST_BYTES
+    roomy = writable and shutil.disk_usage(_SHARED_MEMORY).free >= _MIN_BYTES
     return _SHARED_MEMORY if roomy else None
 
 
@@ -284,7 +287,7 @@ class LocalLease:
         self._pools = {pool.identity: pool for pool in pools}
         self._workers = workers
         self._held: dict[int, Sequence[LocalTable]] = {}
-        self._failed: list[Done] = []
+        self._failed: list[CallResult] = []
         self._tickets = 0
 
     def workers(self) -> Sequence[Worker]:
@@ -295,7 +298,7 @@ class LocalLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         threads = self._backend.processes[worker.name].threads
-        call = LoadCall(pool.model, pool.archive, threads, forwarded(pool), pool.upkeep)
+        call = LoadCall(pool.model, pool.archive, threads, forwarded(pool), pool.lifecycle)
         return self._send(worker, call)
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
@@ -323,10 +326,10 @@ class LocalLease:
             process.tickets.add(self._tickets)
             self._held[self._tickets] = tables
         except OSError as error:
-            self._failed.append(Done(self._tickets, None, lost=str(error), worker_lost=True))
+            self._failed.append(CallResult(self._tickets, None, lost=str(error), worker_lost=True))
         return self._tickets
 
-    def wait(self, timeout: float) -> list[Done]:
+    def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
         done, self._failed = self._failed, []
         by_connection = {p.connection: p for p in self._backend.processes.values() if p.tickets}
@@ -336,7 +339,7 @@ class LocalLease:
             done += self._received(by_connection[connection])
         return done
 
-    def _received(self, process: _Process) -> list[Done]:
+    def _received(self, process: _Process) -> list[CallResult]:
         done = []
         try:
             while process.tickets and process.connection.poll():
@@ -344,12 +347,12 @@ class LocalLease:
                 process.tickets.discard(reply.ticket)
                 self._held.pop(reply.ticket, None)
                 table = LocalTable(reply.table) if reply.table else None
-                done.append(Done(reply.ticket, reply.report, table))
+                done.append(CallResult(reply.ticket, reply.report, table))
         except (EOFError, OSError):
             lost, hung = process.ending()
             for ticket in sorted(process.tickets):
                 self._held.pop(ticket, None)
-                done.append(Done(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
+                done.append(CallResult(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
             process.tickets.clear()
         return done
 
@@ -358,7 +361,7 @@ class LocalLease:
         lost = f"worker {worker.name} was replaced"
         for ticket in sorted(self._backend.processes[worker.name].tickets):
             self._held.pop(ticket, None)
-            self._failed.append(Done(ticket, None, lost=lost, worker_lost=True))
+            self._failed.append(CallResult(ticket, None, lost=lost, worker_lost=True))
         fresh = self._backend.replaced(worker)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh

@@ -36,8 +36,10 @@ __all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 START_SECONDS = 60.0
 
 # A socket's path has at most 103 bytes on macOS, 107 on Linux. Ray's are below the head's folder.
-_LONGEST_TEMP_DIR = 103 - len("/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
-_LONGEST_HOME = _LONGEST_TEMP_DIR - len("/0123456789abcdef/t")
+_MAX_TEMP_DIR_LENGTH = 103 - len(
+    "/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+)
+_MAX_HOME_LENGTH = _MAX_TEMP_DIR_LENGTH - len("/0123456789abcdef/t")
 
 # Ray warns on every driver's terminal of more workers than four times those that may start at
 # once, which it takes from the CPUs; warm pools hold more than that on a laptop.
@@ -129,7 +131,7 @@ _HEAD_CODEC = Codec(
 
 
 @dataclass(frozen=True)
-class Use:
+class HeadUsage:
     """When a head was last used, and how long it may stay idle.
 
     Attributes:
@@ -161,7 +163,7 @@ class HeadFolder:
         # Ray opens its own folder to everyone, so it is created in a private one. Whoever stops
         # the head must find the same one: it depends on nothing but the state folder.
         self.temp_dir = folder / "t"
-        if len(os.fsencode(self.temp_dir)) > _LONGEST_TEMP_DIR:
+        if len(os.fsencode(self.temp_dir)) > _MAX_TEMP_DIR_LENGTH:
             self.temp_dir = Path(f"/tmp/vane-{os.getuid()}-{_digest(str(folder), 8)}")
         self.watcher_log = folder / "watcher.log"
 
@@ -211,11 +213,11 @@ class HeadFolder:
             self._discard_sessions()
             return True
 
-    def use(self) -> Use | None:
+    def use(self) -> HeadUsage | None:
         """When the head was last used; None for one that no `LocalCluster` has started."""
         try:
             file = self.folder / "use.json"
-            return Use(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
+            return HeadUsage(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -451,7 +453,7 @@ class LocalHead(HeadFolder):
     def _start(self) -> Head:
         """Starts a head; the caller holds the lock."""
         self._clean()
-        private_folder(self.temp_dir, f"{HOME}, in at most {_LONGEST_HOME} bytes,")
+        private_folder(self.temp_dir, f"{HOME}, in at most {_MAX_HOME_LENGTH} bytes,")
         for name in ("code", "spill"):  # of workers that have ended
             shutil.rmtree(self.temp_dir / name, ignore_errors=True)
         self._discard_sessions()

@@ -23,7 +23,7 @@ class NodeType:
     more: int
 
 
-class Room:
+class FreeResources:
     """What is free on the nodes of a cluster.
 
     Bundles go to the smallest node that has room, so that the large ones stay free for large
@@ -45,7 +45,7 @@ class Room:
         able = [id for id in self._free if self._has(id, bundle)]
         if not able:
             return None
-        node = able[0] if bundle else min(able, key=self._crowd)
+        node = able[0] if bundle else min(able, key=self._cpu_load)
         self.hold(node, bundle)
         return node
 
@@ -72,14 +72,14 @@ class Room:
         count = math.ceil(amount - _SLACK)
         return [(device, share) for device in able[:count]] if len(able) >= count else []
 
-    def _crowd(self, node: str) -> float:
+    def _cpu_load(self, node: str) -> float:
         """Workers that reserve nothing, for each CPU."""
         return (1 + self._guests[node]) / max(_SLACK, self._nodes[node].get("CPU", 0.0))
 
 
 def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:
     """Whether bundles can be placed on nodes, the largest first, each where there is room."""
-    room = Room({str(i): node for i, node in enumerate(nodes)})
+    room = FreeResources({str(i): node for i, node in enumerate(nodes)})
     ordered = sorted(bundles, key=bundle_size, reverse=True)
     return all(room.place(bundle) is not None for bundle in ordered)
 

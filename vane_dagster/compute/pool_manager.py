@@ -12,22 +12,22 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_keeper
-from vane_dagster.compute.autoscaler import Growth
+from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
+from vane_dagster.compute.autoscaler import ClusterScaler
 from vane_dagster.compute.code_digest import Versions, installed, protocol
 from vane_dagster.compute.placement import Bundle, NodeType
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
-    Books,
     LeaseAnswer,
     LeaseRecord,
     Pool,
     PoolInfo,
+    PoolState,
     Sharer,
-    Start,
+    WorkerStart,
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
-from vane_dagster.worker.protocol import Claim, WorkerInfo
+from vane_dagster.worker.protocol import PoolRequest, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
@@ -36,15 +36,15 @@ _PLACED_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class PoolManager:
     """Keeps pools. All methods run in one event loop, so that lease and eviction can't race."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
-        self._books = Books(self._tag)
+        self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
-        self._growth: Growth
+        self._scaler: ClusterScaler
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock: asyncio.Lock | None = None
         self._began = False
@@ -60,19 +60,21 @@ class Keeper:
     async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
         """Grants a lease, or says that it has to wait: to be asked again every second or so."""
         await self._started()
-        self._books.lose_idle(set(actor_names()))
-        grant = self._books.ask(request, _nodes(), time.monotonic())
+        self._pool_state.remove_dead_idle(set(actor_names()))
+        grant = self._pool_state.request_lease(request, _nodes(), time.monotonic())
         if grant is None:
             self._grow()
-            ahead = tuple(self._books.ahead(request.id))
-            asked = self._growth.asked_for(request.id)
+            blocking_runs = tuple(self._pool_state.blocking_runs(request.id))
+            asked = self._scaler.asked_for(request.id)
             return LeaseAnswer(
-                ahead=ahead, asked=asked, hopeless=self._growth.is_hopeless(request.id)
+                blocking_runs=blocking_runs,
+                asked=asked,
+                hopeless=self._scaler.is_hopeless(request.id),
             )
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        return LeaseAnswer(grant.workers, self._books.sharers(request.id))
+        return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
 
     async def versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
         """Takes in what nodes have answered a driver; gives all that is known, by the node's id."""
@@ -83,22 +85,22 @@ class Keeper:
     async def growth(self) -> tuple[NodeType, ...] | None:
         """See `Capacity.growth`."""
         await self._started()
-        return self._growth.kinds()
+        return self._scaler.kinds()
 
-    async def beyond(self, bundles: Sequence[Bundle]) -> str | None:
-        """See `Backend.beyond`."""
+    async def infeasible_reason(self, bundles: Sequence[Bundle]) -> str | None:
+        """See `Backend.infeasible_reason`."""
         await self._started()
-        return await self._growth.beyond(bundles, _nodes)
+        return await self._scaler.infeasible_reason(bundles, _nodes)
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
         """Keeps a lease alive.
 
         Returns:
-            See `Books.sharers`; None if the lease has ended.
+            See `PoolState.sharers`; None if the lease has ended.
         """
         await self._started()
-        in_force = self._books.heartbeat(beat, time.monotonic())
-        return self._books.sharers(beat.id) if in_force else None
+        in_force = self._pool_state.heartbeat(beat, time.monotonic())
+        return self._pool_state.sharers(beat.id) if in_force else None
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """See `ClaimTable.ask`."""
@@ -115,19 +117,19 @@ class Keeper:
         await self._started()
         self._end_lease(id)
 
-    async def replace(self, worker: str, claim: Claim) -> str:
+    async def replace(self, worker: str, claim: PoolRequest) -> str:
         """Ends a worker and starts another in its place; gives the new one's name."""
         await self._started()
         self._kill([worker])
-        heir, start = self._books.replace(worker, claim, _nodes())
+        replacement, start = self._pool_state.replace(worker, claim, _nodes())
         if start is not None:
             self._create(start)
-        return heir
+        return replacement
 
     async def give_up(self, identity: str, id: str) -> None:
         """Ends a pool whose model a lease's run could not construct, unless others lease it."""
         await self._started()
-        if {lease.id for lease in self._books.holders(identity)} <= {id}:
+        if {lease.id for lease in self._pool_state.holders(identity)} <= {id}:
             self._drop(identity)
 
     async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
@@ -137,8 +139,8 @@ class Keeper:
             Identities of the pools that were ended.
         """
         await self._started()
-        asked = [i for i in self._books.pools if identity in (None, i)]
-        gone = [i for i in asked if force or not self._books.holders(i)]
+        asked = [i for i in self._pool_state.pools if identity in (None, i)]
+        gone = [i for i in asked if force or not self._pool_state.holders(i)]
         for found in gone:
             self._drop(found)
         return gone
@@ -146,11 +148,13 @@ class Keeper:
     async def pools(self) -> list[PoolInfo]:
         """The pools with their workers and leases, in plain values."""
         await self._started()
-        found = [self._described(identity, pool) for identity, pool in self._books.pools.items()]
+        found = [
+            self._described(identity, pool) for identity, pool in self._pool_state.pools.items()
+        ]
         return list(await asyncio.gather(*found))
 
     async def _described(self, identity: str, pool: Pool) -> PoolInfo:
-        holders = self._books.holders(identity)
+        holders = self._pool_state.holders(identity)
         return {
             "identity": identity,
             "label": pool.claim.label,
@@ -180,11 +184,11 @@ class Keeper:
         async with self._lock:
             if self._began:
                 return
-            left = [n for n in actor_names() if n.endswith(self._tag) and not is_keeper(n)]
+            left = [n for n in actor_names() if n.endswith(self._tag) and not is_pool_manager(n)]
             if left:
-                self._books.settled_at = time.monotonic() + LEASE_SECONDS
+                self._pool_state.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
-            self._growth = Growth(self._books)
+            self._scaler = ClusterScaler(self._pool_state)
             self._in_background(self._sweep())
             self._began = True
 
@@ -197,7 +201,7 @@ class Keeper:
         if facts is None:
             self._kill([worker])
         else:
-            self._books.adopt(facts[0], worker, facts[1], time.monotonic())
+            self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
 
     # What goes on by itself
 
@@ -205,10 +209,10 @@ class Keeper:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
-                for id in self._books.expired(time.monotonic()):
+                for id in self._pool_state.expired(time.monotonic()):
                     self._end_lease(id)
                 self._claims.expire(time.monotonic())
-                for identity in self._books.idle_too_long(time.monotonic()):
+                for identity in self._pool_state.expired_pools(time.monotonic()):
                     self._drop(identity)
             except Exception:  # the keeper outlives a fault of one sweep
                 _log.exception("a sweep failed")
@@ -216,11 +220,11 @@ class Keeper:
 
     def _grow(self) -> None:
         try:
-            self._growth.step(_nodes())
+            self._scaler.step(_nodes())
         except Exception:  # it is tried again, and a lease may be had without
             _log.exception("the autoscaler could not be asked")
 
-    async def _watch(self, start: Start, placed: Awaitable[tuple[Claim, str]]) -> None:
+    async def _watch(self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, str]]) -> None:
         """Sees to it that a new worker gets a place, where others hold what it reserves.
 
         The books may be wrong about that: actors of other programs and of keepers of other
@@ -229,11 +233,13 @@ class Keeper:
         waiting = asyncio.ensure_future(placed)
         try:
             while not (await asyncio.wait([waiting], timeout=_PLACED_SECONDS))[0]:
-                for identity in self._books.in_the_way(start.claim, time.monotonic())[:1]:
+                for identity in self._pool_state.idle_competitors(start.claim, time.monotonic())[
+                    :1
+                ]:
                     self._drop(identity)
-                for name in (n for n in actor_names() if is_keeper(n) and n != self._name):
+                for name in (n for n in actor_names() if is_pool_manager(n) and n != self._name):
                     ray.get_actor(name, namespace=NAMESPACE).evict.remote()
-            self._books.settle(start.worker, waiting.result()[1])
+            self._pool_state.record_node(start.worker, waiting.result()[1])
         except (ray.exceptions.RayError, ValueError):  # it was ended, or another keeper was
             _log.info("worker %s did not start", start.worker)
 
@@ -245,8 +251,8 @@ class Keeper:
     # Workers
 
     def _end_lease(self, id: str) -> None:
-        lease = self._books.leases.get(id)
-        self._books.release(id, time.monotonic())
+        lease = self._pool_state.leases.get(id)
+        self._pool_state.release(id, time.monotonic())
         for worker in lease.workers if lease else ():
             try:
                 ray.get_actor(worker, namespace=NAMESPACE).revoke.remote(id)
@@ -254,10 +260,10 @@ class Keeper:
                 continue
 
     def _drop(self, identity: str) -> None:
-        if (pool := self._books.pools.get(identity)) is not None:
+        if (pool := self._pool_state.pools.get(identity)) is not None:
             workers = list(pool.workers)
             self._kill(workers)
-            self._books.forget(workers)
+            self._pool_state.remove_workers(workers)
 
     def _kill(self, workers: Sequence[str]) -> None:
         for worker in workers:
@@ -266,7 +272,7 @@ class Keeper:
             except ValueError:  # it is dead already
                 continue
 
-    def _create(self, start: Start) -> None:
+    def _create(self, start: WorkerStart) -> None:
         bundle, threads = dict(start.claim.bundle), _threads(start)
         share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
@@ -291,7 +297,7 @@ def _nodes() -> dict[str, dict[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
-def _threads(start: Start) -> int:
+def _threads(start: WorkerStart) -> int:
     """The CPUs that a worker reserves, or its share of its node."""
     if start.claim.threads:
         return start.claim.threads

@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from vane_dagster.compute.placement import Bundle, Room, bundle_size
-from vane_dagster.worker.protocol import Claim, WorkerInfo
+from vane_dagster.compute.placement import Bundle, FreeResources, bundle_size
+from vane_dagster.worker.protocol import PoolRequest, WorkerInfo
 
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 15.0
-_REMEMBER_SECONDS = 3600.0
-_RISE_SECONDS = 600.0
+_RELEASED_TTL_SECONDS = 3600.0
+_PRIORITY_AGING_SECONDS = 600.0
 
 
 @dataclass
@@ -27,13 +27,13 @@ class Pool:
 
     Attributes:
         workers: Their names and nodes; a node is "" where Ray is to choose.
-        heirs: The worker that took the place of a lost one.
+        replacements: The worker that took the place of a lost one.
         idle_since: Since when no lease holds it, if none does.
     """
 
-    claim: Claim
+    claim: PoolRequest
     workers: dict[str, str] = field(default_factory=dict)
-    heirs: dict[str, str] = field(default_factory=dict)
+    replacements: dict[str, str] = field(default_factory=dict)
     idle_since: float = 0.0
 
 
@@ -43,7 +43,7 @@ class LeaseRecord:
 
     Attributes:
         seen: When its holder was last heard of.
-        lasts: Seconds without a sign of life after which it ends.
+        ttl_seconds: Seconds without a sign of life after which it ends.
         workers: The workers that it was given.
         priority: The run's; the highest goes first.
         asked_at: When it was first asked for.
@@ -51,9 +51,9 @@ class LeaseRecord:
 
     id: str
     run_id: str
-    claims: tuple[Claim, ...]
+    claims: tuple[PoolRequest, ...]
     seen: float
-    lasts: float = LEASE_SECONDS
+    ttl_seconds: float = LEASE_SECONDS
     workers: tuple[str, ...] = ()
     priority: int = 0
     asked_at: float = 0.0
@@ -83,14 +83,14 @@ class LeaseAnswer:
     Attributes:
         workers: The names of the workers of each pool; None while the request has to wait.
         sharers: The other runs that have these workers too, by the worker's name.
-        ahead: Ids of the runs that hold or want what a waiting request asks for.
+        blocking_runs: Ids of the runs that hold or want what a waiting request asks for.
         asked: The nodes that the autoscaler was asked for, as text; empty if it was not.
         hopeless: Whether no nodes can be added for the request.
     """
 
     workers: Mapping[str, Sequence[str]] | None = None
     sharers: Mapping[str, Sequence[Sharer]] = field(default_factory=dict)
-    ahead: tuple[str, ...] = ()
+    blocking_runs: tuple[str, ...] = ()
     asked: str = ""
     hopeless: bool = False
 
@@ -107,24 +107,24 @@ class PoolInfo(TypedDict):
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerStart:
     """A worker to be started, and where."""
 
     worker: str
-    claim: Claim
+    claim: PoolRequest
     node: str
 
 
 @dataclass(frozen=True)
-class Grant:
+class LeaseGrant:
     """What is to be done for a lease, and the workers that it has then, by identity."""
 
     kill: tuple[str, ...]
-    start: tuple[Start, ...]
+    start: tuple[WorkerStart, ...]
     workers: Mapping[str, tuple[str, ...]]
 
 
-class Books:
+class PoolState:
     """Pools, leases and the queue for them. Not thread-safe: the keeper has one thread.
 
     Args:
@@ -143,7 +143,9 @@ class Books:
 
     # Leases
 
-    def ask(self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float) -> Grant | None:
+    def request_lease(
+        self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float
+    ) -> LeaseGrant | None:
         """Grants a lease on all its pools at once, or queues it.
 
         The queue is ordered by priority, then by the time of asking. A request's priority rises by
@@ -155,21 +157,21 @@ class Books:
         """
         if lease := self.leases.get(request.id):  # asked twice, as an answer was lost
             lease.seen = now
-            return Grant((), (), self._by_pool(lease))
+            return LeaseGrant((), (), self._by_pool(lease))
         self.queue = [r for r in self.queue if now - r.seen < POLL_SECONDS or r.id == request.id]
         known = next((r for r in self.queue if r.id == request.id), None)
         if known is None:
             request.asked_at = now
             self.queue.append(known := request)
         known.seen = now
-        self.queue.sort(key=lambda r: (-_risen(r, now), r.asked_at))
+        self.queue.sort(key=lambda r: (-_aged_priority(r, now), r.asked_at))
         if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
             return None
         found = self._found(known.claims, nodes, now)
         if found is None:
             return None
         kill, start = found
-        self.forget(kill)
+        self.remove_workers(kill)
         for new in start:
             pool = self.pools.setdefault(new.claim.identity, Pool(new.claim))
             pool.workers[new.worker] = new.node
@@ -180,9 +182,9 @@ class Books:
         )
         self.queue.remove(known)
         self.leases[known.id] = known
-        return Grant(tuple(kill), tuple(start), self._by_pool(known))
+        return LeaseGrant(tuple(kill), tuple(start), self._by_pool(known))
 
-    def ahead(self, id: str) -> list[str]:
+    def blocking_runs(self, id: str) -> list[str]:
         """Runs that hold or want what a waiting request asks for."""
         request = next((r for r in self.queue if r.id == id), None)
         if request is None:
@@ -215,7 +217,7 @@ class Books:
 
     def release(self, id: str, now: float) -> None:
         """Ends a lease, or a request for one."""
-        self._ended = {i: at for i, at in self._ended.items() if now - at < _REMEMBER_SECONDS}
+        self._ended = {i: at for i, at in self._ended.items() if now - at < _RELEASED_TTL_SECONDS}
         self._ended[id] = now
         self.queue = [request for request in self.queue if request.id != id]
         if lease := self.leases.pop(id, None):
@@ -225,7 +227,7 @@ class Books:
 
     def expired(self, now: float) -> list[str]:
         """Leases whose holder was not heard of for too long."""
-        return [i for i, lease in self.leases.items() if now - lease.seen > lease.lasts]
+        return [i for i, lease in self.leases.items() if now - lease.seen > lease.ttl_seconds]
 
     def holders(self, identity: str) -> list[LeaseRecord]:
         """The leases on a pool."""
@@ -238,7 +240,7 @@ class Books:
     def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
         return self.queue[: self.queue.index(request)]
 
-    def _share(self, claim: Claim, priority: int) -> list[str]:
+    def _share(self, claim: PoolRequest, priority: int) -> list[str]:
         """The workers of a pool that a new lease gets: those that the fewest others have.
 
         Those of leases with a higher priority come last.
@@ -259,10 +261,10 @@ class Books:
     # Room
 
     def _found(
-        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], now: float
-    ) -> tuple[list[str], list[Start]] | None:
+        self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle], now: float
+    ) -> tuple[list[str], list[WorkerStart]] | None:
         """Workers to end and to start so that all claims hold; as few ended as need be."""
-        victims = self._victims(claims) if now >= self.settled_at else []
+        victims = self._evictable(claims) if now >= self.settled_at else []
         gone: list[list[str]] = []
         while (start := self._placed(claims, nodes, gone)) is None:
             if len(gone) == len(victims):
@@ -274,7 +276,7 @@ class Books:
                 gone, start = rest, other
         return [worker for victim in gone for worker in victim], start
 
-    def _victims(self, claims: Sequence[Claim]) -> list[list[str]]:
+    def _evictable(self, claims: Sequence[PoolRequest]) -> list[list[str]]:
         """What may be ended for a request, the least loss first.
 
         Other idle pools, the least recently used first; then, of its own pools that nobody else
@@ -287,18 +289,21 @@ class Books:
         return idle + surplus + [self._workers(i)[: own[i].workers[0]] for i in free]
 
     def _placed(
-        self, claims: Sequence[Claim], nodes: Mapping[str, Bundle], gone: Sequence[Sequence[str]]
-    ) -> list[Start] | None:
+        self,
+        claims: Sequence[PoolRequest],
+        nodes: Mapping[str, Bundle],
+        gone: Sequence[Sequence[str]],
+    ) -> list[WorkerStart] | None:
         """New workers that bring each pool to its least, and to its most where there is room."""
         ended = {worker for victim in gone for worker in victim}
         room = self._room(nodes, ended)
         sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
-        start: list[Start] = []
+        start: list[WorkerStart] = []
 
-        def add(claim: Claim) -> bool:
+        def add(claim: PoolRequest) -> bool:
             if (node := room.place(claim.bundle)) is None:
                 return False
-            start.append(Start(self._name(claim.identity), claim, node))
+            start.append(WorkerStart(self._name(claim.identity), claim, node))
             sizes[claim.identity] += 1
             return True
 
@@ -311,8 +316,8 @@ class Books:
             growing = [c for c in growing if sizes[c.identity] < c.workers[1] and add(c)]
         return start
 
-    def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> Room:
-        room = Room(nodes)
+    def _room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> FreeResources:
+        room = FreeResources(nodes)
         held = [
             (pool.claim.bundle, node)
             for pool in self.pools.values()
@@ -328,36 +333,36 @@ class Books:
 
     # Pools
 
-    def adopt(self, claim: Claim, worker: str, node: str, now: float) -> None:
+    def adopt(self, claim: PoolRequest, worker: str, node: str, now: float) -> None:
         """Takes up a worker found after a restart."""
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers[worker] = node
 
-    def settle(self, worker: str, node: str) -> None:
+    def record_node(self, worker: str, node: str) -> None:
         """Notes where Ray has put a worker."""
         for pool in self.pools.values():
             if worker in pool.workers:
                 pool.workers[worker] = node
 
     def replace(
-        self, worker: str, claim: Claim, nodes: Mapping[str, Bundle]
-    ) -> tuple[str, Start | None]:
+        self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle]
+    ) -> tuple[str, WorkerStart | None]:
         """A worker in place of a lost one, with what to start unless another run has done so."""
         pool = self.pools.setdefault(claim.identity, Pool(claim))
-        if worker in pool.heirs:
-            while worker in pool.heirs:
-                worker = pool.heirs[worker]
+        if worker in pool.replacements:
+            while worker in pool.replacements:
+                worker = pool.replacements[worker]
             return worker, None
         pool.workers.pop(worker, None)
-        heir = self._name(claim.identity)
+        replacement = self._name(claim.identity)
         node = self._room(nodes, ()).place(claim.bundle) or ""
-        pool.workers[heir] = node
-        pool.heirs[worker] = heir
+        pool.workers[replacement] = node
+        pool.replacements[worker] = replacement
         for lease in self.leases.values():
-            lease.workers = tuple(heir if w == worker else w for w in lease.workers)
-        return heir, Start(heir, claim, node)
+            lease.workers = tuple(replacement if w == worker else w for w in lease.workers)
+        return replacement, WorkerStart(replacement, claim, node)
 
-    def forget(self, workers: Collection[str]) -> None:
+    def remove_workers(self, workers: Collection[str]) -> None:
         """Strikes workers off, and pools without any."""
         for identity, pool in list(self.pools.items()):
             for worker in set(workers) & set(pool.workers):
@@ -365,10 +370,10 @@ class Books:
             if not pool.workers:
                 del self.pools[identity]
 
-    def lose_idle(self, alive: Collection[str]) -> None:
+    def remove_dead_idle(self, alive: Collection[str]) -> None:
         """Strikes off what has died of pools that nobody leases; runs replace what they lease."""
         idle = [worker for identity in self.idle() for worker in self.pools[identity].workers]
-        self.forget([worker for worker in idle if worker not in alive])
+        self.remove_workers([worker for worker in idle if worker not in alive])
 
     def idle(self) -> list[str]:
         """Pools that no lease holds, the least recently used first."""
@@ -376,12 +381,12 @@ class Books:
         free = [identity for identity in self.pools if identity not in held]
         return sorted(free, key=lambda identity: self.pools[identity].idle_since)
 
-    def in_the_way(self, claim: Claim, now: float) -> list[str]:
+    def idle_competitors(self, claim: PoolRequest, now: float) -> list[str]:
         """Idle pools that hold a resource which a claim asks for, as `idle` orders them."""
         held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
         return list(held) if now >= self.settled_at else []
 
-    def idle_too_long(self, now: float) -> list[str]:
+    def expired_pools(self, now: float) -> list[str]:
         """Pools that no lease held for their idle time."""
         if now < self.settled_at:
             return []
@@ -392,6 +397,6 @@ class Books:
         return list(self.pools[identity].workers) if identity in self.pools else []
 
 
-def _risen(request: LeaseRecord, now: float) -> float:
+def _aged_priority(request: LeaseRecord, now: float) -> float:
     """A waiting request's priority, raised by the time that it has waited."""
-    return request.priority + (now - request.asked_at) // _RISE_SECONDS
+    return request.priority + (now - request.asked_at) // _PRIORITY_AGING_SECONDS

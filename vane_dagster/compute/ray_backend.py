@@ -12,13 +12,13 @@ from typing import Any
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
+    CallResult,
     Cancelled,
     Capacity,
-    Done,
     Worker,
     forwarded,
 )
-from vane_dagster.compute.client import KeeperClient, brief
+from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.demand import listed
 from vane_dagster.compute.head_watch import HeadWatch
@@ -30,16 +30,16 @@ from vane_dagster.errors import ClusterLostError, ComputeError, names
 from vane_dagster.events import Event, Waiting
 from vane_dagster.worker.protocol import (
     IDLE_SECONDS,
-    Claim,
     Fault,
+    PoolRequest,
     PoolSpec,
-    Report,
     Work,
+    WorkReport,
     load_failed,
 )
 
 _BEATS = 6
-_MOST_POLL = 1.0
+_MAX_POLL_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -49,18 +49,18 @@ class RayBackend:
     Args:
         idle_seconds: How long a pool stays warm without a lease.
         lease_seconds: How long a lease outlives a run that was killed.
-        keeper: The cluster's keeper, where it was found before.
+        pool_manager: The cluster's keeper, where it was found before.
     """
 
     def __init__(
         self,
         idle_seconds: float = IDLE_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
-        keeper: KeeperClient | None = None,
+        pool_manager: PoolManagerClient | None = None,
     ) -> None:
         self._watch = HeadWatch.started()
-        self._keeper = keeper or KeeperClient()
-        self._keeper.watch = self._watch
+        self._pool_manager = pool_manager or PoolManagerClient()
+        self._pool_manager.watch = self._watch
         self._idle_seconds = idle_seconds
         self._lease_seconds = lease_seconds
 
@@ -71,16 +71,18 @@ class RayBackend:
         found = self._watch.call(ray.nodes)
         nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
-        return Capacity(nodes, memory, self._keeper.ask("growth"))
+        return Capacity(nodes, memory, self._pool_manager.call("growth"))
 
-    def beyond(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.beyond`."""
-        answer: str | None = self._keeper.ask("beyond", [dict(bundle) for bundle in bundles])
+    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.infeasible_reason`."""
+        answer: str | None = self._pool_manager.call(
+            "infeasible_reason", [dict(bundle) for bundle in bundles]
+        )
         return answer
 
     def versions(self) -> Mapping[str, Versions | str]:
         """See `Backend.versions`."""
-        return self._watch.call(lambda: of_cluster(self._keeper))
+        return self._watch.call(lambda: of_cluster(self._pool_manager))
 
     def lease(
         self,
@@ -96,24 +98,24 @@ class RayBackend:
             check_can_fit(capacity, pool)
         idle = self._idle_seconds
         claims = tuple(
-            Claim(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads, idle)
+            PoolRequest(p.identity, p.label, p.workers, dict(p.bundle), p.slots, p.threads, idle)
             for p in pools
         )
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
         waits = waits or Waits(_log_wait)
         granted = self._acquired(request, cancelled or threading.Event(), waits)
-        return RayLease(self._keeper, self._watch, request, pools, granted)
+        return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def close(self) -> None:
         """Ends what watches the cluster. Warm pools stay."""
         if not self._watch.lost:  # else it ends calls that would have Ray connect again
-            self._keeper.watch = None
+            self._pool_manager.watch = None
         self._watch.close()
 
     def claims(self, run_id: str) -> RayClaims:
         """See `Backend.claims`."""
-        return RayClaims(self._keeper, run_id, self._lease_seconds)
+        return RayClaims(self._pool_manager, run_id, self._lease_seconds)
 
     def _acquired(
         self, request: LeaseRecord, cancelled: threading.Event, waits: Waits
@@ -121,22 +123,22 @@ class RayBackend:
         pause = 0.02
         try:
             while True:
-                answer: LeaseAnswer = self._keeper.ask("acquire", request)
+                answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
                 if answer.hopeless:
-                    raise ComputeError(_in_vain(request, self.capacity()))
-                waits.begin("lease", _waiting(request, answer), answer.ahead)
+                    raise ComputeError(_never_fits(request, self.capacity()))
+                waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
                 if cancelled.wait(pause):
                     raise Cancelled
-                pause = min(_MOST_POLL, 2 * pause)
+                pause = min(_MAX_POLL_SECONDS, 2 * pause)
         except BaseException:
-            self._keeper.tell("release", request.id)
+            self._pool_manager.send("release", request.id)
             raise
 
 
-def _in_vain(request: LeaseRecord, capacity: Capacity) -> str:
+def _never_fits(request: LeaseRecord, capacity: Capacity) -> str:
     claims = [claim for claim in request.claims if claim.bundle]
     bundles = [claim.bundle for claim in claims for _ in range(claim.workers[0])]
     has = [{name: node.get(name, 0.0) for b in bundles for name in b} for node in capacity.nodes]
@@ -157,7 +159,7 @@ def _wanted(request: LeaseRecord) -> str:
 
 
 def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
-    labels, ahead = _wanted(request), answer.ahead
+    labels, ahead = _wanted(request), answer.blocking_runs
     if asked := answer.asked:
         return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
@@ -170,7 +172,7 @@ class RayLease:
 
     def __init__(
         self,
-        keeper: KeeperClient,
+        pool_manager: PoolManagerClient,
         watch: HeadWatch,
         record: LeaseRecord,
         pools: Sequence[PoolSpec],
@@ -180,7 +182,7 @@ class RayLease:
 
         self.id = record.id
         self._sharers = granted.sharers
-        self._keeper, self._watch = keeper, watch
+        self._pool_manager, self._watch = pool_manager, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
         workers = granted.workers or {}
@@ -188,7 +190,7 @@ class RayLease:
         self._actors: dict[str, Any] = {}
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
         self._pending: dict[Any, tuple[int, Any, Worker]] = {}
-        self._failed: list[Done] = []
+        self._failed: list[CallResult] = []
         self._loads: set[int] = set()
         self._tickets = 0
         self._over = threading.Event()
@@ -199,9 +201,9 @@ class RayLease:
     def _beat(self, record: LeaseRecord) -> None:
         import ray
 
-        while not self._over.wait(record.lasts / _BEATS) and ray.is_initialized():
+        while not self._over.wait(record.ttl_seconds / _BEATS) and ray.is_initialized():
             try:
-                sharers = self._keeper.ask("heartbeat", record)
+                sharers = self._pool_manager.call("heartbeat", record)
                 if sharers is None:
                     self._expired = True
                     return
@@ -225,7 +227,7 @@ class RayLease:
         self._loads.add(self._tickets + 1)
         return self._called(
             worker,
-            lambda a: (a.load.remote(pool.model, archive, pool.threads, env, pool.upkeep), None),
+            lambda a: (a.load.remote(pool.model, archive, pool.threads, env, pool.lifecycle), None),
         )
 
     def starting(self, worker: Worker) -> int:
@@ -253,10 +255,12 @@ class RayLease:
             report, table = call(self._actors[worker.name])
             self._pending[report] = (self._tickets, table, worker)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(Done(self._tickets, None, lost=brief(error), worker_lost=True))
+            self._failed.append(
+                CallResult(self._tickets, None, lost=brief(error), worker_lost=True)
+            )
         return self._tickets
 
-    def wait(self, timeout: float) -> list[Done]:
+    def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""
         self._check_in_force()
         try:
@@ -267,7 +271,7 @@ class RayLease:
                 "again when the cluster answers"
             ) from error
 
-    def _ended(self, timeout: float) -> list[Done]:
+    def _ended(self, timeout: float) -> list[CallResult]:
         import ray
 
         done, self._failed = self._failed, []
@@ -282,29 +286,29 @@ class RayLease:
             ready += more
         return done + [self._done(ref) for ref in ready]
 
-    def _done(self, ref: Any) -> Done:
+    def _done(self, ref: Any) -> CallResult:
         import ray
 
         ticket, table, worker = self._pending.pop(ref)
         starting = ticket in self._loads
         self._loads.discard(ticket)
         try:
-            return Done(ticket, ray.get(ref), table)
+            return CallResult(ticket, ray.get(ref), table)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayError):  # what it was given was lost
-                return Done(ticket, None, lost=brief(error.cause), worker_lost=starting)
+                return CallResult(ticket, None, lost=brief(error.cause), worker_lost=starting)
             fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
-            return Done(ticket, load_failed(fault) if starting else Report(fault=fault))
+            return CallResult(ticket, load_failed(fault) if starting else WorkReport(fault=fault))
         except ray.exceptions.ObjectLostError as error:
-            return Done(ticket, None, lost=brief(error), worker_lost=starting)
+            return CallResult(ticket, None, lost=brief(error), worker_lost=starting)
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            return Done(ticket, None, lost=brief(error), worker_lost=True)
+            return CallResult(ticket, None, lost=brief(error), worker_lost=True)
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
         self._check_in_force()
-        name = self._keeper.ask("replace", worker.name, self._claims[worker.pool])
+        name = self._pool_manager.call("replace", worker.name, self._claims[worker.pool])
         fresh = Worker(name, worker.pool)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh
@@ -321,7 +325,7 @@ class RayLease:
         """See `Lease.evict`."""
         self._workers = [worker for worker in self._workers if worker.pool != pool]
         self._pending = {ref: call for ref, call in self._pending.items() if call[2].pool != pool}
-        self._keeper.tell("give_up", pool, self.id)
+        self._pool_manager.send("give_up", pool, self.id)
 
     def release(self) -> None:
         """See `Lease.release`."""
@@ -332,7 +336,7 @@ class RayLease:
             return
         self._pending.clear()
         try:
-            self._keeper.ask("release", self.id)
+            self._pool_manager.call("release", self.id)
         except ComputeError as error:  # it expires by itself
             _log.warning("the lease %s could not be released: %s", self.id, error)
 
@@ -343,13 +347,13 @@ class RayClaims:
     They expire like a lease, some time after their process was killed.
 
     Args:
-        keeper: The cluster's keeper.
+        pool_manager: The cluster's keeper.
         run_id: The run.
-        lasts: Seconds after which the claims of a killed run expire.
+        ttl_seconds: Seconds after which the claims of a killed run expire.
     """
 
-    def __init__(self, keeper: KeeperClient, run_id: str, lasts: float) -> None:
-        self._keeper, self._run_id, self._lasts = keeper, run_id, lasts
+    def __init__(self, pool_manager: PoolManagerClient, run_id: str, ttl_seconds: float) -> None:
+        self._pool_manager, self._run_id, self._lasts = pool_manager, run_id, ttl_seconds
         self._holder = f"{run_id}-{secrets.token_hex(4)}"
         self._held: dict[bytes, str] = {}
         self._lock = threading.Lock()
@@ -385,7 +389,7 @@ class RayClaims:
         self, groups: Sequence[Group], release: Sequence[bytes], ages: Mapping[str, float]
     ) -> ClaimAnswer:
         request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages)
-        answer: ClaimAnswer = self._keeper.ask("claim", request)
+        answer: ClaimAnswer = self._pool_manager.call("claim", request)
         return answer
 
     def close(self) -> None:
@@ -394,9 +398,9 @@ class RayClaims:
 
         self._over.set()
         with self._lock:
-            is_lost = self._keeper.watch is not None and bool(self._keeper.watch.lost)
+            is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
             if ray.is_initialized() and not is_lost:
-                self._keeper.tell("end_claims", self._holder)
+                self._pool_manager.send("end_claims", self._holder)
 
     def _beat(self) -> None:
         import ray

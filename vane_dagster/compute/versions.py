@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vane_dagster.compute.client import KeeperClient, brief
+from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions, installed
 
 _ANSWER_SECONDS = 30.0
@@ -38,13 +38,13 @@ def disagreements(
         wrong = [name for name in expected if expected[name] != actual[name]]
         if wrong:
             shown = {"code": "vane-dagster (digest of its code)", "python": "Python"}
-            told = ", ".join(f"{shown.get(n, n)} {expected[n]}" for n in wrong)
+            expectations = ", ".join(f"{shown.get(n, n)} {expected[n]}" for n in wrong)
             found = ", ".join(f"{shown.get(n, n)} {actual[n]}" for n in wrong)
             fix = "Install the driver's versions there, or run the driver from that environment"
-            yield f"node {node}", f"the driver has {told}; workers there have {found}", fix
+            yield f"node {node}", f"the driver has {expectations}; workers there have {found}", fix
 
 
-def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
+def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
     """What each node of the cluster has, by its name.
 
     The keeper remembers what nodes have answered, so that a run asks new nodes alone.
@@ -55,12 +55,12 @@ def of_cluster(keeper: KeeperClient) -> Mapping[str, Versions | str]:
     import ray
 
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
-    key = (keeper.actor._actor_id, frozenset(nodes))
+    key = (pool_manager.actor._actor_id, frozenset(nodes))
     if key not in _asked:
-        found: Mapping[str, Versions] = keeper.ask("versions", {})
+        found: Mapping[str, Versions] = pool_manager.call("versions", {})
         news = _answers([id for id in nodes if id not in found])
         if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
-            keeper.ask("versions", fit)
+            pool_manager.call("versions", fit)
         _asked[key] = {**found, **news}
     return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
 

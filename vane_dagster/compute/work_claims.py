@@ -38,7 +38,7 @@ class ClaimRequest:
     Attributes:
         holder: Identifies the holder.
         run_id: Its run.
-        lasts: Seconds without a call after which its claims expire.
+        ttl_seconds: Seconds without a call after which its claims expire.
         groups: What it wants to claim.
         release: Keys to release first.
         ages: For scopes of `groups`, seconds since the holder last listed the parts in the store.
@@ -46,7 +46,7 @@ class ClaimRequest:
 
     holder: str
     run_id: str
-    lasts: float
+    ttl_seconds: float
     groups: Sequence[Group] = ()
     release: Sequence[bytes] = ()
     ages: Mapping[str, float] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class NoClaims:
 @dataclass
 class _Holder:
     run_id: str
-    lasts: float
+    ttl_seconds: float
     seen: float
     keys: dict[bytes, str] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ class ClaimTable:
         """Releases and claims. A request that is repeated gets the same answer."""
         is_known = request.holder in self._holders
         holder = self._holders.setdefault(
-            request.holder, _Holder(request.run_id, request.lasts, now)
+            request.holder, _Holder(request.run_id, request.ttl_seconds, now)
         )
         holder.seen = now
         self._release(request.holder, request.release, now)
@@ -147,7 +147,7 @@ class ClaimTable:
 
     def expire(self, now: float) -> list[str]:
         """Ends the holders that have not been heard of for too long, and returns their runs."""
-        gone = {i: h.run_id for i, h in self._holders.items() if now - h.seen > h.lasts}
+        gone = {i: h.run_id for i, h in self._holders.items() if now - h.seen > h.ttl_seconds}
         for holder in gone:
             self.end(holder, now)
         return list(gone.values())

@@ -6,17 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from vane_dagster.engine.fragment_state import FragmentRun, TaskKind
+from vane_dagster.engine.fragment_state import FragmentState, TaskKind
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.tasks import Requests
+from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
 from vane_dagster.events import Progress
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.worker.protocol import Report
+from vane_dagster.worker.protocol import WorkReport
 
-_TOLD_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 
 
 class StageRows:
@@ -39,7 +39,7 @@ class StageRows:
         self._source.setdefault(partition, {})[fragment] = source_rows
         self._unknown_source += source_rows
 
-    def know(self, partition: int, fragment: int, rows: int) -> None:
+    def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
         """Takes in how many rows the stage gets for a fragment."""
         if (source := self._source.get(partition, {}).get(fragment)) is None:
             return
@@ -83,7 +83,7 @@ class StageRows:
         return max(self.done, self._given_up_rows + estimate)
 
 
-class Counts:
+class WaveProgress:
     """Counts the work on some stages of a run.
 
     Args:
@@ -103,14 +103,14 @@ class Counts:
         self._failed = set(state.failed)
         self._in_flight: dict[str, Counter[int]] = {stage: Counter() for stage in stages}
         self._shared_at = dict.fromkeys(stages, 0.0)
-        self._began = self._told = clock()
+        self._began = self._last_emitted = clock()
 
-    def begin(self, run: FragmentRun, stage: str) -> None:
+    def begin(self, run: FragmentState, stage: str) -> None:
         """A call on a fragment was handed to a worker."""
         self._share(stage)
         self._in_flight[stage][run.partition] += 1
 
-    def end(self, run: FragmentRun, stage: str, report: Report | None) -> None:
+    def end(self, run: FragmentState, stage: str, report: WorkReport | None) -> None:
         """Such a call ended; with what the worker reports of it, if it was not lost."""
         self._share(stage)
         in_flight = self._in_flight[stage]
@@ -136,63 +136,63 @@ class Counts:
         for partition, own in self._in_flight[stage].items():
             self._state.stats[partition, stage].seconds += (now - before) * own / calls
 
-    def know(self, run: FragmentRun, stage: str, rows: int) -> None:
+    def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
         """Takes in how many rows a stage gets for a fragment."""
-        self._rows[stage].know(run.partition, run.index, rows)
+        self._rows[stage].set_input_rows(run.partition, run.index, rows)
 
-    def add(self, run: FragmentRun, stage: str, kind: TaskKind, report: Report) -> bool:
+    def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
         """Takes in the rows of a piece of work.
 
         Returns:
             Whether it tells how fast the stage is.
         """
-        whole = kind == "whole" or (kind == "gather" and not run.nodes[stage].given_rows)
+        whole = kind == "whole" or (kind == "gather" and not run.task_states[stage].given_rows)
         if not whole and kind != "slice":
             return False
         stats, tally = self._state.stats[run.partition, stage], report.tally
         stats.rows_in += tally.rows_in
         stats.faults += tally.quarantined + tally.nulled
         if whole:
-            self.know(run, stage, tally.rows_in)
+            self.set_input_rows(run, stage, tally.rows_in)
         self._rows[stage].add(run.partition, tally.rows_in)
         return True
 
-    def add_part(self, run: FragmentRun, stage: str, rows: int) -> None:
+    def add_part(self, run: FragmentState, stage: str, rows: int) -> None:
         """Takes in that a fragment's part of so many rows is written.
 
         Rows that the part takes from a former one were not computed by this run.
         """
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
-        made = sum(made for _, made in run.nodes[stage].pieces.values())
-        stats.rows_out += made if stage in run.mends else rows
-        for name, node in run.nodes.items():
-            if node.spec.upstream == (stage,):
-                self.know(run, name, rows)
+        made = sum(made for _, made in run.task_states[stage].pieces.values())
+        stats.rows_out += made if stage in run.row_retries else rows
+        for name, task_state in run.task_states.items():
+            if task_state.spec.upstream == (stage,):
+                self.set_input_rows(run, name, rows)
 
-    def start_over(self, run: FragmentRun) -> None:
+    def start_over(self, run: FragmentState) -> None:
         """Takes back the rows of a fragment's slices, which are computed again."""
-        for stage, node in run.nodes.items():
-            if not node.done:
+        for stage, task_state in run.task_states.items():
+            if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
-                stats.rows_in -= node.tally.rows_in
-                stats.faults -= node.tally.quarantined + node.tally.nulled
-                self._rows[stage].add(run.partition, -node.tally.rows_in)
+                stats.rows_in -= task_state.tally.rows_in
+                stats.faults -= task_state.tally.quarantined + task_state.tally.nulled
+                self._rows[stage].add(run.partition, -task_state.tally.rows_in)
 
     def found(self, partition: int, index: int, stage: str) -> None:
         """Takes in that a part that was to be computed is in the store: another run wrote it."""
         self._rows[stage].drop(partition, index)
 
-    def tell(self, last: bool = False) -> None:
+    def emit_progress(self, last: bool = False) -> None:
         """Tells how far the stages are, if it is time to.
 
         Args:
             last: Whether the wave is over: what is not computed now never is.
         """
         now = self._clock()
-        if not last and now - self._told < _TOLD_SECONDS:
+        if not last and now - self._last_emitted < _PROGRESS_SECONDS:
             return
-        self._told = now
+        self._last_emitted = now
         if len(self._state.failed) > len(self._failed):
             for partition, stage in self._state.failed.keys() - self._failed:
                 self._failed.add((partition, stage))
@@ -213,24 +213,26 @@ def _expected(state: RunState, stage: str) -> StageRows:
         plan = partition.stages[stage]
         for i in plan.missing:
             rows.expect(index, i, partition.fragments[i].stop - partition.fragments[i].start)
-            if i in plan.mends:
-                rows.know(index, i, plan.mends[i].info.quarantined + plan.mends[i].info.nulled)
+            if i in plan.row_retries:
+                rows.set_input_rows(
+                    index, i, plan.row_retries[i].info.quarantined + plan.row_retries[i].info.nulled
+                )
             elif i in above:
-                rows.know(index, i, above[i].info.rows)
+                rows.set_input_rows(index, i, above[i].info.rows)
     return rows
 
 
-_MOST_IDS = 6
+_MAX_IDS = 6
 
 
-class RowCounts:
+class PartVerifier:
     """Looks at each part that was written."""
 
-    def __init__(self, state: RunState, requests: Requests) -> None:
-        self._state, self._requests = state, requests
+    def __init__(self, state: RunState, work_builder: WorkBuilder) -> None:
+        self._state, self._work_builder = state, work_builder
         self._pipeline = state.pipeline
 
-    def violation(self, run: FragmentRun, spec: StageSpec, part: Part) -> VaneError | None:
+    def verify_part(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
         """What is wrong with a part's counts, for a part that its caller then removes."""
         info = part.info
         base = spec.base_node(self._pipeline)
@@ -246,26 +248,26 @@ class RowCounts:
             and (info.filtered == 0 or spec.may_filter)
         ):
             return None
-        told = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
+        message = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
         ids = "" if above is None else self._missing_ids(spec, part, base, above)
         return IntegrityError(
-            f"{self._requests.culprit(run, spec.name)}: {told}{info.quarantined} quarantined, "
-            f"{info.rows} out{ids}; expected every row of {base!r} to be one of these. The part "
-            "was removed; if what it reads was changed in the store by hand, materialize that "
-            "again with force"
+            f"{self._work_builder.location(run, spec.name)}: {message}{info.quarantined} "
+            f"quarantined, {info.rows} out{ids}; expected every row of {base!r} to be one of "
+            "these. The part was removed; if what it reads was changed in the store by hand, "
+            "materialize that again with force"
         )
 
-    def too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> VaneError | None:
+    def report_faults(self, run: FragmentState, stage: str, report: WorkReport) -> VaneError | None:
         """The error of a stage of which more rows were set aside than it allows; else None.
 
         That is judged early by all rows that the source has, and in the end by the stage's check.
         """
         faults = self._state.stats[run.partition, stage].faults
-        if faults <= self._state.most_faults(run.partition, stage):
+        if faults <= self._state.max_faults(run.partition, stage):
             return None
         rows = self._state.plan.partitions[run.partition].source_rows
         return UdfError(
-            f"{self._requests.culprit(run, stage)}: {faults} of at most {rows} rows of the "
+            f"{self._work_builder.location(run, stage)}: {faults} of at most {rows} rows of the "
             f"partition failed, more than max_error_rate allows. The last: "
             f"{'; '.join(report.faults)}"
         )
@@ -279,4 +281,4 @@ class RowCounts:
         except (OSError, KeyError, VaneError):
             return ""
         differ = sorted(set(given.to_pylist()) ^ set(found.to_pylist()))
-        return f" (ids {names(differ[:_MOST_IDS])})" if differ else ""
+        return f" (ids {names(differ[:_MAX_IDS])})" if differ else ""

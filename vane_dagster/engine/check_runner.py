@@ -73,7 +73,7 @@ class CheckRunner:
         A result in the manifest counts, if the check's definition is still the same.
         """
         checks = self._pipeline.checks(manifest.stage)
-        known = verdicts(checks, manifest, self._definitions)
+        known = results_for(checks, manifest, self._definitions)
         missing = [check for check in checks if check.name not in known]
         new = evaluate(missing, self._context(manifest), self._definitions)
         known |= {result.name: result for result in new}
@@ -164,7 +164,7 @@ def _refuse_previous() -> ManifestContext:
     )
 
 
-def verdicts(
+def results_for(
     checks: Iterable[Check],
     manifest: Manifest,
     definitions: Callable[[Check], tuple[str, ...]] = _definitions,

@@ -24,7 +24,7 @@ from vane_dagster.storage.store import Store, read_part_info
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote
 
-_MOST_MEMORY = "1GB"
+_MAX_MEMORY = "1GB"
 _COPIERS = 16
 
 
@@ -40,7 +40,7 @@ class Commit:
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
         above: Manifests of upstream stages that this run does not commit; None to open them.
-        judge: Evaluates the checks of a manifest's stage.
+        evaluate_checks: Evaluates the checks of a manifest's stage.
         done: Called with what came of it.
         former: The manifest that was in force when the run was planned.
         renamed: Parts that are still in the folder of the stage's former name.
@@ -53,7 +53,7 @@ class Commit:
     upstream: Mapping[str, str]
     waits_for: Sequence[str]
     above: Mapping[str, Manifest | None]
-    judge: Callable[[Manifest], tuple[CheckResult, ...]]
+    evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     renamed: Sequence[tuple[Location, PartInfo]] = ()
@@ -141,16 +141,16 @@ class Committer:
     def _removed(self, commit: Commit) -> str:
         """Removes parts that are damaged, which may be why a commit failed, and tells of them."""
         folder = commit.publish.staging if commit.publish else commit.folder
-        told = ""
+        message = ""
         try:
             present = folder.names()
             for name in (part.name for part in commit.manifest.parts if part.name in present):
                 if found := damage_of(folder, name):
                     folder.delete([name])
-                    told += f". {found}; it was removed. Run again, and it is computed again"
+                    message += f". {found}; it was removed. Run again, and it is computed again"
         except Exception:
-            return told  # the storage fails, and the error that is told already is why
-        return told
+            return message  # the storage fails, and the error that is told already is why
+        return message
 
     def _completed(self, commit: Commit) -> Manifest:
         upstream = dict(commit.upstream)
@@ -181,7 +181,7 @@ class Committer:
             if (partition, stage) not in self._found:
                 above = above or self._store.in_force(manifest.pipeline, stage, partition)
                 assert above is not None, "a stage that is done has a manifest"
-                self._found[partition, stage] = commit.judge(above)
+                self._found[partition, stage] = commit.evaluate_checks(above)
         for stage in (*commit.waits_for, *commit.above):
             for found in self._found[partition, stage]:
                 if found.blocking and not found.passed:
@@ -190,7 +190,7 @@ class Committer:
     def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
         """The manifest with what its checks found."""
         partition = manifest.partition
-        found_here = commit.judge(manifest)
+        found_here = commit.evaluate_checks(manifest)
         for found in found_here:
             if found.name == IdsComplete.name and not found.passed:
                 raise IntegrityError(
@@ -216,7 +216,9 @@ class Committer:
             if other := self._store.committed_since(manifest, commit.former):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):
-                    self._found[manifest.partition, manifest.stage] = commit.judge(in_force)
+                    self._found[manifest.partition, manifest.stage] = commit.evaluate_checks(
+                        in_force
+                    )
                     return other
             manifest = self._checked(commit, manifest)
             self._check_unique(commit, manifest)
@@ -282,7 +284,7 @@ def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list
     """Some ids that stand twice, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with temporary_folder() as spill, contextlib.closing(connect()) as connection:
-        connection.execute(f"SET memory_limit='{_MOST_MEMORY}'")
+        connection.execute(f"SET memory_limit='{_MAX_MEMORY}'")
         connection.execute("SET temp_directory=?", [str(spill)])
         if not folder.is_local:
             connection.register_filesystem(folder.fs)

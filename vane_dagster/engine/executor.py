@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.compute.admission import pack_waves
-from vane_dagster.compute.api import IO_POOL, Backend
+from vane_dagster.compute.admission import plan_waves
+from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.failures import MOST_PASSES, Mending, to_plan_again
+from vane_dagster.engine.failures import MAX_PASSES, PartRepair, partitions_to_replan
 from vane_dagster.engine.fragment_queue import FoundParts
-from vane_dagster.engine.preflight import Checked, Finding, check_all, refuse
+from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.scheduler import Stream
+from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.engine.slicing import DEFAULT_BATCH
-from vane_dagster.engine.tasks import Requests
+from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.events import (
     Committed,
     Event,
@@ -46,8 +46,8 @@ def execute(
     emit: Callable[[Event], None],
     cancelled: threading.Event,
     info: Mapping[str, Any],
-    judge: CheckRunner,
-    plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
+    check_runner: CheckRunner,
+    replan: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:
     """Computes and commits what a plan has left.
@@ -60,8 +60,8 @@ def execute(
         emit: Called with each event, also from another thread.
         cancelled: Set to stop at the next occasion; finished parts are kept.
         info: Kept in each manifest.
-        judge: Evaluates the stages' checks.
-        plan_again: Plans some partitions anew, whose parts were damaged and are removed. Default:
+        check_runner: Evaluates the stages' checks.
+        replan: Plans some partitions anew, whose parts were damaged and are removed. Default:
             they fail.
         priority: Where runs compete for workers, the one with the highest priority goes first.
 
@@ -70,13 +70,13 @@ def execute(
         PreflightError: If something stands in the way; nothing is computed or committed then.
         ComputeError: If the cluster cannot do it.
     """
-    told = _Told(emit, store, plan.pipeline.name)
+    emit_new = _NewEvents(emit, store, plan.pipeline.name)
     state: RunState | None = None
     claims: Claims = NoClaims()
     if backend is not None and plan.needed():
         claims = backend.claims(run_id)
     try:
-        for count in range(1, MOST_PASSES + 1):
+        for count in range(1, MAX_PASSES + 1):
             checked, pools = None, {}
             if needed := plan.needed():
                 assert backend is not None, "there is something to compute, and nothing to do it"
@@ -85,26 +85,28 @@ def execute(
                 refuse(checked.findings)
                 pools = stage_pools(plan, checked)
                 refuse(edited(plan, needed))
-            state = RunState(plan, store, run_id, told, info, judge, claims, former=state)
-            mending = Mending(state, last=plan_again is None or count == MOST_PASSES)
+            state = RunState(
+                plan, store, run_id, emit_new, info, check_runner, claims, former=state
+            )
+            part_repair = PartRepair(state, last=replan is None or count == MAX_PASSES)
             try:
                 state.begin()
                 if checked is not None and backend is not None:
-                    given = (checked, pools, cancelled, mending, priority)
+                    given = (checked, pools, cancelled, part_repair, priority)
                     _compute(backend, state, needed, *given)
-                again = to_plan_again(state)
+                again = partitions_to_replan(state)
             finally:
                 state.close()
-            if not again or plan_again is None:
+            if not again or replan is None:
                 return
-            plan, told.anew = plan_again(again), True
+            plan, emit_new.anew = replan(again), True
             for event in about_plan(plan):
-                told(event)
+                emit_new(event)
     finally:
         claims.close()
 
 
-class _Told:
+class _NewEvents:
     """Emits events; of stages that are done when a partition is planned anew, what is news.
 
     Those that another run has committed meanwhile are told as if this one had.
@@ -112,18 +114,18 @@ class _Told:
 
     def __init__(self, emit: Callable[[Event], None], store: Store, pipeline: str) -> None:
         self._emit, self._store, self._pipeline = emit, store, pipeline
-        self._told: set[tuple[str, str | None]] = set()
+        self._seen: set[tuple[str, str | None]] = set()
         self.anew = False
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, (Committed, Unchanged)):
             place = (event.stage, event.partition)
             if isinstance(event, Unchanged) and self.anew:
-                if place in self._told:
+                if place in self._seen:
                     return
                 manifest = self._store.read(self._pipeline, *place, event.name)
                 event = Committed(*place, event.name, manifest)
-            self._told.add(place)
+            self._seen.add(place)
         self._emit(event)
 
 
@@ -134,30 +136,30 @@ def _compute(
     checked: Checked,
     pools: Mapping[str, PoolSpec],
     cancelled: threading.Event,
-    mending: Mending,
+    part_repair: PartRepair,
     priority: int,
 ) -> None:
     plan, store, capacity = state.plan, state.store, checked.capacity
     look_up, waits = look_up_parts(state), Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
-    waves = pack_waves(capacity, needed, upstream, pools)
+    waves = plan_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
         if not state.fragments_left(stages):  # what is above them failed
             continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
         readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
         claimed = _merged(own, readers)
-        labels = tuple(p.label for p in claimed.values() if p.identity != IO_POOL)
+        labels = tuple(p.label for p in claimed.values() if p.identity != IO_WORKERS)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
         lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
         try:
             called = {stage: claimed[pool.identity].model for stage, pool in own.items()}
             versions = {stage: model.version for stage, model in called.items() if model}
             given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
-            requests = Requests(*given, versions)
+            work_builder = WorkBuilder(*given, versions)
             budget = int(capacity.object_bytes * _BUDGET_SHARE)
-            wave = (state, tuple(stages), lease, own, requests, budget, cancelled, mending)
-            Stream(*wave, look_up, priority).run()
+            wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled, part_repair)
+            WaveScheduler(*wave, look_up, priority).run()
         finally:
             lease.release()
 
@@ -186,7 +188,7 @@ def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]
 
 def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     """A wave's pools by identity, the largest of each, and the one for reading and writing."""
-    claimed = {IO_POOL: PoolSpec(IO_POOL, "read and write", (1, max(1, readers)), threads=1)}
+    claimed = {IO_WORKERS: PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)}
     for pool in pools.values():
         known = claimed.get(pool.identity)
         if known is None or pool.workers > known.workers:
@@ -201,7 +203,7 @@ def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | No
     }
 
 
-def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
+def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
     """The stages whose code is no longer what their keys were made from.
 
     Asked when their code is packed, so that no row is kept under the key of other code.
@@ -211,7 +213,9 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[Finding]:
         planned = plan.code.get(stage, "")
         if planned and plan.pipeline[stage].spec.code_digest() != planned:
             where = f"stage '{plan.pipeline.name}/{stage}'"
-            found.append(Finding(where, "its code was edited while the run began", "Run it again"))
+            found.append(
+                PreflightFinding(where, "its code was edited while the run began", "Run it again")
+            )
     return found
 
 
@@ -245,7 +249,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
         ),
         archive=bundle.archive,
         env_vars=spec.env_vars,
-        upkeep=spec.upkeep,
+        lifecycle=spec.lifecycle,
     )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, Claims, Group, claim_key
-from vane_dagster.engine.accounting import Counts
-from vane_dagster.engine.fragment_state import FragmentRun, fragment_run, to_compute
+from vane_dagster.engine.accounting import WaveProgress
+from vane_dagster.engine.fragment_state import FragmentState, fragment_state, to_compute
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
@@ -27,7 +27,7 @@ _RELEASE_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _RETRY_IDLE_SECONDS = 0.5
 _MAX_RETRIED = 256
-_TELL_AFTER_SECONDS = 1.0
+_REPORT_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class _Place:
     index: int
 
 
-_Asked = Sequence[tuple[_Place, Mapping[str, bytes]]]
+_ClaimGroups = Sequence[tuple[_Place, Mapping[str, bytes]]]
 """Fragments, and by stage the names of the claims on them."""
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _ClaimResult:
     """The claims on some fragments, and the parts of partitions where other runs were at work."""
 
-    asked: _Asked
+    asked: _ClaimGroups
     claims: ClaimAnswer
     listed_at: float
     found: Mapping[int, FoundParts]
@@ -77,21 +77,21 @@ class FragmentQueue:
         stages: Sequence[str],
         claims: Claims,
         look_up: Callable[[int, Sequence[str]], FoundParts],
-        counts: Counts,
+        counts: WaveProgress,
         waits: Waits,
     ) -> None:
         self._state, self._stages, self._claims = state, tuple(stages), claims
         self._look_up, self._counts, self._waits = look_up, counts, waits
         self._fresh = self._places()
         self._has_fresh = True
-        self._ready: deque[FragmentRun] = deque()
+        self._ready: deque[FragmentState] = deque()
         self._blocked: dict[_Place, str] = {}
         self._mine: set[tuple[int, int]] = set()
         self._releases: list[bytes] = []
         self._listed_at: dict[int, float] = {}
         self._ahead = _FIRST_AHEAD
         self._asked_at = self._retried_at = self._fresh_at = 0.0
-        self._asking: Future[_Answered] | None = None
+        self._asking: Future[_ClaimResult] | None = None
         self._last_scope = (-1, "")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
@@ -108,39 +108,39 @@ class FragmentQueue:
         return not (self._ready or self._has_fresh or self._asking)
 
     @property
-    def is_asking(self) -> bool:
+    def is_claiming(self) -> bool:
         """Whether the next fragment is about to come."""
         return self._asking is not None and not self._ready
 
     def drop_given_up(self) -> None:
         """Takes failed stages out of the next fragments; drops fragments that have no others."""
         while run := self.peek():
-            if given_up := {s for s in run.nodes if (run.partition, s) in self._state.failed}:
+            if given_up := {s for s in run.task_states if (run.partition, s) in self._state.failed}:
                 run.abandon(given_up)
                 self.release(run, given_up)
-            if run.nodes:
+            if run.task_states:
                 return
             self.end(self.pop())
 
-    def peek(self) -> FragmentRun | None:
+    def peek(self) -> FragmentState | None:
         """The next fragment, None if there is none at present."""
         return self._ready[0] if self._ready else None
 
-    def pop(self) -> FragmentRun:
+    def pop(self) -> FragmentState:
         """Takes out the next fragment."""
         self.left -= 1
         return self._ready.popleft()
 
-    def release(self, run: FragmentRun, stages: Collection[str]) -> None:
+    def release(self, run: FragmentState, stages: Collection[str]) -> None:
         """Releases the claims on stages of a fragment that are written or given up."""
         self._releases += [run.claimed.pop(stage) for stage in stages if stage in run.claimed]
 
-    def end(self, run: FragmentRun) -> None:
+    def end(self, run: FragmentState) -> None:
         """Releases what is left of a fragment that nothing more is done for."""
         self.release(run, list(run.claimed))
         self._mine.discard((run.partition, run.index))
 
-    def take_answer(self) -> None:
+    def apply_claims(self) -> None:
         """Takes in the answer to the last claims, if it is there."""
         if self._asking is None or not self._asking.done():
             return
@@ -155,7 +155,7 @@ class FragmentQueue:
             else:
                 self._take_granted(place, keys)
 
-    def ask_ahead(self, idle: bool) -> None:
+    def claim_ahead(self, idle: bool) -> None:
         """Claims fragments ahead and releases what is done; does not wait for the answer.
 
         Args:
@@ -178,18 +178,18 @@ class FragmentQueue:
             releases, self._releases = self._releases, []
             self._asking = self._thread.submit(self._ask, asked, releases)
 
-    def tell_waits(self, idle: bool) -> None:
+    def report_waits(self, idle: bool) -> None:
         """Says which runs are waited for, if nothing can be done before they end."""
         if not (idle and self.is_waiting):
             self._end_wait()
             return
         ahead = Counter(self._blocked.values())
-        told = [
+        messages = [
             f"{n} fragment{'s' * (n > 1)} that {short([run])} is computing"
             for run, n in ahead.items()
         ]
-        text = f"waiting for {', '.join(told)}"
-        self._waits.begin("fragments", text, tuple(ahead), _TELL_AFTER_SECONDS)
+        text = f"waiting for {', '.join(messages)}"
+        self._waits.begin("fragments", text, tuple(ahead), _REPORT_AFTER_SECONDS)
 
     def _end_wait(self) -> None:
         runs = short(self._waits.runs("fragments"))
@@ -215,7 +215,7 @@ class FragmentQueue:
 
     # On the queue's own thread
 
-    def _ask(self, asked: _Asked, releases: Sequence[bytes]) -> _Answered:
+    def _ask(self, asked: _ClaimGroups, releases: Sequence[bytes]) -> _ClaimResult:
         scopes = {place.partition: self._scope(place.partition) for place, _ in asked}
         planned_at = self._state.plan.listed_at
         now = time.monotonic()
@@ -227,7 +227,7 @@ class FragmentQueue:
         granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
         listed_at = time.monotonic()
         changed = {p for p in granted if scopes[p] in answer.changed}
-        return _Answered(asked, answer, listed_at, {p: self._parts(p) for p in changed})
+        return _ClaimResult(asked, answer, listed_at, {p: self._parts(p) for p in changed})
 
     def _parts(self, partition: int) -> FoundParts:
         try:
@@ -278,7 +278,7 @@ class FragmentQueue:
         if not specs:
             self.left -= 1
             return
-        run = fragment_run(self._state, specs, place.order, place.partition, place.index)
+        run = fragment_state(self._state, specs, place.order, place.partition, place.index)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
         self._mine.add((place.partition, place.index))
         self._ready.append(run)

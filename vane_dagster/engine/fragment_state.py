@@ -18,7 +18,7 @@ TaskKind = Literal["load", "slice", "gather", "whole"]
 
 
 @dataclass
-class Node:
+class StageTaskState:
     """A stage of one fragment that is being computed.
 
     Attributes:
@@ -31,7 +31,7 @@ class Node:
         given: For a map: reference to the input's rows, and how many.
         left: First and last row but one of what no worker was handed yet, by share.
         pieces: For a map: outputs of its slices, by first row.
-        flying: Slices at work.
+        slices_in_flight: Slices at work.
         table_rows: Rows of `table`.
         given_bytes: For a map: bytes of `given`, where it was loaded for it.
         piece_bytes: Bytes of `pieces`.
@@ -51,7 +51,7 @@ class Node:
     given_rows: int = 0
     left: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    flying: int = 0
+    slices_in_flight: int = 0
     tally: Tally = field(default_factory=Tally)
     given_bytes: int = 0
     piece_bytes: int = 0
@@ -100,7 +100,7 @@ class Node:
 
 
 @dataclass
-class FragmentRun:
+class FragmentState:
     """One fragment of one partition under way.
 
     Attributes:
@@ -108,14 +108,14 @@ class FragmentRun:
         partition: Index of the partition in the plan.
         index: Index of the fragment in the partition.
         fragment: The fragment.
-        nodes: What is computed for it, upstream first.
+        task_states: What is computed for it, upstream first.
         epoch: Raised when it starts over, so that late answers are known as such.
         restarts: How often it started over after a worker or its data was lost.
         bytes_read: Bytes of the parts that it begins with.
         peak: The most bytes that its tables had at a time, those included that were dropped.
         suspects: Stages that it goes through in slices, because a worker died at it.
         losses: Workers that a row has ended, by stage and row.
-        mends: Former parts of which the failed rows alone are computed, by stage.
+        row_retries: Former parts of which the failed rows alone are computed, by stage.
         claimed: The claims that the run holds on its stages, by stage.
     """
 
@@ -123,96 +123,102 @@ class FragmentRun:
     partition: int
     index: int
     fragment: FragmentRecord
-    nodes: dict[str, Node]
+    task_states: dict[str, StageTaskState]
     epoch: int = 0
     restarts: int = 0
     bytes_read: int = 0
     peak: int = 0
     suspects: set[str] = field(default_factory=set)
     losses: dict[tuple[str, int], int] = field(default_factory=dict)
-    mends: dict[str, Part] = field(default_factory=dict)
+    row_retries: dict[str, Part] = field(default_factory=dict)
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def order_of(self, spec: StageSpec) -> RowOrder | None:
         """In which order workers are given a map's rows; None for the rows' own."""
-        mends = spec.name in self.mends
-        return None if mends else spec.row_order
+        row_retries = spec.name in self.row_retries
+        return None if row_retries else spec.row_order
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to compute."""
-        return all(node.done for node in self.nodes.values())
+        return all(task_state.done for task_state in self.task_states.values())
 
     def start_over(self, counts: bool = True) -> None:
         """Forgets everything but written parts; `counts` where it may be its own fault."""
         self.epoch += 1
         self.restarts += counts
-        unfinished = {name: node for name, node in self.nodes.items() if not node.done}
-        self.nodes = make_nodes([node.spec for node in unfinished.values()])
+        unfinished = {
+            name: task_state for name, task_state in self.task_states.items() if not task_state.done
+        }
+        self.task_states = make_task_states([task_state.spec for task_state in unfinished.values()])
 
     def abandon(self, stages: set[str]) -> None:
         """Gives up stages; what they alone needed may go."""
-        for name in stages & set(self.nodes):
-            node = self.nodes.pop(name)
-            for upstream in node.spec.upstream:
-                if not node.done and upstream in self.nodes:
+        for name in stages & set(self.task_states):
+            task_state = self.task_states.pop(name)
+            for upstream in task_state.spec.upstream:
+                if not task_state.done and upstream in self.task_states:
                     self.read(upstream)
 
     @property
     def held(self) -> int:
         """Bytes of its tables in shared memory."""
-        return sum(node.held for node in self.nodes.values())
+        return sum(task_state.held for task_state in self.task_states.values())
 
     @property
     def dropped(self) -> int:
         """Bytes of the tables that were dropped and are still to be read from their parts."""
-        nodes = self.nodes.values()
-        return sum(node.table_bytes for node in nodes if node.dropped and node.readers)
+        task_states = self.task_states.values()
+        return sum(
+            task_state.table_bytes
+            for task_state in task_states
+            if task_state.dropped and task_state.readers
+        )
 
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
         """Takes in the bytes of a table that came back, beside those that it was made from."""
         self.peak = max(self.peak, self.held + self.dropped + table_bytes)
-        node = self.nodes[stage]
+        task_state = self.task_states[stage]
         if kind == "load":
-            node.given_bytes = table_bytes
+            task_state.given_bytes = table_bytes
         elif kind == "slice":
-            node.piece_bytes += table_bytes
+            task_state.piece_bytes += table_bytes
         else:
-            node.table_bytes = table_bytes
+            task_state.table_bytes = table_bytes
 
     def droppable(self) -> list[str]:
         """Stages whose rows are only needed by stages that wait for others as well."""
         return [
             name
-            for name, node in self.nodes.items()
-            if node.table is not None
+            for name, task_state in self.task_states.items()
+            if task_state.table is not None
             and all(
                 reader.waits_for and not reader.started
-                for reader in self.nodes.values()
+                for reader in self.task_states.values()
                 if name in reader.spec.upstream and not reader.done
             )
         ]
 
     def drop(self, stage: str) -> int:
         """Drops a stage's rows, which are read from its part again; gives their bytes."""
-        node = self.nodes[stage]
-        node.table, node.dropped = None, True
-        return node.table_bytes
+        task_state = self.task_states[stage]
+        task_state.table, task_state.dropped = None, True
+        return task_state.table_bytes
 
     def read(self, stage: str) -> None:
         """One reader of a stage's rows needs them no more."""
-        node = self.nodes[stage]
-        node.readers -= 1
-        if node.readers == 0:
-            node.table = None
+        task_state = self.task_states[stage]
+        task_state.readers -= 1
+        if task_state.readers == 0:
+            task_state.table = None
 
 
-def make_nodes(specs: Sequence[StageSpec]) -> dict[str, Node]:
+def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
     """Nodes for stages, upstream first, each with its readers among them counted."""
     names = {spec.name for spec in specs}
     readers = [upstream for spec in specs for upstream in spec.upstream]
     return {
-        spec.name: Node(spec, set(spec.upstream) & names, readers.count(spec.name))
+        spec.name: StageTaskState(spec, set(spec.upstream) & names, readers.count(spec.name))
         for spec in specs
     }
 
@@ -221,7 +227,7 @@ def to_compute(
     state: RunState, stages: Sequence[str], partition: int, index: int
 ) -> list[StageSpec]:
     """Of a wave's stages those that are missing of a fragment and not given up, upstream first."""
-    if (partition, index) in state.aside:
+    if (partition, index) in state.damaged:
         return []
     planned = state.plan.partitions[partition]
     return [
@@ -233,20 +239,22 @@ def to_compute(
     ]
 
 
-def fragment_run(
+def fragment_state(
     state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
-) -> FragmentRun:
+) -> FragmentState:
     """A fragment on its way through stages, of which it has no parts."""
     planned = state.plan.partitions[partition]
     names = {spec.name for spec in specs}
     # Where what a stage reads is computed too, all of its rows are.
-    mends = {
-        spec.name: planned.stages[spec.name].mends[index]
+    row_retries = {
+        spec.name: planned.stages[spec.name].row_retries[index]
         for spec in specs
-        if index in planned.stages[spec.name].mends and not names & set(spec.upstream)
+        if index in planned.stages[spec.name].row_retries and not names & set(spec.upstream)
     }
-    nodes = make_nodes(specs)
-    run = FragmentRun(order, partition, index, planned.fragments[index], nodes, mends=mends)
+    task_states = make_task_states(specs)
+    run = FragmentState(
+        order, partition, index, planned.fragments[index], task_states, row_retries=row_retries
+    )
     run.bytes_read = bytes_read(state.parts, partition, index, specs)
     return run
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from vane_dagster.compute.admission import misfit
+from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.placement import Bundle
@@ -24,24 +24,24 @@ _ASKERS = 16
 
 
 @dataclass(frozen=True)
-class Finding:
+class PreflightFinding:
     """One thing that stands in the way of a run.
 
     Attributes:
-        culprit: What it concerns: a stage, a folder, a node.
+        location: What it concerns: a stage, a folder, a node.
         problem: What is expected against what there is.
         fix: What to do about it; empty where `problem` says it.
         place: The folder that it is about, so that it is not told twice.
     """
 
-    culprit: str
+    location: str
     problem: str
     fix: str = ""
     place: str = ""
 
     def __str__(self) -> str:
-        told = f"{self.culprit}: {self.problem}" if self.culprit else self.problem
-        return f"{told}. {self.fix}" if self.fix else told
+        message = f"{self.location}: {self.problem}" if self.location else self.problem
+        return f"{message}. {self.fix}" if self.fix else message
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Checked:
 
     capacity: Capacity
     code: Mapping[str, CodeBundle]
-    findings: Sequence[Finding] = field(default_factory=tuple)
+    findings: Sequence[PreflightFinding] = field(default_factory=tuple)
 
 
 def check_all(
@@ -80,14 +80,14 @@ def check_all(
     with ThreadPoolExecutor(max_workers=_ASKERS) as threads:
         there = threads.submit(backend.versions) if backend else None
         written = [
-            threads.submit(_not_writable, culprit, location)
-            for culprit, location in _written(pipeline, stages, partitions, store)
+            threads.submit(_not_writable, location, write_target)
+            for location, write_target in _written(pipeline, stages, partitions, store)
         ]
         code, findings = packed(pipeline, stages)
         capacity = Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
-            findings += too_large(pipeline, stages, capacity, backend.beyond)
+            findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
         for asked in written:
             findings += asked.result()
         if there is not None:
@@ -95,32 +95,35 @@ def check_all(
     return Checked(capacity, code, tuple(findings))
 
 
-def beyond(findings: Sequence[Finding], errors: Sequence[VaneError]) -> list[Finding]:
+def new_findings(
+    findings: Sequence[PreflightFinding], errors: Sequence[VaneError]
+) -> list[PreflightFinding]:
     """The findings that errors raised before do not tell already."""
-    told = [str(error) for error in errors]
-    return [f for f in findings if not (f.place and any(f.place in text for text in told))]
+    message = [str(error) for error in errors]
+    return [f for f in findings if not (f.place and any(f.place in text for text in message))]
 
 
-def refuse(findings: Sequence[Finding | VaneError]) -> None:
+def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
     """Raises all findings as one error, if there are any.
 
     Raises:
         PreflightError: With a line for each finding, each told once.
     """
-    told = tuple(dict.fromkeys(str(finding) for finding in findings))
-    if not told:
+    message = tuple(dict.fromkeys(str(finding) for finding in findings))
+    if not message:
         return
-    if len(told) == 1:
-        raise PreflightError(told[0], told)
-    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(told, 1))
+    if len(message) == 1:
+        raise PreflightError(message[0], message)
+    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(message, 1))
     raise PreflightError(
-        f"{len(told)} things stand in the way of this run; nothing was computed:\n{listed}", told
+        f"{len(message)} things stand in the way of this run; nothing was computed:\n{listed}",
+        message,
     )
 
 
 def packed(
     pipeline: Pipeline, stages: Sequence[str]
-) -> tuple[dict[str, CodeBundle], list[Finding]]:
+) -> tuple[dict[str, CodeBundle], list[PreflightFinding]]:
     """Packs the code of each stage that runs some, and tells of all that cannot be."""
     code: dict[str, CodeBundle] = {}
     findings = []
@@ -133,7 +136,9 @@ def packed(
         try:
             code[stage] = pack(spec.code(pipeline).modules, payload)
         except VaneError as error:
-            findings.append(Finding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error)))
+            findings.append(
+                PreflightFinding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error))
+            )
     return code, findings
 
 
@@ -141,15 +146,15 @@ def too_large(
     pipeline: Pipeline,
     stages: Sequence[str],
     capacity: Capacity,
-    beyond: Callable[[Sequence[Bundle]], str | None] | None = None,
-) -> list[Finding]:
+    infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
+) -> list[PreflightFinding]:
     """The pools that the cluster cannot hold even alone, with the stages that ask for them.
 
     Args:
         pipeline: The pipeline.
         stages: The stages that have something to compute.
         capacity: What the cluster has.
-        beyond: See `misfit`.
+        infeasible_reason: See `unsatisfiable`.
     """
     asked: dict[tuple[str, int], list[str]] = {}
     for stage in stages:
@@ -163,9 +168,9 @@ def too_large(
         assert spec.runs_udf
         most = max(least, spec.concurrency[1] if spec.concurrency else 1)
         asking = (capacity, spec.udf.name, (least, most), spec.resources.bundle())
-        if told := misfit(*asking, beyond):
+        if message := unsatisfiable(*asking, infeasible_reason):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
-            findings.append(Finding(where, told))
+            findings.append(PreflightFinding(where, message))
     return findings
 
 
@@ -186,27 +191,27 @@ def _written(
     return found
 
 
-def _not_writable(culprit: str, location: Location) -> list[Finding]:
+def _not_writable(location: str, write_target: Location) -> list[PreflightFinding]:
     """Writes and deletes an empty file, whose name every listing of ours passes over."""
     try:
-        if location.is_local:
-            _try_local(location)
+        if write_target.is_local:
+            _try_local(write_target)
         else:
             name = f"{TEMPORARY}{secrets.token_hex(6)}"
-            location.write(name, b"")
-            location.delete([name])
+            write_target.write(name, b"")
+            write_target.delete([name])
     except OSError as error:
         fix = "Check the path, its permissions, and that there is room"
-        told = f"{location.url!r} cannot be written: {_brief(error)}"
-        return [Finding(culprit, told, fix, location.url)]
+        message = f"{write_target.url!r} cannot be written: {_brief(error)}"
+        return [PreflightFinding(location, message, fix, write_target.url)]
     except StoreError as error:
-        return [Finding(culprit, str(error), place=location.url)]
+        return [PreflightFinding(location, str(error), place=write_target.url)]
     return []
 
 
-def _try_local(location: Location) -> None:
+def _try_local(write_target: Location) -> None:
     """Makes no folder: it tries the first above the location that there is."""
-    folder = location.path
+    folder = write_target.path
     while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     path = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
@@ -218,10 +223,10 @@ def _brief(error: OSError) -> str:
     return f"{type(error).__name__}: {error.strerror or error}"
 
 
-def _versions(ask: Callable[[], Mapping[str, Versions | str]]) -> list[Finding]:
+def _versions(ask: Callable[[], Mapping[str, Versions | str]]) -> list[PreflightFinding]:
     """What the nodes have other than this process; a node that cannot tell gives its error."""
     try:
         there = ask()
     except ComputeError as error:
-        return [Finding("", str(error))]
-    return [Finding(node, problem, fix) for node, problem, fix in disagreements(there)]
+        return [PreflightFinding("", str(error))]
+    return [PreflightFinding(node, problem, fix) for node, problem, fix in disagreements(there)]

@@ -111,6 +111,6 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
         folder = store.parts(pipeline.name, made_from.stage, partition.key)
         rows = PartRows(folder, made_from.parts[index].name, (id,))
     sample = SampledRows(rows, partition.sample[index])
-    culprit = f"stage '{pipeline.name}/{stage}'"
-    work = Work(culprit, Gather(), (sample,), schema, id, target=None, keep=False)
+    location = f"stage '{pipeline.name}/{stage}'"
+    work = Work(location, Gather(), (sample,), schema, id, target=None, keep=False)
     return resolve(sample, (), work).column(id).combine_chunks()

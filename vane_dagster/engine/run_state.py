@@ -13,7 +13,7 @@ from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
-from vane_dagster.engine.token_budget import Spending
+from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
@@ -48,7 +48,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
-        judge: CheckRunner,
+        check_runner: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class RunState:
         self.emit = emit
         self.store = store
         self._info = info
-        self._judge = judge
+        self._check_runner = check_runner
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         self._models: dict[str, Mapping[str, str]] = {}
         source = plan.source
@@ -69,9 +69,9 @@ class RunState:
             store, lambda file: content_hash(file, source), self._publishing
         )
         self._queued: set[tuple[int, str]] = set()
-        self.spending = Spending(plan.pipeline)
+        self.token_budget = TokenBudget(plan.pipeline)
         self.failed: dict[tuple[int, str], VaneError] = {}
-        self.aside: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
+        self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         counted = former.counted() if former else {}
@@ -111,7 +111,7 @@ class RunState:
                     for stage in stages
                     if (index, stage) not in self.failed
                     for i in partition.stages[stage].missing
-                    if (index, i) not in self.aside
+                    if (index, i) not in self.damaged
                 }
             )
             for index, partition in enumerate(self.plan.partitions)
@@ -180,7 +180,7 @@ class RunState:
             and (index, stage) not in self.failed
         ]
 
-    def most_faults(self, index: int, stage: str) -> int:
+    def max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail, where it has as many as the source."""
         if sample := self.plan.partitions[index].sample:
             return sum(map(len, sample.values()))
@@ -189,7 +189,7 @@ class RunState:
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Of these, those that have not failed yet."""
-        return max(0, self.most_faults(index, stage) - self.stats[index, stage].faults)
+        return max(0, self.max_faults(index, stage) - self.stats[index, stage].faults)
 
     def close(self) -> None:
         """Waits until everything is committed."""
@@ -269,8 +269,8 @@ class RunState:
                 **{u: None for u in above if partition.stages[u].done},
                 **{u: m for u, m in partition.inputs.items() if u in spec.upstream},
             },
-            judge=self._judge.results,
-            done=lambda made, outcome: self._told(index, stage, made, outcome),
+            evaluate_checks=self._check_runner.results,
+            done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             renamed=[(part.folder, part.info) for part in renamed],
         )
@@ -320,7 +320,7 @@ class RunState:
             self._models[spec.name] = {"name": spec.udf.name, "pool": pool}
         return self._models[spec.name]
 
-    def _told(
+    def _on_committed(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
     ) -> None:
         """Called on the committer's thread."""

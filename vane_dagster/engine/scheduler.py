@@ -8,37 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vane_dagster.compute.api import IO_POOL, Cancelled, Done, Lease, Worker
+from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Lease, Worker
 from vane_dagster.compute.waits import Waits
-from vane_dagster.engine.accounting import Counts, RowCounts
+from vane_dagster.engine.accounting import PartVerifier, WaveProgress
 from vane_dagster.engine.failures import (
-    FAILURES_IN_A_ROW,
-    Again,
-    Loss,
-    Losses,
-    Mending,
-    Streaks,
+    MAX_CONSECUTIVE_FAILURES,
+    FailureStreak,
+    PartRepair,
+    Retry,
+    WorkerLoss,
+    WorkerLosses,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
-from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
-from vane_dagster.engine.memory_budget import Budget
+from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
+from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.slicing import Pacing
-from vane_dagster.engine.tasks import Dispatch, Flight, Item, Requests
-from vane_dagster.engine.worker_group import Crew, Lane, Sharing
+from vane_dagster.engine.slicing import SliceSizer
+from vane_dagster.engine.tasks import InFlightTask, Task, TaskBuilder, WorkBuilder
+from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue, WorkerSharing
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
 from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
-from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Report
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, WorkReport
 
-_MOST_RESTARTS = 3
+_MAX_RESTARTS = 3
 _TICK_SECONDS = 0.5
-_ASKING_SECONDS = 0.005
+_CLAIM_TICK_SECONDS = 0.005
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
 
 
-class Stream:
+class WaveScheduler:
     """Streams all fragments that a wave has to compute."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Stream:
         stages: tuple[str, ...],
         lease: Lease,
         pools: Mapping[str, PoolSpec],
-        requests: Requests,
+        work_builder: WorkBuilder,
         budget_bytes: int,
         cancelled: threading.Event,
-        mending: Mending,
+        part_repair: PartRepair,
         look_up: Callable[[int, Sequence[str]], FoundParts],
         priority: int = 0,
     ) -> None:
@@ -59,20 +59,24 @@ class Stream:
         `look_up` lists the parts of a partition's stages in the store.
         """
         self._state, self._stages, self._lease = state, stages, lease
-        self._pools, self._requests, self._cancelled = pools, requests, cancelled
-        self._flights: dict[int, Flight] = {}
-        self._active: dict[int, FragmentRun] = {}
-        self._losses = Losses()
-        self._mending = mending
+        self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
+        self._in_flight: dict[int, InFlightTask] = {}
+        self._active: dict[int, FragmentState] = {}
+        self._losses = WorkerLosses()
+        self._part_repair = part_repair
         self._waits = Waits(state.emit)
-        self._sharing = Sharing(lease, pools, priority, self._waits)
-        self._checker = RowCounts(state, requests)
-        self._pacing = Pacing(pools)
-        self._streaks = Streaks()
-        self._crew = Crew(lease, pools, state.emit, self._worker_ready, self._give_up)
-        self._dispatch = Dispatch(requests, self._pacing, self._workers)
-        self._counts = Counts(state, stages)
-        self._budget = Budget(budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._crew.size))
+        self._sharing = WorkerSharing(lease, pools, priority, self._waits)
+        self._checker = PartVerifier(state, work_builder)
+        self._slice_sizer = SliceSizer(pools)
+        self._failure_streak = FailureStreak()
+        self._worker_group = WorkerGroup(
+            lease, pools, state.emit, self._worker_ready, self._give_up
+        )
+        self._task_builder = TaskBuilder(work_builder, self._slice_sizer, self._workers)
+        self._counts = WaveProgress(state, stages)
+        self._budget = MemoryBudget(
+            budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
+        )
         self._fragments = FragmentQueue(
             state, stages, state.claims, look_up, self._counts, self._waits
         )
@@ -90,219 +94,238 @@ class Stream:
                 if self._cancelled.is_set():
                     raise Cancelled
                 self._admit()
-                self._hand_out()
-                tick = _ASKING_SECONDS if self._fragments.is_asking else _TICK_SECONDS
+                self._assign_tasks()
+                tick = _CLAIM_TICK_SECONDS if self._fragments.is_claiming else _TICK_SECONDS
                 for done in self._lease.wait(tick):
-                    self._settle(done)
-                self._tell()
+                    self._handle_done(done)
+                self._report_progress()
         except ClusterLostError as error:
             raise ClusterLostError(f"{self._running()}: {error}") from error
         finally:
             self._fragments.close()
             self._sharing.close()
-        self._counts.tell(last=True)
+        self._counts.emit_progress(last=True)
 
     def _running(self) -> str:
         """The stages that are being computed, each with a partition of it."""
-        items = [flight.item for flight in self._flights.values()]
-        stages = {item.stage: item.run.partition for item in items}
+        items = [in_flight.task for in_flight in self._in_flight.values()]
+        stages = {task.stage: task.run.partition for task in items}
         for run in self._active.values() if not stages else ():
-            stages |= dict.fromkeys(run.nodes, run.partition)
-        told = []
+            stages |= dict.fromkeys(run.task_states, run.partition)
+        running = []
         for stage, index in stages.items():
             key = self._state.plan.partitions[index].key
             where = "" if key is None else f", partition {key!r}"
-            told.append(f"stage '{self._state.pipeline.name}/{stage}'{where}")
-        return "; ".join(told) or f"pipeline {self._state.pipeline.name!r}"
+            running.append(f"stage '{self._state.pipeline.name}/{stage}'{where}")
+        return "; ".join(running) or f"pipeline {self._state.pipeline.name!r}"
 
     # Fragments
 
     def _admit(self) -> None:
-        self._fragments.take_answer()
+        self._fragments.apply_claims()
         self._fragments.drop_given_up()
         while run := self._fragments.peek():
-            if self._is_learning() or not self._budget.admits(run):
+            if self._is_learning() or not self._budget.make_room_for(run):
                 break
             self._fragments.pop()
             self._budget.charge(run)
             self._active[run.order] = run
             self._start_ready(run)
             self._fragments.drop_given_up()
-        self._fragments.ask_ahead(idle=not self._active)
+        self._fragments.claim_ahead(idle=not self._active)
 
-    def _start_ready(self, run: FragmentRun) -> None:
-        for stage, node in run.nodes.items():
-            if node.started or node.waits_for or self._is_undecided(stage):
+    def _start_ready(self, run: FragmentState) -> None:
+        for stage, task_state in run.task_states.items():
+            if task_state.started or task_state.waits_for or self._awaits_throughput(stage):
                 continue
-            node.started = True
-            if stage not in self._pools or self._goes_whole(run, stage):
+            task_state.started = True
+            if stage not in self._pools or self._should_run_whole(run, stage):
                 self._queue(run, stage, "whole")
-            elif (above := self._held_for(run, node)) is not None:
-                self._give(run, stage, above.table, above.table_rows)
+            elif (above := self._upstream_in_memory(run, task_state)) is not None:
+                self._set_input(run, stage, above.table, above.table_rows)
             else:
                 self._queue(run, stage, "load")
 
-    def _is_undecided(self, stage: str) -> bool:
+    def _awaits_throughput(self, stage: str) -> bool:
         """Whether it shows only with the first worker, which may know its speed, how a map goes."""
-        maps = stage in self._pools and self._pacing.may_go_whole(stage)
-        return maps and not self._crew.lane(stage, True).busy
+        maps = stage in self._pools and self._slice_sizer.may_run_whole(stage)
+        return maps and not self._worker_group.worker_queue(stage, True).calls_by_worker
 
     def _is_learning(self) -> bool:
         """Whether enough is under way until it shows how fast its stages are, so how they go."""
-        stages = {s for run in self._active.values() for s in run.nodes}
-        return len(self._active) >= _FRAGMENTS_TO_LEARN and self._pacing.is_learning(stages)
+        stages = {s for run in self._active.values() for s in run.task_states}
+        return len(self._active) >= _FRAGMENTS_TO_LEARN and self._slice_sizer.is_learning(stages)
 
-    def _held_for(self, run: FragmentRun, node: Node) -> Node | None:
+    def _upstream_in_memory(
+        self, run: FragmentState, task_state: StageTaskState
+    ) -> StageTaskState | None:
         """The stage above, if a map's workers can be given its rows as they lie in memory."""
-        return run.nodes.get(node.spec.upstream[0]) if run.order_of(node.spec) is None else None
+        return (
+            run.task_states.get(task_state.spec.upstream[0])
+            if run.order_of(task_state.spec) is None
+            else None
+        )
 
     def _workers(self, stage: str) -> int:
-        return self._crew.lane(stage, True).size
+        return self._worker_group.worker_queue(stage, True).size
 
-    def _goes_whole(self, run: FragmentRun, stage: str) -> bool:
+    def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
-        if stage in run.suspects or stage in run.mends:
+        if stage in run.suspects or stage in run.row_retries:
             return False
-        return self._pacing.goes_whole(stage, rows, self._fragments.left, workers)
+        return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
-    def _give(
-        self, run: FragmentRun, stage: str, table: Any, rows: int, shares: Sequence[int] = ()
+    def _set_input(
+        self, run: FragmentState, stage: str, table: Any, rows: int, shares: Sequence[int] = ()
     ) -> None:
-        run.nodes[stage].give(table, rows, shares)
-        self._counts.know(run, stage, rows)
+        run.task_states[stage].give(table, rows, shares)
+        self._counts.set_input_rows(run, stage, rows)
         self._queue(run, stage, "slice" if rows else "gather")
 
     def _queue(
-        self, run: FragmentRun, stage: str, kind: TaskKind, again: Again | None = None
+        self, run: FragmentState, stage: str, kind: TaskKind, retry: Retry | None = None
     ) -> None:
-        calls = stage in self._pools and kind in ("slice", "whole") and not (again and again.error)
-        self._crew.lane(stage, calls).push(run.order, Item(run, run.epoch, stage, kind, again))
+        calls = stage in self._pools and kind in ("slice", "whole") and not (retry and retry.error)
+        self._worker_group.worker_queue(stage, calls).push(
+            run.order, Task(run, run.epoch, stage, kind, retry)
+        )
 
     # Handing out
 
-    def _hand_out(self) -> None:
-        for lane in self._crew.lanes.values():
-            while (item := lane.peek()) is not None:
-                if not item.wanted:
-                    lane.pop()
-                elif (worker := lane.free_worker(item.alone)) and self._budget.lets(item.run):
-                    self._budget.make_room(item.run)
-                    self._hand(lane, item, worker)
+    def _assign_tasks(self) -> None:
+        for worker_queue in self._worker_group.worker_queues.values():
+            while (task := worker_queue.peek()) is not None:
+                if not task.is_current:
+                    worker_queue.pop()
+                elif (
+                    worker := worker_queue.pick_worker(task.exclusive)
+                ) and self._budget.may_continue(task.run):
+                    self._budget.make_room(task.run)
+                    self._assign(worker_queue, task, worker)
                 else:
                     break
 
-    def _hand(self, lane: Lane, item: Item, worker: Worker) -> None:
+    def _assign(self, worker_queue: WorkerQueue, task: Task, worker: Worker) -> None:
         last = self._fragments.is_last
-        work, tables, start, rows = self._dispatch.work(item, lane, worker, last)
-        self._counts.begin(item.run, item.stage)
-        lane.begin(worker, rows, item.alone)
+        work, tables, start, rows = self._task_builder.build(task, worker_queue, worker, last)
+        self._counts.begin(task.run, task.stage)
+        worker_queue.begin(worker, rows, task.exclusive)
         began = time.monotonic()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
-        self._flights[ticket] = Flight(worker, item, start, rows, began)
+        self._in_flight[ticket] = InFlightTask(worker, task, start, rows, began)
 
     # What came back
 
-    def _settle(self, done: Done) -> None:
-        if self._crew.settle(done):
+    def _handle_done(self, done: CallResult) -> None:
+        if self._worker_group.handle_done(done):
             return
-        flight = self._flights.pop(done.ticket)
-        report = done.report if isinstance(done.report, Report) else None
-        self._crew.ended(flight.worker, flight.rows, report.spent if report else "")
-        self._counts.end(flight.item.run, flight.item.stage, report)
+        in_flight = self._in_flight.pop(done.ticket)
+        report = done.report if isinstance(done.report, WorkReport) else None
+        self._worker_group.finish_call(
+            in_flight.worker, in_flight.rows, report.recycle_reason if report else ""
+        )
+        self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
-            loss = Loss(done.lost, done.worker_lost, timed_out=done.timed_out)
-            self._lost(loss, done.ticket, flight)
-        elif report.sick:
-            loss = Loss(report.sick, True, report.fault, innocent=report.fault is None)
-            self._lost(loss, done.ticket, flight)
+            loss = WorkerLoss(done.lost, done.worker_lost, timed_out=done.timed_out)
+            self._lost(loss, done.ticket, in_flight)
+        elif report.unhealthy_reason:
+            loss = WorkerLoss(
+                report.unhealthy_reason, True, report.fault, rows_cleared=report.fault is None
+            )
+            self._lost(loss, done.ticket, in_flight)
         else:
-            self._answered(flight, report, done)
+            self._answered(in_flight, report, done)
 
     def _worker_ready(self, stages: Sequence[str], report: LoadReport) -> None:
         if stages:
             self._state.worker_ready(self._pools[stages[0]].identity, report)
         for stage in stages:
-            self._pacing.recall(stage, report.row_seconds)
+            self._slice_sizer.seed_estimate(stage, report.row_seconds)
         for run in list(self._active.values()):
             self._start_ready(run)
 
     def _printed(self, stages: Sequence[str], text: str) -> None:
         if text:
-            self._state.emit(Printed(", ".join(stages) or IO_POOL, text))
+            self._state.emit(Printed(", ".join(stages) or IO_WORKERS, text))
 
-    def _answered(self, flight: Flight, report: Report, done: Done) -> None:
-        item = flight.item
-        self._printed([item.stage], report.output)
+    def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
+        task = in_flight.task
+        self._printed([task.stage], report.output)
         if report.cancelled:
             raise ComputeError(
                 f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
                 "Start the run again; what is finished is kept"
             )
-        calls = flight.worker.pool != IO_POOL
-        if calls and not report.is_vain:
-            self._streaks.record_success(flight.worker)
+        calls = in_flight.worker.pool != IO_WORKERS
+        if calls and not report.all_rows_failed:
+            self._failure_streak.record_success(in_flight.worker)
         elif calls:
-            self._streaks.record_failure(flight.worker, item.run)
-            if self._streaks.should_replace(flight.worker):
-                self._streaks.record_replacement(flight.worker)
-                reason = f"it failed at {FAILURES_IN_A_ROW} fragments in a row"
-                self._lost(Loss(reason, True, innocent=True), done.ticket, flight)
+            self._failure_streak.record_failure(in_flight.worker, task.run)
+            if self._failure_streak.should_replace(in_flight.worker):
+                self._failure_streak.record_replacement(in_flight.worker)
+                reason = f"it failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
+                self._lost(WorkerLoss(reason, True, rows_cleared=True), done.ticket, in_flight)
                 return
-        if not item.wanted:
+        if not task.is_current:
             return
         if report.fault:
-            self._refused(item, report.fault)
+            self._refused(task, report.fault)
             return
-        run, node = item.run, item.run.nodes[item.stage]
+        run, task_state = task.run, task.run.task_states[task.stage]
         if calls:
-            self._losses.answered(item.stage)
-        self._budget.take(run, item.stage, item.kind, report.bytes_out)
-        if self._counts.add(run, item.stage, item.kind, report):
-            self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
-            if error := self._checker.too_many_faults(run, item.stage, report):
-                self._fail(run.partition, item.stage, error)
+            self._losses.answered(task.stage)
+        self._budget.take(run, task.stage, task.kind, report.bytes_out)
+        if self._counts.add(run, task.stage, task.kind, report):
+            self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
+            if error := self._checker.report_faults(run, task.stage, report):
+                self._fail(run.partition, task.stage, error)
                 return
             if report.faults:
-                where, told = self._requests.culprit(run, item.stage), "; ".join(report.faults)
-                self._state.emit(Noticed(f"{where}: some rows failed: {told}"))
-        if item.kind == "load":
-            self._give(run, item.stage, done.table, report.rows_out, report.shares)
-        elif item.kind == "slice":
-            node.pieces[flight.start] = (done.table, report.rows_out)
-            node.tally += report.done_by(flight.worker.name)
-            node.flying -= 1
-            if not node.rows_left and not node.flying:
-                if run.order_of(node.spec) is None:
-                    node.given = None
-                self._queue(run, item.stage, "gather")
+                where, running = (
+                    self._work_builder.location(run, task.stage),
+                    "; ".join(report.faults),
+                )
+                self._state.emit(Noticed(f"{where}: some rows failed: {running}"))
+        if task.kind == "load":
+            self._set_input(run, task.stage, done.table, report.rows_out, report.shares)
+        elif task.kind == "slice":
+            task_state.pieces[in_flight.start] = (done.table, report.rows_out)
+            task_state.tally += report.done_by(in_flight.worker.name)
+            task_state.slices_in_flight -= 1
+            if not task_state.rows_left and not task_state.slices_in_flight:
+                if run.order_of(task_state.spec) is None:
+                    task_state.given = None
+                self._queue(run, task.stage, "gather")
         else:
-            self._written(run, node, report, done.table)
+            self._written(run, task_state, report, done.table)
 
-    def _written(self, run: FragmentRun, node: Node, report: Report, table: Any) -> None:
-        stage = node.spec.name
+    def _written(
+        self, run: FragmentState, task_state: StageTaskState, report: WorkReport, table: Any
+    ) -> None:
+        stage = task_state.spec.name
         assert report.part is not None
-        part = Part(self._requests.folder(run, node.spec), report.part)
-        if error := self._checker.violation(run, node.spec, part):
+        part = Part(self._work_builder.folder(run, task_state.spec), report.part)
+        if error := self._checker.verify_part(run, task_state.spec, part):
             part.folder.delete([part.info.name])  # so that nothing builds on it
             self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, stage, report.rows_out)
-        node.done, node.given, node.pieces = True, None, {}
-        node.table = table if node.readers else None
-        node.table_rows = report.rows_out
+        task_state.done, task_state.given, task_state.pieces = True, None, {}
+        task_state.table = table if task_state.readers else None
+        task_state.table_rows = report.rows_out
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
-        if error := self._state.spending.take(stage, part.info):
-            self._begin_no_more(stage, error)
-        for below in run.nodes.values():
+        if error := self._state.token_budget.take(stage, part.info):
+            self._fail_unstarted(stage, error)
+        for below in run.task_states.values():
             below.waits_for.discard(stage)
         self._start_ready(run)
-        for upstream in node.spec.upstream:
-            if upstream in run.nodes:
+        for upstream in task_state.spec.upstream:
+            if upstream in run.task_states:
                 run.read(upstream)
         self._end_if_finished(run)
 
-    def _end_if_finished(self, run: FragmentRun) -> None:
+    def _end_if_finished(self, run: FragmentState) -> None:
         if run.finished and run.order in self._active:
             del self._active[run.order]
             self._budget.release(run)
@@ -310,12 +333,12 @@ class Stream:
 
     # Failures
 
-    def _refused(self, item: Item, fault: Fault) -> None:
-        if error := self._mending.remove_damaged(item.run, item.stage, fault):
-            self._fail(item.run.partition, item.stage, error)
+    def _refused(self, task: Task, fault: Fault) -> None:
+        if error := self._part_repair.remove_damaged(task.run, task.stage, fault):
+            self._fail(task.run.partition, task.stage, error)
             return
-        item.run.abandon(set(item.run.nodes))
-        self._end_if_finished(item.run)
+        task.run.abandon(set(task.run.task_states))
+        self._end_if_finished(task.run)
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)
@@ -324,9 +347,11 @@ class Stream:
             self._fragments.release(run, given_up)
             self._end_if_finished(run)
 
-    def _begin_no_more(self, stage: str, error: VaneError) -> None:
+    def _fail_unstarted(self, stage: str, error: VaneError) -> None:
         """Fails a stage where fragments of it have not begun; those under way are finished."""
-        begun = {(run.partition, run.index) for run in self._active.values() if stage in run.nodes}
+        begun = {
+            (run.partition, run.index) for run in self._active.values() if stage in run.task_states
+        }
         for index, missing in self._state.missing(stage):
             if any((index, i) not in begun for i in missing):
                 self._state.fail(index, stage, error)
@@ -338,64 +363,68 @@ class Stream:
                 if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
-    def _lost(self, loss: Loss, ticket: int, flight: Flight) -> None:
+    def _lost(self, loss: WorkerLoss, ticket: int, in_flight: InFlightTask) -> None:
         """A worker or its data is gone: the worker is replaced, what it was at is done again."""
         if loss.worker:
-            self._record_loss(ticket, flight.worker)
-        at_work = not loss.worker or self._losses.was_at_work(flight.worker, ticket)
-        guilty = at_work and not loss.innocent
-        item = flight.item
-        spec = self._state.pipeline[item.stage].spec
-        calls = guilty and flight.worker.pool != IO_POOL
-        limit = loss.exceeded(spec, time.monotonic() - flight.began) if calls else None
+            self._record_loss(ticket, in_flight.worker)
+        at_work = not loss.worker or self._losses.was_executing(in_flight.worker, ticket)
+        was_executing_rows = at_work and not loss.rows_cleared
+        task = in_flight.task
+        spec = self._state.pipeline[task.stage].spec
+        calls = was_executing_rows and in_flight.worker.pool != IO_WORKERS
+        limit = loss.exceeded(spec, time.monotonic() - in_flight.began) if calls else None
         if loss.worker and limit is not None:
             took = "took" if loss.timed_out else "may have taken"
             reason = f"a call {took} longer than timeout_s={limit:g}: {loss.reason}"
             loss = replace(loss, reason=reason)
         if loss.worker:
-            self._crew.lost(flight.worker, loss.reason, starting=False)
-        if not item.wanted:
+            self._worker_group.replace_lost(in_flight.worker, loss.reason, starting=False)
+        if not task.is_current:
             return
-        run = item.run
-        if loss.worker and spec.isolates_rows and not self._losses.is_sick(item.stage):
-            if item.kind == "slice":
-                self._give_again(flight, guilty, loss, limit is not None)
+        run = task.run
+        if loss.worker and spec.isolates_rows and not self._losses.is_crash_looping(task.stage):
+            if task.kind == "slice":
+                self._retry_rows(in_flight, was_executing_rows, loss, limit is not None)
                 return
-            guilty = guilty and item.stage in run.suspects
-            run.suspects.add(item.stage)
-        if run.restarts < _MOST_RESTARTS or not guilty:
+            was_executing_rows = was_executing_rows and task.stage in run.suspects
+            run.suspects.add(task.stage)
+        if run.restarts < _MAX_RESTARTS or not was_executing_rows:
             self._counts.start_over(run)
-            run.start_over(guilty)
+            run.start_over(was_executing_rows)
             self._start_ready(run)
             return
-        culprit = self._requests.culprit(run, item.stage)
+        location = self._work_builder.location(run, task.stage)
         error = ComputeError(
-            f"{culprit}: lost its worker or its data {run.restarts + 1} times, the last time: "
+            f"{location}: lost its worker or its data {run.restarts + 1} times, the last time: "
             f"{loss.reason}. If a row kills the process, on_error='quarantine' finds it; if memory "
             "ran out, lower batch_size or concurrency, or reserve memory="
             + (f"\n\n{loss.fault.traceback}" if loss.fault else "")
         )
-        self._fail(run.partition, item.stage, error)
+        self._fail(run.partition, task.stage, error)
 
-    def _give_again(self, flight: Flight, guilty: bool, loss: Loss, hung: bool) -> None:
+    def _retry_rows(
+        self, in_flight: InFlightTask, was_executing_rows: bool, loss: WorkerLoss, hung: bool
+    ) -> None:
         """Gives the rows of a lost slice to other workers, halved if they may be at fault."""
-        item, node = flight.item, flight.item.run.nodes[flight.item.stage]
+        task, task_state = in_flight.task, in_flight.task.run.task_states[in_flight.task.stage]
         why = loss.fault.message if loss.fault else ""
-        rows = (flight.start, flight.rows)
-        if guilty:
-            self._losses.record_death(item.run, node.spec, *rows)
-        again = self._losses.again(item.run, node.spec, *rows, guilty, hung, why)
-        node.flying += len(again) - 1
-        for part in again:
-            self._queue(item.run, item.stage, "slice", part)
+        rows = (in_flight.start, in_flight.rows)
+        if was_executing_rows:
+            self._losses.record_death(task.run, task_state.spec, *rows)
+        retry = self._losses.plan_retries(
+            task.run, task_state.spec, *rows, was_executing_rows, hung, why
+        )
+        task_state.slices_in_flight += len(retry) - 1
+        for part in retry:
+            self._queue(task.run, task.stage, "slice", part)
 
     def _record_loss(self, ticket: int, worker: Worker) -> None:
-        queued = [t for t, flight in self._flights.items() if flight.worker == worker]
-        at_once = self._crew.lanes[worker.pool].slots - 1
+        queued = [t for t, in_flight in self._in_flight.items() if in_flight.worker == worker]
+        at_once = self._worker_group.worker_queues[worker.pool].slots - 1
         self._losses.record_loss(worker, [ticket, *queued], at_once)
 
-    def _tell(self) -> None:
-        self._counts.tell()
-        self._crew.look_after_starts()
-        self._fragments.tell_waits(idle=not self._active)
-        self._sharing.follow(self._crew.lanes)
+    def _report_progress(self) -> None:
+        self._counts.emit_progress()
+        self._worker_group.check_starts()
+        self._fragments.report_waits(idle=not self._active)
+        self._sharing.follow(self._worker_group.worker_queues)

@@ -17,7 +17,7 @@ _SMALL_SECONDS = 0.2
 _WHOLE_SECONDS = 1.0
 
 
-class Pacing:
+class SliceSizer:
     """What is known of the speed of a wave's maps, and what follows from it.
 
     Args:
@@ -36,19 +36,19 @@ class Pacing:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
 
-    def recall(self, stage: str, row_seconds: float | None) -> None:
+    def seed_estimate(self, stage: str, row_seconds: float | None) -> None:
         """Takes what a warm worker knows of former runs, where nothing is known yet."""
         if row_seconds:
             self._row_seconds.setdefault(stage, row_seconds)
 
-    def may_go_whole(self, stage: str) -> bool:
+    def may_run_whole(self, stage: str) -> bool:
         """Whether a worker may do a fragment by itself.
 
         A GPU would idle as it reads and writes, and one that is to be replaced after some batches
         would do more of them.
         """
         pool = self._pools[stage]
-        return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.upkeep.max_batches
+        return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.lifecycle.max_batches
 
     def is_learning(self, stages: Collection[str]) -> bool:
         """Whether one of the stages may go whole, and none of its rows has shown its speed yet.
@@ -57,17 +57,17 @@ class Pacing:
         """
         known = self._seen | self._row_seconds.keys()
         return any(
-            stage in stages and stage not in known and self.may_go_whole(stage)
+            stage in stages and stage not in known and self.may_run_whole(stage)
             for stage in self._pools
         )
 
-    def goes_whole(self, stage: str, rows: int, fragments_left: int, workers: int) -> bool:
+    def should_run_whole(self, stage: str, rows: int, fragments_left: int, workers: int) -> bool:
         """Whether one worker reads, computes and writes a fragment by itself.
 
         That spares two copies through shared memory, and would leave other workers idle where
         fragments are few or slow: those are sliced.
         """
-        if stage not in self._row_seconds or not self.may_go_whole(stage):
+        if stage not in self._row_seconds or not self.may_run_whole(stage):
             return False
         seconds = self._row_seconds[stage] * rows
         enough = fragments_left >= 2 * workers
@@ -94,6 +94,6 @@ class Pacing:
             pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
             wanted = int(pace / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
-        if spec.upkeep.max_batches is not None:
-            wanted = min(wanted, spec.upkeep.max_batches * (spec.batch_size or DEFAULT_BATCH))
+        if spec.lifecycle.max_batches is not None:
+            wanted = min(wanted, spec.lifecycle.max_batches * (spec.batch_size or DEFAULT_BATCH))
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

@@ -9,7 +9,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import PartInfo
 
 
-class Spending:
+class TokenBudget:
     """Adds up what the parts that a run has computed have used, by stage.
 
     Args:
@@ -28,10 +28,10 @@ class Spending:
         used = self._used.setdefault(stage, Counter())
         was_over = bool(used) and spec.over_budget(used) is not None
         used.update(spec.used(part.measures))
-        told = spec.over_budget(used)
-        if told is None or was_over:
+        message = spec.over_budget(used)
+        if message is None or was_over:
             return None
         return BudgetError(
-            f"stage '{self._pipeline.name}/{stage}': {told}. What was under way is finished and "
+            f"stage '{self._pipeline.name}/{stage}': {message}. What was under way is finished and "
             "kept; run again to go on, with the whole budget anew, or raise it"
         )

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from vane_dagster.fingerprint.code_strings import evaluated, mark_texts
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.introspection import (
+    detach_texts,
     is_only_hint,
     keep_module_docstring,
-    set_aside,
     without_hint,
 )
 from vane_dagster.fingerprint.local_variables import Variable, free_variables, mark_locals
@@ -49,7 +49,7 @@ def parse(source: bytes | str) -> ast.Module:
         node, scope = stack.pop()
         if isinstance(node, (ast.Module, *Definition)):
             scope = node
-            set_aside(node)
+            detach_texts(node)
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
             if not body or not isinstance(body, list):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, closure
@@ -68,24 +68,24 @@ def code_identity(
         )
     finder = Finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
-    reach = Reach(finder, module)
+    dependency_walk = DependencyWalk(finder, module)
     if hints:
         name = target.__qualname__.replace("<locals>.", "")
         names = {name, name.rpartition(".")[2]}
-        reach.hints_of = frozenset(names | {f"{item}.__call__" for item in names})
-    encoder = ObjectEncoder(reach, files if version is None else LocalFiles(read=False))
+        dependency_walk.hints_of = frozenset(names | {f"{item}.__call__" for item in names})
+    encoder = ObjectEncoder(dependency_walk, files if version is None else LocalFiles(read=False))
     effects = ""
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
-        digest = combine("code", token, reach.digest())
-        effects = reach.effects
+        digest = combine("code", token, dependency_walk.digest())
+        effects = dependency_walk.effects
     else:
         with contextlib.suppress(CodeIdentityError):
             encoder.digest(obj, target.__qualname__)
         where = module.label if module is not None else ""
         digest = combine("version", where, target.__qualname__, version)
-    seeds = reach.modules | reach.imported
+    seeds = dependency_walk.modules | dependency_walk.imported
     if module is not None:
         seeds.add(module.name)
-    packages = tuple(sorted(reach.packages))
+    packages = tuple(sorted(dependency_walk.packages))
     return CodeIdentity(digest, closure(finder, seeds), packages, effects)

@@ -34,7 +34,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, Module
@@ -48,7 +48,7 @@ from vane_dagster.fingerprint.side_effects import (
     ModuleNames,
     parameters,
 )
-from vane_dagster.fingerprint.symbols import Unit
+from vane_dagster.fingerprint.symbols import SymbolSource
 
 _MAIN = ("__main__", "__mp_main__")
 _STARTS = ("__init__", "__post_init__")
@@ -83,7 +83,7 @@ class ConstructorIdentity:
     reason: str = ""
 
 
-class _Inseparable(Exception):
+class _InseparableError(Exception):
     """The source does not show that calls can be told from construction."""
 
 
@@ -110,7 +110,7 @@ def constructor_identity(
         separated = _Separation(target, arguments, files).digest()
         effects = code_identity(target, files=files).effects
         return ConstructorIdentity(combine("constructor", separated, effects), True)
-    except _Inseparable as refused:
+    except _InseparableError as refused:
         reason = str(refused)
     except CodeIdentityError as error:
         reason = str(error)
@@ -124,22 +124,22 @@ def constructor_identity(
 
 
 @dataclass(frozen=True)
-class _Code:
+class _ScopedDefinition:
     """A function or class definition, and the names of its module."""
 
     names: ModuleNames
     node: Any
 
 
-_Looked = tuple[_Code, Collection[str], Collection[str]]
+_Looked = tuple[_ScopedDefinition, Collection[str], Collection[str]]
 """A function, its parameters that hold state, and the methods that it may call on them."""
 
 
 @dataclass
-class _Reached:
+class _ReachedCode:
     """What some code reaches: names of its own file, one by one, and other modules whole."""
 
-    names: dict[str, list[Unit]] = field(default_factory=dict)
+    names: dict[str, list[SymbolSource]] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
 
 
@@ -150,27 +150,27 @@ class _Separation:
         self, target: Callable[..., Any], arguments: Sequence[Any], files: LocalFiles | None
     ) -> None:
         if not isinstance(target, (type, types.FunctionType)):
-            raise _Inseparable(f"it is a {type(target).__name__}")
+            raise _InseparableError(f"it is a {type(target).__name__}")
         self._target = target
         self._files = files
         self._finder = Finder()
         self._by_module: dict[str, ModuleNames] = {}
         module = self._finder.find(target.__module__ or "__main__")
         if module is None or module.kind != "own" or not module.is_source or module.name in _MAIN:
-            raise _Inseparable("its code is not in a module of the user's")
+            raise _InseparableError("its code is not in a module of the user's")
         if getattr(sys.modules.get(module.name), target.__qualname__, None) is not target:
-            raise _Inseparable("it is not at the top level of its module")
+            raise _InseparableError("it is not at the top level of its module")
         self._module = module
         self._names = self._names_of(module)
         for argument in arguments:
             if found := self._own_code_in(argument):
-                raise _Inseparable(f"it is given {found}")
+                raise _InseparableError(f"it is given {found}")
 
     def digest(self) -> str:
         """Hashes what construction reaches.
 
         Raises:
-            _Inseparable: Calls cannot be told from it.
+            _InseparableError: Calls cannot be told from it.
         """
         name = f"{self._module.label}.{self._target.__qualname__}"
         if isinstance(self._target, type):
@@ -196,12 +196,12 @@ class _Separation:
 
     def _class_parts(self, cls: type) -> list[str]:
         chain = self._chain(cls)
-        methods: dict[str, list[_Code]] = {}
+        methods: dict[str, list[_ScopedDefinition]] = {}
         attributes: dict[str, list[ast.stmt]] = {}
         for each in chain:
             for name, member in _members(each.node):
                 if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    methods.setdefault(name, []).append(_Code(each.names, member))
+                    methods.setdefault(name, []).append(_ScopedDefinition(each.names, member))
                 else:
                     attributes.setdefault(name, []).append(member)
         made = _made_with(methods, attributes)
@@ -222,7 +222,7 @@ class _Separation:
             if each.names is not self._names:
                 self._add_module(called, each.names.module)
         if cls.__name__ in built.names:
-            raise _Inseparable("its construction names its own class")
+            raise _InseparableError("its construction names its own class")
         self._check_both(built, called, [each.node for each in chain])
         built_code, called_code = self._text_of(built, ()), self._text_of(called, ())
         self._check_functions([*constructs, *built_code], [*calls, *called_code])
@@ -234,11 +234,11 @@ class _Separation:
 
     def _constructed(self, kept: Sequence[ast.stmt]) -> str:
         """Hashes what some statements reach."""
-        reach = Reach(self._finder, self._module)
+        dependency_walk = DependencyWalk(self._finder, self._module)
         if kept:
-            unit = Unit(self._names.source.path, kept)
-            reach.unit(self._module, unit, unit.names)
-        return reach.digest()
+            unit = SymbolSource(self._names.source.path, kept)
+            dependency_walk.unit(self._module, unit, unit.names)
+        return dependency_walk.digest()
 
     def _names_of(self, module: Module) -> ModuleNames:
         path = str(module.path)
@@ -248,34 +248,38 @@ class _Separation:
 
     # What a class consists of
 
-    def _chain(self, cls: type) -> list[_Code]:
+    def _chain(self, cls: type) -> list[_ScopedDefinition]:
         """The class and its bases of the user's, as their files define them."""
         if type(cls) not in (type, abc.ABCMeta):
-            raise _Inseparable(f"it has the metaclass {type(cls).__name__}")
+            raise _InseparableError(f"it has the metaclass {type(cls).__name__}")
         found = []
         for each in cls.__mro__:
             if each in _PLAIN_BASES:
                 continue
             module = self._finder.find(each.__module__)
             if module is None or module.kind != "own" or not module.is_source:
-                raise _Inseparable(f"the constructor of {each.__qualname__} may call any method")
+                raise _InseparableError(
+                    f"the constructor of {each.__qualname__} may call any method"
+                )
             if getattr(sys.modules.get(module.name), each.__qualname__, None) is not each:
-                raise _Inseparable(f"{each.__qualname__} is not at the top level of its module")
+                raise _InseparableError(
+                    f"{each.__qualname__} is not at the top level of its module"
+                )
             names = self._names_of(module)
             node = self._definition(names, each.__qualname__)
             if not isinstance(node, ast.ClassDef) or node.keywords:
-                raise _Inseparable(f"{each.__qualname__} has a metaclass or arguments")
+                raise _InseparableError(f"{each.__qualname__} has a metaclass or arguments")
             if not all(_is_dataclass(decorator) for decorator in node.decorator_list):
-                raise _Inseparable(f"{each.__qualname__} is decorated")
-            found.append(_Code(names, node))
+                raise _InseparableError(f"{each.__qualname__} is decorated")
+            found.append(_ScopedDefinition(names, node))
         return found
 
     def _definition(self, names: ModuleNames, name: str) -> ast.stmt:
         units = names.source.units.get(name, [])
         if len(units) != 1 or not isinstance(units[0].nodes[-1], ast_digest.Definition):
-            raise _Inseparable(f"{name} is defined or changed in several places")
+            raise _InseparableError(f"{name} is defined or changed in several places")
         if len(units[0].nodes) > 1:
-            raise _Inseparable(f"{name} is defined under a condition")
+            raise _InseparableError(f"{name} is defined under a condition")
         return units[0].nodes[-1]
 
     def _own_code_in(self, value: Any, depth: int = 0) -> str | None:
@@ -296,13 +300,13 @@ class _Separation:
 
     # What code reaches
 
-    def _reached(self, nodes: Sequence[ast.stmt], besides: Collection[str]) -> _Reached:
+    def _reached(self, nodes: Sequence[ast.stmt], besides: Collection[str]) -> _ReachedCode:
         """Walks from statements of the own file; `besides` are names of it to reach too."""
-        found = _Reached()
+        found = _ReachedCode()
         source = self._names.source
         waiting: deque[str] = deque(sorted(besides))
         if nodes:
-            waiting += self._read_by(found, Unit(source.path, nodes))
+            waiting += self._read_by(found, SymbolSource(source.path, nodes))
         while waiting:
             name = waiting.popleft()
             if name in found.names or (name not in source.units and not source.stars):
@@ -312,19 +316,21 @@ class _Separation:
                 waiting += self._read_by(found, unit)
         return found
 
-    def _read_by(self, found: _Reached, unit: Unit) -> list[str]:
+    def _read_by(self, found: _ReachedCode, unit: SymbolSource) -> list[str]:
         """Adds the modules that statements of the own file import; returns names that they read."""
         if unit.reads.every:
-            raise _Inseparable(f"line {unit.nodes[-1].lineno}: a name is looked up by its text")
+            raise _InseparableError(
+                f"line {unit.nodes[-1].lineno}: a name is looked up by its text"
+            )
         names = sorted(unit.names | unit.reads.texts)
         return [*names, *self._follow(found, self._module, unit.scan, unit.names)]
 
     def _follow(
-        self, found: _Reached, module: Module, scan: Scan, names: Iterable[str]
+        self, found: _ReachedCode, module: Module, scan: Scan, names: Iterable[str]
     ) -> list[str]:
         """Adds the modules that code imports; returns the names of the own file among them."""
         if scan.dynamic:
-            raise _Inseparable("it imports a module by a name that only a run knows")
+            raise _InseparableError("it imports a module by a name that only a run knows")
         own: list[str] = []
         source = self._finder.source(str(module.path))
         refs = [*scan.imports, *(ref for name in names for ref in source.import_refs(name))]
@@ -340,46 +346,53 @@ class _Separation:
                 self._add_module(found, reached)
         return own
 
-    def _add_module(self, found: _Reached, module: Module) -> None:
+    def _add_module(self, found: _ReachedCode, module: Module) -> None:
         if module.name in found.modules or module.path is None:
             return
         if not module.is_source:
-            raise _Inseparable(f"the module {module.name} is no Python source")
+            raise _InseparableError(f"the module {module.name} is no Python source")
         found.modules[module.name] = module
         whole = self._finder.source(module.path).whole
         own = self._follow(found, module, whole.scan, whole.names)
         if own:
-            raise _Inseparable(f"the module {module.name} imports it")
+            raise _InseparableError(f"the module {module.name} imports it")
 
     # What is checked
 
-    def _check_both(self, built: _Reached, called: _Reached, chain: Collection[ast.stmt]) -> None:
+    def _check_both(
+        self, built: _ReachedCode, called: _ReachedCode, chain: Collection[ast.stmt]
+    ) -> None:
         """Raises _Inseparable if what both reach may be state, or a class with instances in it."""
         for name in built.names.keys() & called.names.keys():
             fixed = _is_fixed(getattr(sys.modules.get(self._module.name), name, _UNKNOWN))
             if not all(_is_stateless(unit.nodes[-1], chain, fixed) for unit in built.names[name]):
-                raise _Inseparable(f"{name} is used by construction and by calls")
+                raise _InseparableError(f"{name} is used by construction and by calls")
         for name in built.modules.keys() & called.modules.keys():
             module = built.modules[name]
             live = sys.modules.get(name)
             for node in self._finder.source(str(module.path)).tree.body:
                 fixed = all(_is_fixed(getattr(live, each, _UNKNOWN)) for each in _assigned(node))
                 if not _is_stateless(node, chain, fixed):
-                    raise _Inseparable(
+                    raise _InseparableError(
                         f"{name}, line {node.lineno}, is used by construction and by calls"
                     )
 
-    def _check_functions(self, built: Sequence[_Code], called: Sequence[_Code]) -> None:
+    def _check_functions(
+        self, built: Sequence[_ScopedDefinition], called: Sequence[_ScopedDefinition]
+    ) -> None:
         """Raises _Inseparable if calls may compare a function with that of another version."""
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef)
         both = [each.node for each in built if isinstance(each.node, definitions)]
         own = {node.name for node in both if any(node is each.node for each in called)}
         kept, met = ({name for code in each for name in _values(code)} for each in (built, called))
         for name in sorted(own & kept & met):
-            raise _Inseparable(f"{name} is passed on by construction and by calls")
+            raise _InseparableError(f"{name} is passed on by construction and by calls")
 
     def _check_found(
-        self, constructs: Sequence[_Code], built: _Reached, chain: Sequence[_Code]
+        self,
+        constructs: Sequence[_ScopedDefinition],
+        built: _ReachedCode,
+        chain: Sequence[_ScopedDefinition],
     ) -> None:
         """Raises _Inseparable if construction may hold code of the user's that is not followed.
 
@@ -393,11 +406,13 @@ class _Separation:
             for node in ast.walk(code.node):
                 for name in _named(node, code.names):
                     if name in bases:
-                        raise _Inseparable(f"its construction names {name}, which calls are of")
+                        raise _InseparableError(
+                            f"its construction names {name}, which calls are of"
+                        )
                     if name in _UNPICKLES | _FINDS_CODE or _unpickles(node):
-                        raise _Inseparable(f"its construction may reach any code by `{name}`")
+                        raise _InseparableError(f"its construction may reach any code by `{name}`")
 
-    def _check_settings(self, runs: Sequence[_Code], called: _Reached) -> None:
+    def _check_settings(self, runs: Sequence[_ScopedDefinition], called: _ReachedCode) -> None:
         """Raises _Inseparable if a later import would meet settings that construction makes."""
         functions = [each for each in runs if isinstance(each.node, FUNCTIONS)]
         settings = [
@@ -407,27 +422,31 @@ class _Separation:
         ]
         for text, is_seed in settings:
             if is_seed:
-                raise _Inseparable(f"construction, {text}")
+                raise _InseparableError(f"construction, {text}")
             for code in self._text_of(called, ()):
                 if not isinstance(code.node, ast_digest.Definition) and _is_computed(code):
-                    raise _Inseparable(
+                    raise _InseparableError(
                         f"{code.names.module.name}, line {code.node.lineno}, may be computed anew "
                         f"after construction, {text}"
                     )
 
     def _check_construction(
-        self, constructs: Sequence[_Code], built: _Reached, called: _Reached, escapes: Escapes
+        self,
+        constructs: Sequence[_ScopedDefinition],
+        built: _ReachedCode,
+        called: _ReachedCode,
+        escapes: Escapes,
     ) -> None:
         """Raises _Inseparable if construction writes to modules, or keeps code with effects."""
         runs = [*constructs, *self._code_of(built)]
         for each in runs:
             for node in ast.walk(each.node):
                 if isinstance(node, ast.Name) and node.id in _LOOKS_AROUND:
-                    raise _Inseparable(f"its construction uses {node.id}")
+                    raise _InseparableError(f"its construction uses {node.id}")
             if isinstance(each.node, FUNCTIONS):
                 effects = Effects(each.node, each.names, (), (), Escapes())
                 for text in (*effects.stores(), *effects.modules_passed()):
-                    raise _Inseparable(f"construction, {text}")
+                    raise _InseparableError(f"construction, {text}")
         self._check_settings(runs, called)
         values = {name for code in self._text_of(built, constructs) for name in _values(code)}
         kept = [each for each in runs if isinstance(each.node, (ast.ClassDef, ast.Lambda))]
@@ -435,7 +454,7 @@ class _Separation:
         kept += [inner for each in runs for inner in _inner_functions(each)]
         self._check_kept(kept, escapes)
 
-    def _check_kept(self, kept: Sequence[_Code], escapes: Escapes) -> None:
+    def _check_kept(self, kept: Sequence[_ScopedDefinition], escapes: Escapes) -> None:
         """Raises _Inseparable if code that the state may hold leaves something behind.
 
         It goes on running in its own version's modules, whichever version is called.
@@ -452,10 +471,14 @@ class _Separation:
                 continue
             for function in _functions_in(each.node):
                 if getattr(function, "name", "") not in CONSTRUCTORS:
-                    objects[id(function)] = (_Code(each.names, function), _self(function), ())
+                    objects[id(function)] = (
+                        _ScopedDefinition(each.names, function),
+                        _self(function),
+                        (),
+                    )
         for code, *_ in (*looked.values(), *objects.values()):
             for text in Effects(code.node, code.names, (), (), Escapes()).own_imports():
-                raise _Inseparable(f"what construction may keep, {text}")
+                raise _InseparableError(f"what construction may keep, {text}")
         # Who calls a function that was handed on, and with what, is not known.
         anyone = frozenset({""})
         _look(looked.values(), Escapes(passed=anyone, returned=True))
@@ -463,7 +486,7 @@ class _Separation:
         if _look(objects.values(), Escapes(passed)).to_objects:
             _look(objects.values(), Escapes(anyone))
 
-    def _kept_reach(self, kept: Sequence[_Code]) -> _Reached:
+    def _kept_reach(self, kept: Sequence[_ScopedDefinition]) -> _ReachedCode:
         """What is reached from code that the state may hold."""
         own = [each.node for each in kept if each.names is self._names]
         nodes = [
@@ -476,30 +499,34 @@ class _Separation:
                 self._add_module(found, each.names.module)
         return found
 
-    def _text_of(self, reached: _Reached, besides: Sequence[_Code]) -> Iterator[_Code]:
+    def _text_of(
+        self, reached: _ReachedCode, besides: Sequence[_ScopedDefinition]
+    ) -> Iterator[_ScopedDefinition]:
         """Yields every statement that is reached, by name or as part of a module."""
         yield from besides
         for units in reached.names.values():
             for unit in units:
-                yield from (_Code(self._names, node) for node in unit.nodes)
+                yield from (_ScopedDefinition(self._names, node) for node in unit.nodes)
         for module in reached.modules.values():
             names = self._names_of(module)
-            yield from (_Code(names, node) for node in names.source.tree.body)
+            yield from (_ScopedDefinition(names, node) for node in names.source.tree.body)
 
     def _check_calls(
-        self, calls: Sequence[_Code], called: _Reached, methods: Collection[str]
+        self, calls: Sequence[_ScopedDefinition], called: _ReachedCode, methods: Collection[str]
     ) -> Escapes:
         """Raises _Inseparable if a call may leave something behind; says where it passes state."""
         looked: list[_Looked] = [(each, _self(each.node), methods) for each in calls]
         for each in self._code_of(called):
             if isinstance(each.node, ast.ClassDef):
-                own = [_Code(each.names, function) for function in _functions_in(each.node)]
+                own = [
+                    _ScopedDefinition(each.names, function) for function in _functions_in(each.node)
+                ]
                 looked += [(code, _class_only(code.node), ()) for code in own]
             else:
                 looked.append((each, (), ()))
         return _look(looked, Escapes())
 
-    def _code_of(self, reached: _Reached) -> Iterator[_Code]:
+    def _code_of(self, reached: _ReachedCode) -> Iterator[_ScopedDefinition]:
         """The functions and classes among what is reached, and functions without a name."""
         for units in reached.names.values():
             for unit in units:
@@ -513,14 +540,14 @@ def _look(functions: Collection[_Looked], escapes: Escapes) -> Escapes:
     """Looks through functions until it is known where they pass state.
 
     Raises:
-        _Inseparable: One of them may leave something behind.
+        _InseparableError: One of them may leave something behind.
     """
     while True:
         before = replace(escapes)
         for code, shared, methods in functions:
             effects = Effects(code.node, code.names, shared, methods, escapes)
             for text in effects.found():
-                raise _Inseparable(f"{code.names.module.name}, {text}")
+                raise _InseparableError(f"{code.names.module.name}, {text}")
             effects.note_returned()
         if escapes == before:
             return escapes
@@ -530,14 +557,14 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
     """Yields what a class body binds, by name.
 
     Raises:
-        _Inseparable: It holds more than methods and constants.
+        _InseparableError: It holds more than methods and constants.
     """
     is_data = bool(node.decorator_list)
     for statement in node.body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             name = statement.name
             if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
-                raise _Inseparable(f"{node.name} has {name}")
+                raise _InseparableError(f"{node.name} has {name}")
             yield name, statement
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             value = statement.value
@@ -547,21 +574,21 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
             )
             for target in targets:
                 if not isinstance(target, ast.Name) or not is_fixed:
-                    raise _Inseparable(f"{node.name}.{ast.unparse(target)} may be state")
+                    raise _InseparableError(f"{node.name}.{ast.unparse(target)} may be state")
                 if target.id.startswith("__"):
-                    raise _Inseparable(f"{node.name} has {target.id}")
+                    raise _InseparableError(f"{node.name} has {target.id}")
                 yield target.id, statement
         elif not isinstance(statement, ast.Pass) and not _is_text(statement):
-            raise _Inseparable(f"{node.name} has statements in its body")
+            raise _InseparableError(f"{node.name} has statements in its body")
 
 
 def _made_with(
-    methods: Mapping[str, Sequence[_Code]], attributes: Mapping[str, Sequence[ast.stmt]]
+    methods: Mapping[str, Sequence[_ScopedDefinition]], attributes: Mapping[str, Sequence[ast.stmt]]
 ) -> list[str]:
     """Names the methods and attributes that construction uses, from ``__init__`` on.
 
     Raises:
-        _Inseparable: It passes itself, or one of its methods, to other code.
+        _InseparableError: It passes itself, or one of its methods, to other code.
     """
     found: list[str] = []
     waiting = deque(name for name in _STARTS if name in methods)
@@ -575,7 +602,9 @@ def _made_with(
     return found
 
 
-def _own_names(function: Function, methods: Mapping[str, Sequence[_Code]]) -> Iterator[str]:
+def _own_names(
+    function: Function, methods: Mapping[str, Sequence[_ScopedDefinition]]
+) -> Iterator[str]:
     """Yields the attributes of its own object that a method uses."""
     own = _self(function)
     bases: set[int] = set()
@@ -590,17 +619,17 @@ def _own_names(function: Function, methods: Mapping[str, Sequence[_Code]]) -> It
         bases.add(id(value))
         name = node.attr
         if name.startswith("__") and name.endswith("__") and name not in _STARTS:
-            raise _Inseparable(f"its construction uses {name}")
+            raise _InseparableError(f"its construction uses {name}")
         is_method = any(not _is_property(each.node) for each in methods.get(name, ()))
         if is_method and isinstance(node.ctx, ast.Load) and id(node) not in called:
-            raise _Inseparable(f"its construction passes its method {name} on")
+            raise _InseparableError(f"its construction passes its method {name} on")
         yield name
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id in own and id(node) not in bases:
-            raise _Inseparable(f"its construction passes {node.id!r} on")
+            raise _InseparableError(f"its construction passes {node.id!r} on")
         is_super = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
         if isinstance(node, ast.Call) and is_super and (node.args or id(node) not in bases):
-            raise _Inseparable("its construction passes its base on")
+            raise _InseparableError("its construction passes its base on")
 
 
 def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) -> ast.ClassDef:
@@ -643,7 +672,7 @@ def _is_property(function: Any) -> bool:
     return any(text == "property" or text.endswith((".setter", ".deleter")) for text in texts)
 
 
-def _is_mentioned(function: Any, calls: Sequence[_Code]) -> bool:
+def _is_mentioned(function: Any, calls: Sequence[_ScopedDefinition]) -> bool:
     """Whether calls may run a method that construction uses."""
     for each in calls:
         own, bases = _self(each.node), set()
@@ -660,12 +689,12 @@ def _is_mentioned(function: Any, calls: Sequence[_Code]) -> bool:
     return False
 
 
-def _definitions(names: ModuleNames, nodes: Sequence[ast.stmt]) -> Iterator[_Code]:
+def _definitions(names: ModuleNames, nodes: Sequence[ast.stmt]) -> Iterator[_ScopedDefinition]:
     stack: list[ast.AST] = list(nodes)
     while stack:
         node = stack.pop()
         if isinstance(node, (*ast_digest.Definition, ast.Lambda)):
-            yield _Code(names, node)
+            yield _ScopedDefinition(names, node)
         else:
             stack += ast.iter_child_nodes(node)
 
@@ -679,15 +708,15 @@ def _functions_in(node: ast.AST) -> Iterator[Function]:
             yield from _functions_in(inner)
 
 
-def _inner_functions(code: _Code) -> list[_Code]:
+def _inner_functions(code: _ScopedDefinition) -> list[_ScopedDefinition]:
     """The functions inside of a function, which it may hand on."""
     if not isinstance(code.node, FUNCTIONS):
         return []
     inner = [node for node in ast.walk(code.node) if isinstance(node, FUNCTIONS)]
-    return [_Code(code.names, node) for node in inner if node is not code.node]
+    return [_ScopedDefinition(code.names, node) for node in inner if node is not code.node]
 
 
-def _values(code: _Code) -> Iterator[str]:
+def _values(code: _ScopedDefinition) -> Iterator[str]:
     """Yields the names of functions that code may refer to without calling them."""
     called = {id(node.func) for node in ast.walk(code.node) if isinstance(node, ast.Call)}
     for node in ast.walk(code.node):
@@ -728,7 +757,7 @@ def _unpickles(node: ast.AST) -> bool:
     )
 
 
-def _is_computed(code: _Code) -> bool:
+def _is_computed(code: _ScopedDefinition) -> bool:
     """Whether a module-level statement calls a library, whose settings may show in its result."""
     for node in ast.walk(code.node):
         root = ast_digest.root_name(node.func) if isinstance(node, ast.Call) else None

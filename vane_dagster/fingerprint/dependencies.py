@@ -9,15 +9,15 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.import_effects import Effect, Program, loaded_program
-from vane_dagster.fingerprint.introspection import Counting
+from vane_dagster.fingerprint.introspection import TextRelevance
 from vane_dagster.fingerprint.modules import Finder, Module, Target
 from vane_dagster.fingerprint.read_names import ReadNames, binding_units
-from vane_dagster.fingerprint.symbols import SourceFile, Unit
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
 _OWN_LABEL = "."
 
 
-class Reach:
+class DependencyWalk:
     """The transitive walk from a UDF; `own` is the module in which names count one by one.
 
     Of modules that are only imported, those statements count that change what is read, or the
@@ -35,7 +35,7 @@ class Reach:
         self._seen: set[tuple[str, str]] = set()
         self._whole: set[str] = set()
         self._read = ReadNames(finder)
-        self._walked: dict[int, tuple[Module, Unit]] = {}
+        self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self.hints_of: frozenset[str] = frozenset()
 
     def digest(self) -> str:
@@ -75,7 +75,7 @@ class Reach:
         self._follow(module, scan, names)
         self._drain()
 
-    def unit(self, module: Module, unit: Unit, names: Iterable[str]) -> None:
+    def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
         """Reaches what some code of a file reads and imports, and what it says about texts."""
         self._walked[id(unit)] = (module, unit)
         if module.is_source:
@@ -100,15 +100,15 @@ class Reach:
         while size != len(self._walked):
             size = len(self._walked)
             pieces = [unit.evidence for _, unit in self._walked.values()]
-            counting = Counting(pieces, self._kind_of, self.hints_of)
+            counting = TextRelevance(pieces, self._kind_of, self.hints_of)
             for module, unit in list(self._walked.values()):
                 for name, nodes in counting.texts(unit.evidence):
                     if nodes and id(nodes[0]) not in done:
                         done.add(id(nodes[0]))
-                        self._count_text(module, name, Unit(unit.path, nodes))
+                        self._count_text(module, name, SymbolSource(unit.path, nodes))
             self._drain()
 
-    def _count_text(self, module: Module, name: str, text: Unit) -> None:
+    def _count_text(self, module: Module, name: str, text: SymbolSource) -> None:
         self._facts[f"{self.label(module)}:{name} {text.digest}"] = ""
         if module.name in self._whole:
             self._follow(module, text.scan, text.names)
@@ -133,7 +133,7 @@ class Reach:
             for unit in units:
                 self._read_unit(module, unit)
 
-    def _read_unit(self, module: Module, unit: Unit) -> None:
+    def _read_unit(self, module: Module, unit: SymbolSource) -> None:
         self._walked[id(unit)] = (module, unit)
         names = set(unit.names | unit.reads.texts)
         if unit.reads.every:

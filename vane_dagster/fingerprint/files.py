@@ -34,10 +34,10 @@ MAX_FILES = 100_000
 MAX_FRESH_BYTES = 256 << 30
 """Bytes of one argument without a kept digest, beyond which `version=` is asked for."""
 
-_LONGEST_PATH = 4096
+_MAX_PATH_LENGTH = 4096
 _READERS = 8
 _BLOCK = 1 << 20
-_LEAST_KEPT = 1 << 20
+_MIN_CACHED_BYTES = 1 << 20
 # A file written less than this ago can change again without a new time stamp.
 _CLOCK_GRAIN_NS = 2_000_000_000
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -173,7 +173,7 @@ class LocalFiles:
 def _named(text: str | os.PathLike[str]) -> str | None:
     """The local path that a text names by its form; that it exists is not said."""
     given = os.fspath(text)
-    if not 0 < len(given) <= _LONGEST_PATH or "\n" in given or "\0" in given:
+    if not 0 < len(given) <= _MAX_PATH_LENGTH or "\n" in given or "\0" in given:
         return None
     if not isinstance(text, str):
         return given
@@ -332,7 +332,7 @@ class _Digests:
         """The digest of a file that is in the state in which it was read."""
         signature = _signature(state)
         held = self._held.get(path)
-        if held is None and state.st_size >= _LEAST_KEPT:
+        if held is None and state.st_size >= _MIN_CACHED_BYTES:
             held = self._kept(path)
         if held is None or held[0] != signature:
             return None
@@ -342,7 +342,7 @@ class _Digests:
     def put(self, path: str, state: os.stat_result, digest: str) -> None:
         """Keeps a digest. A cache that cannot be written is none."""
         self._held[path] = (_signature(state), digest)
-        if state.st_size < _LEAST_KEPT:
+        if state.st_size < _MIN_CACHED_BYTES:
             return
         record = {"path": os.path.realpath(path), "state": _signature(state), "sha256": digest}
         with contextlib.suppress(OSError, VaneError, UnicodeError):

@@ -17,7 +17,7 @@ function that is passed to a call is called with the other arguments, ``globals(
 write every name of the module. Bounds: calls into dagster, vane_dagster, logging and warnings, and
 into what these return, write nothing; libraries listed as pure write nothing that they are given.
 
-`Reach` decides which effects count: those on library state, and those on what it reads.
+`DependencyWalk` decides which effects count: those on library state, and those on what it reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef
 from vane_dagster.fingerprint.modules import Finder, Module
-from vane_dagster.fingerprint.symbols import SourceFile, Unit
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
 INERT = frozenset({"dagster", "vane_dagster", "logging", "warnings"})
 PURE = frozenset({
@@ -197,7 +197,7 @@ class Effect:
     """One top-level statement with what it writes when its module is imported."""
 
     module: Module
-    unit: Unit
+    unit: SymbolSource
     writes: frozenset[Origin]
     imports: tuple[str, ...]
 
@@ -212,7 +212,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class _Code:
+class _Callable:
     """A function or class that can be called, with the frame of its body."""
 
     node: ast.AST
@@ -280,7 +280,7 @@ class Program:
         self.found: dict[str, Module | None] = {}
         self.sources: dict[str, SourceFile] = {}
         self.modules: dict[str, Module] = {}
-        self.code: dict[str, _Code] = {}
+        self.code: dict[str, _Callable] = {}
         self._keys: dict[int, str] = {}
         self._aliases: dict[Origin, Values] = {}
         self._class_of: dict[Origin, str] = {}
@@ -426,7 +426,7 @@ class Program:
         held += sum(map(len, self.bindings.values()))
         return names + held + sum(item.size() for item in self._summaries.values())
 
-    def _effect(self, frame: _Frame, module: Module, unit: Unit) -> Effect:
+    def _effect(self, frame: _Frame, module: Module, unit: SymbolSource) -> Effect:
         frame.summary = Summary()
         frame.statement(unit.nodes[-1])
         summary = frame.summary
@@ -441,7 +441,7 @@ class Program:
         writes = frozenset(item for item in summary.writes if item.kind != "parameter")
         return Effect(module, unit, writes, tuple(summary.imports))
 
-    def _plugins(self, module: Module, unit: Unit, summary: Summary) -> Iterator[str]:
+    def _plugins(self, module: Module, unit: SymbolSource, summary: Summary) -> Iterator[str]:
         """The modules that an import by a computed name may mean: those below its package."""
         texts = [
             node.value
@@ -639,7 +639,7 @@ class Program:
         """Keeps a function or class that stands in a frame, and returns its key."""
         key = self._keys.setdefault(id(node), f"{len(self._keys):06}")
         if key not in self.code:  # which keeps the node, so that no other one gets its id
-            self.code[key] = _Code(node, module, _Frame(self, module, key, frame))
+            self.code[key] = _Callable(node, module, _Frame(self, module, key, frame))
         return key
 
     def class_of(self, value: Origin) -> str:
@@ -682,7 +682,7 @@ class Program:
             yield item, code.node
             stack += [base for base in map(self.class_of, self.bases(code)) if base]
 
-    def bases(self, code: _Code) -> list[Origin]:
+    def bases(self, code: _Callable) -> list[Origin]:
         """What the bases of a class may be."""
         if not isinstance(code.node, ast.ClassDef):
             return []
@@ -1805,7 +1805,7 @@ def _is_plain(node: ast.expr) -> bool:
     return isinstance(node, (ast.Constant, ast.JoinedStr))
 
 
-def _is_constant_binding(unit: Unit) -> bool:
+def _is_constant_binding(unit: SymbolSource) -> bool:
     node = unit.nodes[-1]
     value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
     return value is not None and _is_constant(value)

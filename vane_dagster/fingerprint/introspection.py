@@ -1,6 +1,6 @@
 """Docstrings and type hints: they count where something may read them.
 
-A parsed tree holds neither (see `set_aside`). `evidence` collects, from the code that a walk
+A parsed tree holds neither (see `detach_texts`). `evidence` collects, from the code that a walk
 reaches, what may read them: names such as ``__doc__``, decorators, bases, and calls that functions
 and classes are passed to. `counting` then says which docstrings and hints are part of the identity.
 """
@@ -80,7 +80,7 @@ _READING_IMPORTS: dict[Kind, frozenset[str]] = {
 }
 
 
-def set_aside(node: ast.AST) -> None:
+def detach_texts(node: ast.AST) -> None:
     """Takes the docstring and the hints of a module, class or function out of its tree.
 
     They are kept on the node, as statements: `docstring` and `hints`.
@@ -166,7 +166,7 @@ def keep_module_docstring(tree: ast.Module) -> None:
 
 
 @dataclass(frozen=True)
-class Use:
+class ArgumentUse:
     """A name that is passed to a call: `result_is_used` where the call's result goes on.
 
     `at` is the position or the name of the argument, None where it is not known. `is_import` tells
@@ -193,7 +193,7 @@ class Definition:
     positions: tuple[str, ...]
     parameters: set[str]
     values: set[str] = field(default_factory=set)
-    uses: set[Use] = field(default_factory=set)
+    uses: set[ArgumentUse] = field(default_factory=set)
     carried: set[str] = field(default_factory=set)
 
     def given(self, at: int | str | None) -> set[str]:
@@ -222,7 +222,7 @@ class Evidence:
 
     readers: set[Kind] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
-    uses: set[Use] = field(default_factory=set)
+    uses: set[ArgumentUse] = field(default_factory=set)
     definitions: list[Definition] = field(default_factory=list)
     module_docstring: list[ast.stmt] = field(default_factory=list)
 
@@ -283,7 +283,7 @@ def _record(found: Evidence, name: str, context: _Context, holder: Definition | 
     for place in places:
         if context.callees is not None:
             is_import = any(isinstance(item, Imported) for item in context.callees)
-            use = Use(name, context.callees, context.at, context.is_value, is_import)
+            use = ArgumentUse(name, context.callees, context.at, context.is_value, is_import)
             place.uses.add(use)
         elif context.is_value:
             place.values.add(name)
@@ -398,7 +398,7 @@ def _readers(node: ast.AST) -> Iterator[Kind]:
 
 
 @dataclass
-class Counting:
+class TextRelevance:
     """Decides which docstrings and hints count, from all evidence of a walk.
 
     Attributes:
@@ -485,7 +485,7 @@ class Counting:
                 found.add(use.name)
         return found
 
-    def _carries(self, use: Use) -> bool:
+    def _carries(self, use: ArgumentUse) -> bool:
         """Says whether a function of the user's may return what it is given."""
         found = [self._definitions.get(item.rpartition(".")[2], ()) for item in use.callees]
         return any(item.given(use.at) & item.carried for items in found for item in items)

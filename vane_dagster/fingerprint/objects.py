@@ -17,12 +17,12 @@ from typing import Any
 import vane_dagster
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.dependencies import Reach
+from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.local_variables import free_variables
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
-from vane_dagster.fingerprint.symbols import SourceFile, Unit, code_digest
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
@@ -52,10 +52,10 @@ def unwrapped(obj: Any) -> Any:
 
 
 class ObjectEncoder:
-    """Hashes code objects; what they reach is collected in `reach`."""
+    """Hashes code objects; what they reach is collected in `dependency_walk`."""
 
-    def __init__(self, reach: Reach, files: LocalFiles | None = None) -> None:
-        self._reach = reach
+    def __init__(self, dependency_walk: DependencyWalk, files: LocalFiles | None = None) -> None:
+        self._dependency_walk = dependency_walk
         self._values = ValueEncoder(self._code, files)
         self._tokens: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -78,7 +78,7 @@ class ObjectEncoder:
             owner = self.digest(obj.__self__, f"{path}.__self__")
             return combine("method", owner, self._code(obj.__func__, path))
         if isinstance(obj, types.ModuleType):
-            self._reach.module(obj.__name__)
+            self._dependency_walk.module(obj.__name__)
             return combine("module", obj.__name__)
         if isinstance(obj, _BOUND) and not isinstance(obj.__self__, (types.ModuleType, type(None))):
             owner = self.digest(obj.__self__, f"{path}.__self__")
@@ -94,7 +94,7 @@ class ObjectEncoder:
         if isinstance(obj, types.FunctionType):
             return self._function(obj, path)
         name = getattr(obj, "__module__", None) or "builtins"
-        module = self._reach.finder.find(name)
+        module = self._dependency_walk.finder.find(name)
         if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
             return combine("class", self._members(obj, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
@@ -113,31 +113,31 @@ class ObjectEncoder:
 
     def _library(self, obj: Any, name: str, module: Module | None) -> str:
         if module is None or module.kind == "installed":
-            self._reach.package(name)
+            self._dependency_walk.package(name)
         return combine("library", *library_name(obj, name))
 
     def _by_name(self, obj: Any, module: Module) -> str:
-        self._reach.name(module, obj.__qualname__.partition(".")[0])
-        return combine("name", self._reach.label(module), obj.__qualname__)
+        self._dependency_walk.name(module, obj.__qualname__.partition(".")[0])
+        return combine("name", self._dependency_walk.label(module), obj.__qualname__)
 
     def _function(self, function: types.FunctionType, path: str) -> str:
-        where = self._reach.finder.find(function.__module__ or "__main__")
+        where = self._dependency_walk.finder.find(function.__module__ or "__main__")
         if where is not None and self._is_named(function, where):
             return self._with_defaults(function, self._by_name(function, where), path)
         name = function.__globals__.get("__name__", "__main__")
-        module = self._reach.finder.find(name)
+        module = self._dependency_walk.finder.find(name)
         file = function.__code__.co_filename
         captured = self._captured(function, path, {})
         if module is not None and module.kind != "own":
             return combine("function", self._library(function, name, module), *captured)
         if module is not None and module.is_source and path_kind(file) == "own":
-            source = self._reach.finder.source(str(module.path))
+            source = self._dependency_walk.finder.source(str(module.path))
             node = source.function_node(function.__code__)
             if node is not None:
                 captured = self._captured(function, path, ast_digest.local_labels(node))
                 captured += self._attributes_of(function, node, path)
-                unit = Unit(source.path, [_statement(node)])
-                self._reach.unit(
+                unit = SymbolSource(source.path, [_statement(node)])
+                self._dependency_walk.unit(
                     module, unit, ast_digest.names_of_function(function.__code__, node)
                 )
                 return combine("function", ast_digest.tree_digest([node]), *captured)
@@ -147,7 +147,7 @@ class ObjectEncoder:
         """Says whether a file's module-level definition, as it is on disk, is this function."""
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
-        source = self._reach.finder.source(str(module.path))
+        source = self._dependency_walk.finder.source(str(module.path))
         if module.name in ("__main__", "__mp_main__") and not source.holds(function.__code__):
             # Such a function travels by value: as it is in memory, not as in the file.
             return False
@@ -209,7 +209,9 @@ class ObjectEncoder:
         node = cell.function_node(code) if cell is not None else None
         importer = module or Module("__main__", "own", None)
         if node is not None:
-            self._reach.unit(importer, Unit(code.co_filename, [_statement(node)]), ())
+            self._dependency_walk.unit(
+                importer, SymbolSource(code.co_filename, [_statement(node)]), ()
+            )
             digest = ast_digest.tree_digest([node])
             names = ast_digest.names_of_function(code, node)
         else:
@@ -224,7 +226,7 @@ class ObjectEncoder:
 
     def _class(self, cls: type, module: Module, path: str) -> str:
         bases = self._bases(cls, path)
-        kind = self._reach.finder.find(type(cls).__module__)
+        kind = self._dependency_walk.finder.find(type(cls).__module__)
         if kind is not None and kind.kind == "own":
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
@@ -234,24 +236,26 @@ class ObjectEncoder:
             ]
             if _lookup(cls) is not cls:
                 # A name that something else stands for now, or another class of that name.
-                held = self._reach.finder.source(str(module.path))
+                held = self._dependency_walk.finder.source(str(module.path))
                 bases += self._state(cls, held, held.definition(cls.__qualname__), path)
             return combine("class", token, *bases)
         functions = [item for _, item in _functions(cls) if not _is_generated(cls, item)]
         methods = [item for item in functions if path_kind(item.__code__.co_filename) != "stdlib"]
         scope = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         source = (
-            self._reach.finder.source(str(module.path)) if module.is_source else _cell_of(methods)
+            self._dependency_walk.finder.source(str(module.path))
+            if module.is_source
+            else _cell_of(methods)
         )
         node = source.definition(cls.__qualname__) if source is not None else None
         if source is None or node is None or not all(source.holds(m.__code__) for m in methods):
             return combine("class", self._members(cls, path), *bases)
-        unit = Unit(source.path, [node])
+        unit = SymbolSource(source.path, [node])
         captured = self._state(cls, source, node, path)
-        self._reach.unit(module, unit, unit.names if module.is_source else ())
+        self._dependency_walk.unit(module, unit, unit.names if module.is_source else ())
         if not module.is_source:
             hints = [item for part in ast.walk(node) for item in part.__dict__.get("hints", ())]
-            names = unit.names | Unit(source.path, hints).names
+            names = unit.names | SymbolSource(source.path, hints).names
             captured += self._globals(names - {cls.__name__}, scope, path)
         return combine("class", ast_digest.tree_digest([node]), *captured, *bases)
 
@@ -293,7 +297,7 @@ class ObjectEncoder:
         if isinstance(member, functools.cached_property):
             return combine("cached", self.digest(member.func, path))
         kind = type(member)
-        module = self._reach.finder.find(kind.__module__)
+        module = self._dependency_walk.finder.find(kind.__module__)
         plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
         if plain and module is not None and module.kind == "own" and kind.__bases__ == (object,):
             # An object of the user's, such as a descriptor.
@@ -304,7 +308,7 @@ class ObjectEncoder:
     def _holds_class(self, cls: type, module: Module) -> bool:
         if "<" in cls.__qualname__:
             return False
-        source = self._reach.finder.source(str(module.path))
+        source = self._dependency_walk.finder.source(str(module.path))
         if module.name in ("__main__", "__mp_main__"):
             methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
             own = [item for item in methods if item.__code__.co_filename == module.path]
@@ -489,9 +493,9 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     Raises:
         CodeIdentityError: The value, or something in it, has no stable identity.
     """
-    reach = Reach(Finder(), None)
-    token = ObjectEncoder(reach, files).digest(value, path)
-    return combine("value", token, reach.digest())
+    dependency_walk = DependencyWalk(Finder(), None)
+    token = ObjectEncoder(dependency_walk, files).digest(value, path)
+    return combine("value", token, dependency_walk.digest())
 
 
 _PUBLIC = ("vane_dagster.checks", "vane_dagster.providers.base", "vane_dagster.testing")

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.import_effects import CONTENT, SUBCLASSES, Effect, Origin, Program
 from vane_dagster.fingerprint.modules import Finder, Module
-from vane_dagster.fingerprint.symbols import Unit
+from vane_dagster.fingerprint.symbols import SymbolSource
 
 
-def binding_units(finder: Finder, module: Module, name: str) -> list[Unit]:
+def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSource]:
     """The statements of a file that may bind a name, star imports included, in their order."""
     source = finder.source(str(module.path))
     units = list(source.units.get(name, ()))
@@ -29,7 +29,7 @@ def binding_units(finder: Finder, module: Module, name: str) -> list[Unit]:
 
 
 def _star_exports(
-    finder: Finder, module: Module, star: Unit, name: str, seen: set[str]
+    finder: Finder, module: Module, star: SymbolSource, name: str, seen: set[str]
 ) -> bool | None:
     """Says whether a star import binds a name; None where that cannot be told."""
     for ref in star.scan.imports:
@@ -65,7 +65,7 @@ class ReadNames:
         self._every: set[str] = set()
         self._attributes: set[str] = set()
         self._waiting: list[tuple[Module, str]] = []
-        self._decorators: list[tuple[Module, Unit, str]] = []
+        self._decorators: list[tuple[Module, SymbolSource, str]] = []
 
     def counts(self, program: Program, effect: Effect, beside: str | None = None) -> bool:
         """Says whether a statement changes something that is read, or the state of a library.
@@ -133,7 +133,7 @@ class ReadNames:
             else:
                 self._waiting.append((target.module, target.attribute))
 
-    def unit(self, module: Module, unit: Unit) -> None:
+    def unit(self, module: Module, unit: SymbolSource) -> None:
         """Adds what some statements read."""
         reads = unit.reads
         self._attributes |= reads.attributes
@@ -145,7 +145,9 @@ class ReadNames:
         self._decorators += [(module, unit, name) for name in sorted(decorators)]
         self.imports(module, unit.scan, names)
 
-    def _add_decorator(self, program: Program, module: Module, unit: Unit, name: str) -> None:
+    def _add_decorator(
+        self, program: Program, module: Module, unit: SymbolSource, name: str
+    ) -> None:
         """Adds an object whose method decorates, unless it is a library's.
 
         What a library's object makes of a function does not depend on the others that it was given.
@@ -181,7 +183,7 @@ class ReadNames:
                 self._from_star(module, unit, name)
                 self.unit(module, unit)
 
-    def _from_star(self, module: Module, unit: Unit, name: str) -> None:
+    def _from_star(self, module: Module, unit: SymbolSource, name: str) -> None:
         for ref in unit.scan.imports:
             if ref.name == "*":
                 for target in self._finder.targets(module, ref):

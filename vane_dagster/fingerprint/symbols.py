@@ -20,7 +20,7 @@ from vane_dagster.fingerprint.reads import Reads, reads
 _HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in 3.13
 
 
-class Unit:
+class SymbolSource:
     """Some statements of a file, with the conditions that they stand under."""
 
     def __init__(self, path: str, nodes: Sequence[ast.stmt], position: int = 0) -> None:
@@ -79,16 +79,16 @@ class SourceFile:
             self.tree = ast_digest.parse(text)
         except (SyntaxError, ValueError) as error:
             raise syntax_problem(path, error) from error
-        self.whole = Unit(path, self.tree.body)
-        self.units: dict[str, list[Unit]] = {}
-        self.stars: list[Unit] = []
-        self.statements: list[Unit] = []  # those that an import of the module executes
+        self.whole = SymbolSource(path, self.tree.body)
+        self.units: dict[str, list[SymbolSource]] = {}
+        self.stars: list[SymbolSource] = []
+        self.statements: list[SymbolSource] = []  # those that an import of the module executes
         self._count = 0
         self._collect(self.tree.body, (), True)
 
-    def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> Unit:
+    def _unit(self, nodes: Sequence[ast.stmt], executed: bool) -> SymbolSource:
         self._count += 1
-        unit = Unit(self.path, nodes, self._count)
+        unit = SymbolSource(self.path, nodes, self._count)
         if executed:
             self.statements.append(unit)
         return unit

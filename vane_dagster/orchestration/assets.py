@@ -13,11 +13,16 @@ from pydantic import Field
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.orchestration.asset_specs import source_spec, stage_key, stage_spec
-from vane_dagster.orchestration.check_events import CheckLog, check_specs, evaluate_alone, judge
+from vane_dagster.orchestration.check_events import (
+    CheckLog,
+    check_specs,
+    evaluate_alone,
+    make_check_runner,
+)
 from vane_dagster.orchestration.event_writer import EventWriter
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
-from vane_dagster.orchestration.reproducible import Reproduction
+from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
@@ -90,12 +95,12 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         store: FragmentStore,
     ) -> Iterator[Any]:
         opened = store.open()
-        judging = judge(context, pipeline, opened)
+        check_runner = make_check_runner(context, pipeline, opened)
         writer = EventWriter(context)
         checks = CheckLog(context, writer, pipeline)
         try:
-            evaluate_alone(context, checks, pipeline, opened, judging)
-            Reproduction(
+            evaluate_alone(context, checks, pipeline, opened, check_runner)
+            ReproducibilityRunner(
                 context,
                 pipeline,
                 opened,
@@ -105,7 +110,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 partitions=config.reproduce_partitions,
                 rows=config.reproduce_rows,
                 seed=config.reproduce_seed,
-            ).evaluate(checks, judging)
+            ).evaluate(checks, check_runner)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error
         selected = {key.path[-1] for key in context.selected_asset_keys}
@@ -114,7 +119,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             yield from checks.outputs()
             return
         partitions = _partitions(context, pipeline)
-        report = RunReport(context, writer, checks, pipeline, opened, partitions, judging)
+        report = RunReport(context, writer, checks, pipeline, opened, partitions, check_runner)
         try:
             with report:
                 run_pipeline(
@@ -128,7 +133,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                     flush=report.flush,
                     log=context.log.info,
                     check=lambda: _check_is_wanted(context),
-                    judge=judging,
+                    check_runner=check_runner,
                     force=config.force,
                     retry_quarantined=config.retry_quarantined,
                     priority=_priority(context.run),

@@ -76,9 +76,11 @@ class CheckLog:
         No version was evaluated, so these evaluations refer to no materialization: the results of
         the version in force stay what they are.
         """
-        told = f"The partition failed, so the check was not evaluated: {error}"
+        message = f"The partition failed, so the check was not evaluated: {error}"
         checks = self._pipeline.checks(stage)
-        results = [CheckResult(c.name, False, c.blocking, c.severity, told, {}, "") for c in checks]
+        results = [
+            CheckResult(c.name, False, c.blocking, c.severity, message, {}, "") for c in checks
+        ]
         self._add(stage, partition, results, evaluated=False)
 
     def replaced(self, stage: str, partitions: Collection[str | None]) -> None:
@@ -202,7 +204,7 @@ def _is_table(rows: list[Any]) -> bool:
     )
 
 
-def told_blocked(found: Sequence[Blocked]) -> str:
+def describe_blocked(found: Sequence[Blocked]) -> str:
     """What blocking checks have found in partitions that are materialized."""
     lines = []
     for stage, partition, result in found[:5]:
@@ -211,7 +213,9 @@ def told_blocked(found: Sequence[Blocked]) -> str:
     return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
 
 
-def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> CheckRunner:
+def make_check_runner(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store
+) -> CheckRunner:
     """What evaluates checks, with the partitions in the order that Dagster has them in."""
     return CheckRunner(pipeline, store, _earlier(context, pipeline), context.run.run_id)
 
@@ -221,7 +225,7 @@ def evaluate_alone(
     log: CheckLog,
     pipeline: Pipeline,
     store: Store,
-    judging: CheckRunner,
+    check_runner: CheckRunner,
 ) -> None:
     """Evaluates the selected checks of stages that are not to be materialized.
 
@@ -238,12 +242,12 @@ def evaluate_alone(
             continue
         manifests = stored_manifests(pipeline, store, stage, run_partitions(context))
         for partition, manifest in manifests.items():
-            results = judging.results(manifest)
+            results = check_runner.results(manifest)
             wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
             log.found(stage.name, partition, wanted)
         log.flush()
     if log.blocked:
-        raise dg.Failure(told_blocked(log.blocked), allow_retries=False)
+        raise dg.Failure(describe_blocked(log.blocked), allow_retries=False)
 
 
 def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:

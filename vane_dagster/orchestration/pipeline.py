@@ -76,12 +76,12 @@ class Pipeline(declared.Pipeline):
             DefinitionError: If the source is another asset, or names the one that writes it:
                 that one reports itself.
         """
-        culprit = self._culprit(SOURCE)
+        location = self._location(SOURCE)
         if self.source.asset:
             raise DefinitionError(
-                f"{culprit}: the asset {self.source.asset!r} writes the source and reports its own "
-                "versions; observe that one, or declare vd.parquet without asset="
+                f"{location}: the asset {self.source.asset!r} writes the source and reports its "
+                "own versions; observe that one, or declare vd.parquet without asset="
             )
         from vane_dagster.orchestration.assets import build_source
 
-        return build_source(self, asset_options(culprit, asset))
+        return build_source(self, asset_options(location, asset))

@@ -24,7 +24,7 @@ from vane_dagster.events import (
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
 _STALLED_SECONDS = 3 * _LOG_SECONDS
-_LEAST_SHARE = 0.05
+_MIN_SHARE = 0.05
 
 
 class ProgressReport:
@@ -47,7 +47,7 @@ class ProgressReport:
         self._log, self._clock = log, clock
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bars: dict[str, Any] = {}
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, StageThroughput] = {}
         self._waiting: dict[str, str] = {}
         self._seconds = 0.0
         self._said = clock()
@@ -65,7 +65,7 @@ class ProgressReport:
             self._seconds = event.seconds
             waiting = "; ".join(self._waiting.values())
             for stage, done in event.done.items():
-                pace = self._paces.setdefault(stage, Pace())
+                pace = self._paces.setdefault(stage, StageThroughput())
                 pace.take(event.seconds, done, event.total[stage], waiting)
             if self._terminal:
                 self._draw(event)
@@ -100,7 +100,7 @@ class ProgressReport:
             bar.close()
 
 
-class Pace:
+class StageThroughput:
     """How far a stage is, how fast it was in the last 30 seconds, and what is left."""
 
     def __init__(self) -> None:
@@ -150,10 +150,10 @@ class Pace:
         if done <= before or now <= since:
             return ""
         per_second = (done - before) / (now - since)
-        told = rate(per_second)
-        if self._done >= _LEAST_SHARE * self._total:
-            told += f", {duration((self._total - self._done) / per_second)} left"
-        return told
+        summary = rate(per_second)
+        if self._done >= _MIN_SHARE * self._total:
+            summary += f", {duration((self._total - self._done) / per_second)} left"
+        return summary
 
     def __str__(self) -> str:
         """One line; empty where there is nothing to say."""
@@ -162,8 +162,8 @@ class Pace:
         if not (self._done or self._waiting or self.is_stuck):
             return ""
         share = 100 * self._done // self._total
-        told = f"{self._done:,} of {self._total:,} rows ({share}%)"
-        return f"{told}, {self.speed}" if self.speed else told
+        summary = f"{self._done:,} of {self._total:,} rows ({share}%)"
+        return f"{summary}, {self.speed}" if self.speed else summary
 
 
 def count(number: int, noun: str) -> str:
@@ -191,7 +191,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass
-class _Stage:
+class _StageSummary:
     """What became of a stage over all partitions."""
 
     committed: int = 0
@@ -209,8 +209,8 @@ class _Stage:
             (self.up_to_date, "up to date"),
             (self.failed, "failed"),
         )
-        told = [f"{number:,} {state}" for number, state in partitions if number]
-        lines = [f"partitions: {', '.join(told)}"]
+        counts = [f"{number:,} {state}" for number, state in partitions if number]
+        lines = [f"partitions: {', '.join(counts)}"]
         if self.computed:
             speed = f", {rate(self.rows / self.seconds)}" if self.seconds else ""
             lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
@@ -250,7 +250,7 @@ class RunSummary:
 
     def __post_init__(self) -> None:
         self._began = self.clock()
-        self._stages: dict[str, _Stage] = {}
+        self._stages: dict[str, _StageSummary] = {}
 
     def take(self, event: Event) -> None:
         """Takes in an event."""
@@ -260,7 +260,7 @@ class RunSummary:
             use.load_seconds += 0.0 if event.report.warm else event.report.seconds
             use.warm += event.report.warm
         elif isinstance(event, (Committed, Unchanged, Failed)):
-            stage = self._stages.setdefault(event.stage, _Stage())
+            stage = self._stages.setdefault(event.stage, _StageSummary())
             if isinstance(event, Unchanged):
                 stage.up_to_date += 1
             elif isinstance(event, Failed):
@@ -268,7 +268,7 @@ class RunSummary:
             else:
                 self._committed(stage, event)
 
-    def _committed(self, stage: _Stage, event: Committed) -> None:
+    def _committed(self, stage: _StageSummary, event: Committed) -> None:
         stats, parts = event.stats, event.manifest.parts
         stage.committed += 1
         stage.rows += stats.rows_out

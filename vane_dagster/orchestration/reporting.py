@@ -18,9 +18,9 @@ from vane_dagster.events import (
     Event,
     Failed,
     Noticed,
-    Planned,
     Printed,
     Progress,
+    RunPlanned,
     StageStats,
     Unchanged,
     Waiting,
@@ -29,7 +29,7 @@ from vane_dagster.events import (
     Writing,
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
-from vane_dagster.orchestration.check_events import CheckLog, told_blocked
+from vane_dagster.orchestration.check_events import CheckLog, describe_blocked
 from vane_dagster.orchestration.event_log import DATA_VERSION, Provenance, Target
 from vane_dagster.orchestration.event_writer import EventWriter
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
@@ -55,7 +55,7 @@ _LISTING_PAUSE = 10.0
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Materialized:
     """A stage's partition that is in force, and is to be reported as materialized."""
 
     partition: str | None
@@ -78,11 +78,11 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
-        judging: CheckRunner,
+        check_runner: CheckRunner,
     ) -> None:
         self._context = context
         self._writer = writer
-        self._judging = judging
+        self._check_runner = check_runner
         self._checks = checks
         self._pipeline = pipeline
         self._store = store
@@ -97,7 +97,7 @@ class RunReport:
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, writer, pipeline, partitions)
         self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
-        self._pending: dict[str, list[_Made]] = {}
+        self._pending: dict[str, list[_Materialized]] = {}
         self._count = 0
         self._oldest = 0.0
 
@@ -124,7 +124,7 @@ class RunReport:
                 if stage in evaluated:
                     self._checks.write(stage, written)
 
-    def _in_force(self, stage: str, made: Sequence[_Made]) -> list[_Made]:
+    def _in_force(self, stage: str, made: Sequence[_Materialized]) -> list[_Materialized]:
         """Drops versions that another run has replaced; that run reports its own.
 
         Their materializations would come after the newer ones and be Dagster's latest.
@@ -148,7 +148,7 @@ class RunReport:
             self._listed[stage] = (now + _LISTING_PAUSE * (now - began), latest)
         return latest
 
-    def _write(self, stage: str, made: Sequence[_Made]) -> Mapping[str | None, Target]:
+    def _write(self, stage: str, made: Sequence[_Materialized]) -> Mapping[str | None, Target]:
         """Writes materializations of a stage; the last one has the metadata of the columns.
 
         Dagster shows the columns of the latest materialization, and they take up to nine tenths of
@@ -187,7 +187,7 @@ class RunReport:
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)
-        if isinstance(event, Planned):
+        if isinstance(event, RunPlanned):
             self._planned(event.plan)
         elif isinstance(event, (Progress, Writing)):
             self._progress(event)
@@ -202,7 +202,7 @@ class RunReport:
             self._checks.not_made(event.stage, event.partition, event.error)
             self._waits()
             if event.because is None:
-                self._log.error(_told(event))
+                self._log.error(_failure_message(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -247,7 +247,7 @@ class RunReport:
             return
         if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
             self._materialized(event, manifest, StageStats())
-        self._checks.found(event.stage, event.partition, self._judging.results(manifest))
+        self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
         self._waits()
 
     def _materialized(
@@ -261,7 +261,7 @@ class RunReport:
             self._store,
             stats,
         )
-        made = _Made(event.partition, event.name, manifest, metadata)
+        made = _Materialized(event.partition, event.name, manifest, metadata)
         self._pending.setdefault(event.stage, []).append(made)
 
     def _key_of(self, node: str) -> dg.AssetKey:
@@ -296,15 +296,15 @@ class RunReport:
         if self._failed:
             raise self._failure()
         if self._checks.blocked:
-            raise dg.Failure(told_blocked(self._checks.blocked), allow_retries=False)
+            raise dg.Failure(describe_blocked(self._checks.blocked), allow_retries=False)
 
     def _failure(self) -> dg.Failure:
         roots = [failure for failure in self._failed if failure.because is None]
         keys = dict.fromkeys(failure.partition for failure in self._failed)
         if len(self._partitions) == 1:
-            description = "\n\n".join(map(_told, roots))
+            description = "\n\n".join(map(_failure_message, roots))
         else:
-            shown = "\n\n".join(_told(f) for f in roots[:5])
+            shown = "\n\n".join(_failure_message(f) for f in roots[:5])
             description = (
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
                 f"others are materialized. Finished parts are kept.\n\n{shown}"
@@ -364,7 +364,7 @@ def _logged_before(
     return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
 
 
-def _told(failure: Failed) -> str:
+def _failure_message(failure: Failed) -> str:
     """The error, with its stage and partition in front where it does not begin with its stage."""
     text = str(failure.error)
     if text.startswith("stage "):

@@ -33,7 +33,7 @@ from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
-MOST_PARTITIONS = 4
+MAX_PARTITIONS = 4
 """Partitions that are sampled by a run that names none, chosen at random."""
 
 
@@ -64,7 +64,7 @@ class _Results:
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class ReproducibilityRunner:
     """Computes samples of a pipeline's rows again.
 
     Attributes:
@@ -89,7 +89,7 @@ class Reproduction:
     rows: int | None = None
     seed: int | None = None
 
-    def evaluate(self, log: CheckLog, judging: CheckRunner) -> None:
+    def evaluate(self, log: CheckLog, check_runner: CheckRunner) -> None:
         """Evaluates the selected checks of stages that are not to be materialized.
 
         Raises:
@@ -101,10 +101,12 @@ class Reproduction:
                 continue  # its rows are computed in this run
             for check in self.pipeline.reproducible(stage.name):
                 if dg.AssetCheckKey(stage.key, check.name) in context.selected_asset_check_keys:
-                    self._evaluate(stage, check, log, judging)
+                    self._evaluate(stage, check, log, check_runner)
         log.flush()
 
-    def _evaluate(self, stage: Stage, check: Check, log: CheckLog, judging: CheckRunner) -> None:
+    def _evaluate(
+        self, stage: Stage, check: Check, log: CheckLog, check_runner: CheckRunner
+    ) -> None:
         seed = secrets.randbits(32) if self.seed is None else self.seed
         manifests = self._manifests(stage, seed)
         rows = self.rows or check.rows_to_recompute
@@ -120,12 +122,14 @@ class Reproduction:
                     results.listen,
                     self.context.log.info,
                     self.check,
-                    judging,
+                    check_runner,
                     self.priority,
                 )
             for key, manifest in manifests.items():
                 recomputation = self._recomputation(manifest, sample, results, seed)
-                log.found(stage.name, key, [judging.recomputed(check, manifest, recomputation)])
+                log.found(
+                    stage.name, key, [check_runner.recomputed(check, manifest, recomputation)]
+                )
         finally:
             delete_parts(sample.plan, self.store)
 
@@ -138,9 +142,9 @@ class Reproduction:
             )
         named = list(self.partitions) or run_partitions(self.context)
         manifests = stored_manifests(self.pipeline, self.store, stage, named)
-        if named or len(manifests) <= MOST_PARTITIONS:
+        if named or len(manifests) <= MAX_PARTITIONS:
             return manifests
-        keys = random.Random(seed).sample(list(manifests), MOST_PARTITIONS)
+        keys = random.Random(seed).sample(list(manifests), MAX_PARTITIONS)
         self.context.log.info(
             f"{check_label(stage)}: the run names no partition; {names(keys)} are sampled of "
             f"{len(manifests):,}"

@@ -125,7 +125,7 @@ class RayCompute(Compute):
         default_factory=dict, description="Further arguments of ray.init for an address."
     )
 
-    _keeper: Any = PrivateAttr(default=None)
+    _pool_manager: Any = PrivateAttr(default=None)
     _logger: Any = PrivateAttr(default=_log)
     _has_warned: bool = PrivateAttr(default=False)
 
@@ -141,9 +141,9 @@ class RayCompute(Compute):
             raise ComputeError("RayCompute: give either cluster or address, not both")
         self._logger = context.log or _log
         self._connect(self._logger.warning, start=False)
-        from vane_dagster.compute.client import KeeperClient
+        from vane_dagster.compute.client import PoolManagerClient
 
-        self._keeper = KeeperClient.known()
+        self._pool_manager = PoolManagerClient.known()
 
     def backend(self, told: Callable[[str], None]) -> Backend:
         """See `Compute.backend`.
@@ -154,7 +154,7 @@ class RayCompute(Compute):
         self._connect(told, start=True)
         from vane_dagster.compute.ray_backend import RayBackend
 
-        return RayBackend(self.idle_timeout, keeper=self._keeper)
+        return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
 
     def close(self, backend: Backend) -> None:
         """See `Compute.close`."""

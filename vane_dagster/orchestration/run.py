@@ -15,14 +15,14 @@ from typing import Any, Union
 from vane_dagster.compute.api import Backend
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
-from vane_dagster.engine.preflight import Finding, beyond, check_all, refuse
+from vane_dagster.engine.preflight import PreflightFinding, check_all, new_findings, refuse
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
     Event,
     Failed,
-    Planned,
     Progress,
+    RunPlanned,
     Unchanged,
     Writing,
     about_plan,
@@ -107,7 +107,7 @@ def run_pipeline(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: CheckRunner,
+    check_runner: CheckRunner,
     force: bool = False,
     retry_quarantined: bool = False,
     flush: Callable[[], None] = lambda: None,
@@ -125,7 +125,7 @@ def run_pipeline(
         listen: Called with each event, on this thread.
         log: Takes a line of text.
         check: Called every few seconds on this thread; what it raises stops the run.
-        judge: Evaluates the stages' checks.
+        check_runner: Evaluates the stages' checks.
         force: Computes everything again.
         retry_quarantined: Computes the rows again that could not be computed.
         flush: Called on this thread when no event has come for a moment, and after the last one,
@@ -138,17 +138,17 @@ def run_pipeline(
     Raises:
         VaneError: If nothing could be planned, or the cluster cannot do it.
     """
-    look = _Look(pipeline, selected, partitions, compute, store, log)
+    look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
 
-    def plan_again(keys: Sequence[str | None]) -> RunPlan:
+    def replan(keys: Sequence[str | None]) -> RunPlan:
         return plan_run(pipeline, selected, keys, store, force, run_id, retry_quarantined)
 
     try:
-        plan = plan_again(partitions)
+        plan = replan(partitions)
     except VaneError as unplanned:
         look.refuse_with([unplanned])
         raise
-    listen(Planned(plan))
+    listen(RunPlanned(plan))
     for event in about_plan(plan):
         listen(event)
     if plan.failed and not plan.partitions:
@@ -164,8 +164,8 @@ def run_pipeline(
                 emit,
                 cancelled,
                 versions(),
-                judge,
-                plan_again,
+                check_runner,
+                replan,
                 priority,
             ),
             listen,
@@ -186,7 +186,7 @@ def recompute(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: CheckRunner,
+    check_runner: CheckRunner,
     priority: int = 0,
 ) -> None:
     """Carries out the plan of a sample; see `run_pipeline` for the arguments.
@@ -198,7 +198,9 @@ def recompute(
     given = (plan, backend, store, run_id)
     try:
         _on_a_thread(
-            lambda emit, cancelled: execute(*given, emit, cancelled, {}, judge, priority=priority),
+            lambda emit, cancelled: execute(
+                *given, emit, cancelled, {}, check_runner, priority=priority
+            ),
             listen,
             check,
             lambda: None,
@@ -208,7 +210,7 @@ def recompute(
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Diagnosis:
     """Looks for what else stands in the way, where the plan or the cluster has failed already."""
 
     pipeline: Pipeline
@@ -250,11 +252,13 @@ class _Look:
         if found:
             refuse([*_few(errors), *found])
 
-    def _findings(self, errors: Sequence[VaneError], backend: Backend | None) -> Sequence[Finding]:
+    def _findings(
+        self, errors: Sequence[VaneError], backend: Backend | None
+    ) -> Sequence[PreflightFinding]:
         stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
         first = dict.fromkeys(stages, next(iter(self.partitions), None))
         checked = check_all(self.pipeline, stages, first, self.store, backend)
-        return beyond(checked.findings, errors)
+        return new_findings(checked.findings, errors)
 
 
 def _few(errors: Sequence[VaneError]) -> list[VaneError]:
@@ -288,7 +292,7 @@ def _on_a_thread(
 
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()
-    handover = _Handover(events, listen, check, flush)
+    handover = _EventPump(events, listen, check, flush)
     try:
         ended = False
         while not ended:
@@ -304,7 +308,7 @@ def _on_a_thread(
         raise raised[0]
 
 
-class _Handover:
+class _EventPump:
     """Hands the events of a run's thread to a listener on another one.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from vane_dagster.errors import TraceError
 from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.tracing.manifest_index import Book
+from vane_dagster.tracing.manifest_index import ManifestIndex
 from vane_dagster.tracing.steps import Trace
 from vane_dagster.tracing.walk import trace_back, trace_forward
 
@@ -52,5 +52,9 @@ def trace(
         )
     key = None if partition is None else str(partition)
     source = getattr(getattr(stage, "pipeline", None), "source", None)
-    book = Book(open_store(store, "vd.trace"), path[0], key, source)
-    return trace_forward(book, path[1], id) if forward else trace_back(book, path[1], id)
+    manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], key, source)
+    return (
+        trace_forward(manifest_index, path[1], id)
+        if forward
+        else trace_back(manifest_index, path[1], id)
+    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
 
 
-def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Check, ...]:
+def stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
     """The checks of a stage: those that come with it, and what the user says of them.
 
     Raises:
@@ -25,16 +25,16 @@ def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Che
     checks = merge(
         defaults_for(known, spec.kind, spec.fills_nulls, spec.max_error_rate),
         spec.asset.checks,
-        culprit,
+        location,
     )
     if spec.publishes and (late := [check for check in checks if check.rows_to_recompute]):
         raise DefinitionError(
-            f"{culprit}: check {late[0].name!r} computes rows again, and a write stage computes "
+            f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "
             "none; give it to the stage that is published"
         )
     if spec.runs_udf:
         ids = [key.column for key in pipeline.keys(spec.name)]
         carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
         for check in checks:
-            check.fit(pa.schema([*carried, *spec.schema]), culprit)
+            check.fit(pa.schema([*carried, *spec.schema]), location)
     return checks

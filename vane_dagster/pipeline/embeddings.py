@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names, positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.pipeline.model_stages import AskRows, EmbedSpec, name_of
+from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError
-from vane_dagster.providers.embedding import Embed
+from vane_dagster.providers.embedding import EmbedTask
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
 
 
-class EmbedRows(AskRows):
+class EmbedRows(ModelStageRows):
     """Rows whose texts can be embedded."""
 
     def embed(
@@ -87,18 +87,18 @@ class EmbedRows(AskRows):
         Raises:
             DefinitionError: If an argument does not fit.
         """
-        culprit = self.pipeline._culprit(name)
-        recipe = Embed(
-            name_of(culprit, column, "column"),
-            name_of(culprit, output_column),
-            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
-            positive(culprit, "dimensions", dimensions),
+        location = self.pipeline._location(name)
+        model_task = EmbedTask(
+            name_of(location, column, "column"),
+            name_of(location, output_column),
+            tuple(list_of_names(location, "include_columns", include_columns) or ()),
+            positive(location, "dimensions", dimensions),
             bool(normalize),
         )
-        return self._ask(
+        return self._add_model_stage(
             EmbedSpec,
             name,
-            recipe,
+            model_task,
             {},
             provider=provider,
             model=model,

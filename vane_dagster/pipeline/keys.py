@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Key:
+class IdColumn:
     """A column that identifies rows of `origin`: the source, or a stage that makes many of one."""
 
     column: str
     origin: str
 
 
-Keys = tuple[Key, ...]
+Keys = tuple[IdColumn, ...]
 
 
 @dataclass(frozen=True)
-class Side:
+class JoinSide:
     """How a node's rows are put beside those of a join's base.
 
     Attributes:
@@ -52,4 +52,4 @@ class JoinShape:
 
     base: str
     id: str
-    sides: tuple[Side, ...]
+    sides: tuple[JoinSide, ...]

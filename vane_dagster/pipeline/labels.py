@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.model_stages import AskSpec, name_of
+from vane_dagster.pipeline.model_stages import ModelStageSpec, name_of
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.providers.labelling import Labelling
+from vane_dagster.providers.labelling import ClassifyTask
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LabelSpec(AskSpec):
-    """A column's labels by a classifier, whose recipe is a `Labelling`."""
+class LabelSpec(ModelStageSpec):
+    """A column's labels by a classifier, whose recipe is a `ClassifyTask`."""
 
     kind = "classify"
 
@@ -63,15 +63,15 @@ class LabelRows(PromptRows):
         Raises:
             DefinitionError: If an argument does not fit.
         """
-        culprit = self.pipeline._culprit(name)
-        name_of(culprit, column, "column")
+        location = self.pipeline._location(name)
+        name_of(location, column, "column")
         if not isinstance(labels, (Sequence, Mapping)) or isinstance(labels, str) or not labels:
             raise DefinitionError(
-                f"{culprit}: labels is {labels!r}; expected a list of labels, or label to meaning"
+                f"{location}: labels is {labels!r}; expected a list of labels, or label to meaning"
             )
         given: dict[str, Any] = {"provider": provider, "model": model, **options}
         given["output_column"] = output_column
-        if answers(culprit, provider, Labelling.method):
+        if answers(location, provider, ClassifyTask.method):
             return self._classified(name, column, labels, **given)
         told = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
         lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in told]
@@ -93,11 +93,11 @@ class LabelRows(PromptRows):
         include_columns: Sequence[str] = (),
         **options: Any,
     ) -> Stage:
-        """Adds a stage by a classifier; `options` are those of `_ask`."""
-        culprit = self.pipeline._culprit(name)
-        listed = list_of_names(culprit, "labels", [*labels]) or ()
+        """Adds a stage by a classifier; `options` are those of `_add_model_stage`."""
+        location = self.pipeline._location(name)
+        listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
-            raise DefinitionError(f"{culprit}: labels has one twice: {listed}")
-        carried = tuple(list_of_names(culprit, "include_columns", include_columns) or ())
-        recipe = Labelling(column, name_of(culprit, output_column), carried, listed)
-        return self._ask(LabelSpec, name, recipe, {}, **options)
+            raise DefinitionError(f"{location}: labels has one twice: {listed}")
+        carried = tuple(list_of_names(location, "include_columns", include_columns) or ())
+        model_task = ClassifyTask(column, name_of(location, output_column), carried, listed)
+        return self._add_model_stage(LabelSpec, name, model_task, {}, **options)

@@ -28,11 +28,11 @@ from vane_dagster.pipeline.options import (
     Resources,
     asset_options,
     parse_failures,
-    parse_upkeep,
+    parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.providers.asker import Asker, Recipe
+from vane_dagster.providers.asker import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.types.schema import ERROR_COLUMN
@@ -45,20 +45,20 @@ _ANSWERS = 1
 
 
 @dataclass(frozen=True)
-class AskSpec(MapBatchesSpec):
+class ModelStageSpec(MapBatchesSpec):
     """Something asked of a provider's model.
 
     Attributes:
         provider: The provider's class.
         model: The model's name.
         options: What the provider is given that may change answers.
-        recipe: What is asked.
+        model_task: What is asked.
     """
 
     provider: Any = None
     model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    recipe: Any = None
+    model_task: Any = None
 
     default_batch = 64
 
@@ -71,7 +71,7 @@ class AskSpec(MapBatchesSpec):
             value_identity(pipeline, self, "provider_options", options),
             *(
                 part
-                for name, value in self.recipe.keyed.items()
+                for name, value in self.model_task.keyed.items()
                 for part in (name, value_identity(pipeline, self, name, value))
             ),
             self.failures.on_error == "null",
@@ -87,10 +87,10 @@ class AskSpec(MapBatchesSpec):
         """
         name = built_in_name(self.provider)
         try:
-            classes = [*([] if name else [self.provider]), *self.recipe.classes]
+            classes = [*([] if name else [self.provider]), *self.model_task.classes]
             found = [code_identity(kind, files=local_files(pipeline, self)) for kind in classes]
         except CodeIdentityError as error:
-            raise CodeIdentityError(f"{pipeline._culprit(self.name)}: {error}") from error
+            raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         modules = dict.fromkeys(module for one in found for module in one.modules)
         packages = dict.fromkeys(package for one in found for package in one.packages)
         code = digest("provider", name, _ANSWERS, *(one.digest for one in found))
@@ -101,7 +101,7 @@ class AskSpec(MapBatchesSpec):
         unread = LocalFiles(read=False)
         own = [] if built_in_name(self.provider) else [self.provider]
         return digest(
-            *(code_identity(kind, files=unread).digest for kind in (*own, *self.recipe.classes))
+            *(code_identity(kind, files=unread).digest for kind in (*own, *self.model_task.classes))
         )
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
@@ -121,16 +121,16 @@ class AskSpec(MapBatchesSpec):
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
         """Those that the recipe names."""
-        return dict(self.recipe.sums)
+        return dict(self.model_task.sums)
 
     @property
     def description(self) -> str | None:
         """What is asked of the model."""
-        return str(self.recipe.told(self.udf.name))
+        return str(self.model_task.describe(self.udf.name))
 
 
 @dataclass(frozen=True)
-class PromptSpec(AskSpec):
+class PromptSpec(ModelStageSpec):
     """A prompt over rows, whose recipe is a `Prompt`.
 
     Attributes:
@@ -156,23 +156,23 @@ class PromptSpec(AskSpec):
 
 
 @dataclass(frozen=True)
-class EmbedSpec(AskSpec):
+class EmbedSpec(ModelStageSpec):
     """A column's embeddings, whose recipe is an `Embed`."""
 
     kind = "embed"
 
 
-class AskRows:
+class ModelStageRows:
     """Rows of which something can be asked."""
 
     pipeline: Pipeline
     _node: str
 
-    def _ask(
+    def _add_model_stage(
         self,
-        kind: type[AskSpec],
+        kind: type[ModelStageSpec],
         name: str,
-        recipe: Recipe,
+        model_task: ModelTask,
         own: Mapping[str, Any],
         *,
         provider: str | type,
@@ -201,29 +201,29 @@ class AskRows:
 
         The other arguments are those of `prompt`.
         """
-        culprit = self.pipeline._culprit(name)
-        custom = mapping(culprit, "resources", resources)
+        location = self.pipeline._location(name)
+        custom = mapping(location, "resources", resources)
         needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
-        needs.validate(culprit)
+        needs.validate(location)
         failures = parse_failures(
-            culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
+            location, on_error, max_error_rate, max_retries, retry_on, timeout_s
         )
-        self._check_columns(culprit, recipe, failures)
+        self._check_columns(location, model_task, failures)
         if not isinstance(model, str) or not model:
-            raise DefinitionError(f"{culprit}: model is {model!r}; expected a model's name")
-        found = provider_class(culprit, provider, recipe.method)
-        options = mapping(culprit, "provider_options", provider_options)
+            raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
+        found = provider_class(location, provider, model_task.method)
+        options = mapping(location, "provider_options", provider_options)
         arguments = {"model": model, "options": options}
         keep_arguments((), arguments)
-        workers = parse_concurrency(culprit, concurrency) or (1, 1)
-        forwarded, keyed = environment_variables(culprit, env_vars, keyed_env_vars)
-        _check_options(culprit, found, options)
+        workers = parse_concurrency(location, concurrency) or (1, 1)
+        forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
+        _check_options(location, found, options)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
-            target=functools.partial(Asker, found),
+            target=functools.partial(ModelClient, found),
             stateful=True,
             style="async",
-            kwargs={"recipe": recipe, "workers": workers[1]},
+            kwargs={"model_task": model_task, "workers": workers[1]},
             constructor_kwargs=arguments,
             label=f"{found.__name__}({model!r})",
         )
@@ -231,10 +231,10 @@ class AskRows:
             kind(
                 name=name,
                 upstream=(self._node,),
-                asset=asset_options(culprit, asset),
+                asset=asset_options(location, asset),
                 udf=udf,
-                schema=recipe.schema,
-                columns=recipe.reads,
+                schema=model_task.schema,
+                columns=model_task.reads,
                 batch_format="pyarrow",
                 auto_batch=False,
                 cardinality="one_to_one",
@@ -243,46 +243,46 @@ class AskRows:
                 env_vars=forwarded,
                 keyed_env_vars=keyed,
                 failures=failures,
-                upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, None),
-                carried=recipe.carried,
-                order=recipe.order,
+                lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, None),
+                carried=model_task.carried,
+                order=model_task.order,
                 provider=found,
                 model=model,
                 options=_keyed(options, operational),
-                recipe=recipe,
-                batch_size=positive(culprit, "batch_size", batch_size, kind.default_batch),
-                max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 4),
+                model_task=model_task,
+                batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
+                max_concurrency=positive(location, "max_concurrency", max_concurrency, 4),
                 **own,
             )
         )
 
-    def _check_columns(self, culprit: str, recipe: Recipe, failures: Failures) -> None:
+    def _check_columns(self, location: str, model_task: ModelTask, failures: Failures) -> None:
         """Raises DefinitionError for columns that are known to be missing, or to be there twice."""
         ids = [key.column for key in self.pipeline.keys(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
-        if twice := sorted({*recipe.carried, *ids, *error} & set(recipe.schema.names)):
+        if twice := sorted({*model_task.carried, *ids, *error} & set(model_task.schema.names)):
             raise DefinitionError(
-                f"{culprit}: two columns would be called {twice[0]!r}; give output_column another "
+                f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
             )
         if self._node == SOURCE:
             return
         known = self.pipeline.declared_types()[self._node]
-        if missing := [column for column in recipe.reads if column not in known]:
+        if missing := [column for column in model_task.reads if column not in known]:
             raise DefinitionError(
-                f"{culprit}: needs {names(missing)}, which {self._node!r} does not have; it has "
+                f"{location}: needs {names(missing)}, which {self._node!r} does not have; it has "
                 f"{names(known, 20)}"
             )
 
 
-def name_of(culprit: str, value: Any, argument: str = "output_column") -> str:
+def name_of(location: str, value: Any, argument: str = "output_column") -> str:
     """`value` if it is a column's name; raises DefinitionError otherwise."""
     if not isinstance(value, str) or not value:
-        raise DefinitionError(f"{culprit}: {argument} is {value!r}; expected a name")
+        raise DefinitionError(f"{location}: {argument} is {value!r}; expected a name")
     return value
 
 
-def _check_options(culprit: str, provider: type, options: Mapping[str, Any]) -> None:
+def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
     """Raises DefinitionError for options that a provider's constructor does not take."""
     takes = list(inspect.signature(provider).parameters.values())[1:]
     if any(each.kind is each.VAR_KEYWORD for each in takes):
@@ -290,13 +290,13 @@ def _check_options(culprit: str, provider: type, options: Mapping[str, Any]) -> 
     known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
     if unknown := sorted(set(options) - set(known)):
         raise DefinitionError(
-            f"{culprit}: provider_options has {names(unknown)}, which {provider.__name__} does not "
-            f"take; it takes {names(known, 20)}"
+            f"{location}: provider_options has {names(unknown)}, which {provider.__name__} does "
+            f"not take; it takes {names(known, 20)}"
         )
     needed = [each.name for each in takes if each.default is each.empty]
     if missing := [name for name in needed if name in known and name not in options]:
         raise DefinitionError(
-            f"{culprit}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
+            f"{location}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
         )
 
 

@@ -17,7 +17,7 @@ STARTUP_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class WorkerLifecycle:
     """When a worker is given up, or made anew.
 
     Attributes:
@@ -31,18 +31,18 @@ class Upkeep:
     max_rss: int | None = None
 
 
-def parse_upkeep(
-    culprit: str, startup_timeout_s: Any, max_batches_per_actor: Any, max_rss: Any
-) -> Upkeep:
+def parse_lifecycle(
+    location: str, startup_timeout_s: Any, max_batches_per_actor: Any, max_rss: Any
+) -> WorkerLifecycle:
     """Validates the arguments.
 
     Raises:
         DefinitionError: If one does not fit.
     """
-    return Upkeep(
-        seconds(culprit, "startup_timeout_s", startup_timeout_s) or STARTUP_SECONDS,
-        positive(culprit, "max_batches_per_actor", max_batches_per_actor),
-        positive(culprit, "max_rss", max_rss),
+    return WorkerLifecycle(
+        seconds(location, "startup_timeout_s", startup_timeout_s) or STARTUP_SECONDS,
+        positive(location, "max_batches_per_actor", max_batches_per_actor),
+        positive(location, "max_rss", max_rss),
     )
 
 
@@ -72,7 +72,7 @@ class AssetOptions:
     checks: Sequence[Any] = ()
 
 
-def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
+def asset_options(location: str, options: dict[str, Any]) -> AssetOptions:
     """What a stage's asset is given, from the arguments that the stage itself does not know.
 
     Raises:
@@ -83,8 +83,8 @@ def asset_options(culprit: str, options: dict[str, Any]) -> AssetOptions:
     except TypeError:
         unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
         raise DefinitionError(
-            f"{culprit}: unknown argument {names(unknown)}; beside its own arguments a stage takes "
-            f"{', '.join(AssetOptions.__dataclass_fields__)}"
+            f"{location}: unknown argument {names(unknown)}; beside its own arguments a stage "
+            f"takes {', '.join(AssetOptions.__dataclass_fields__)}"
         ) from None
 
 
@@ -164,7 +164,7 @@ class RowOrder(Protocol):
 
 
 def parse_failures(
-    culprit: str,
+    location: str,
     on_error: OnError,
     max_error_rate: float,
     max_retries: int,
@@ -176,28 +176,28 @@ def parse_failures(
     Raises:
         DefinitionError: If one does not fit.
     """
-    one_of(culprit, "on_error", on_error, ("raise", "quarantine", "null"))
+    one_of(location, "on_error", on_error, ("raise", "quarantine", "null"))
     number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)
     if not number or not 0 <= max_error_rate <= 1:
         raise DefinitionError(
-            f"{culprit}: max_error_rate is {max_error_rate!r}; expected a share from 0 to 1"
+            f"{location}: max_error_rate is {max_error_rate!r}; expected a share from 0 to 1"
         )
     if type(max_retries) is not int or max_retries < 0:
         raise DefinitionError(
-            f"{culprit}: max_retries is {max_retries!r}; expected a whole number from 0 up"
+            f"{location}: max_retries is {max_retries!r}; expected a whole number from 0 up"
         )
     if isinstance(retry_on, (str, type)):
-        raise DefinitionError(f"{culprit}: retry_on is {retry_on!r}; expected a list of classes")
-    names = tuple(_name(culprit, kind) for kind in retry_on)
-    limit = seconds(culprit, "timeout_s", timeout_s)
+        raise DefinitionError(f"{location}: retry_on is {retry_on!r}; expected a list of classes")
+    names = tuple(_name(location, kind) for kind in retry_on)
+    limit = seconds(location, "timeout_s", timeout_s)
     return Failures(on_error, float(max_error_rate), max_retries, names, limit)
 
 
-def _name(culprit: str, kind: Any) -> str:
+def _name(location: str, kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         return kind.__qualname__
     if isinstance(kind, str) and kind:
         return kind.rpartition(".")[2]
     raise DefinitionError(
-        f"{culprit}: retry_on holds {kind!r}; expected exception classes or their names"
+        f"{location}: retry_on holds {kind!r}; expected exception classes or their names"
     )

@@ -19,7 +19,7 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.base import Check
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
-from vane_dagster.pipeline.keys import Key, Keys
+from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
@@ -95,21 +95,21 @@ class Pipeline(Rows):
         retry_policy: dg.RetryPolicy | None = None,
         op_tags: Mapping[str, str] | None = None,
     ) -> None:
-        culprit = f"pipeline {name!r}"
+        location = f"pipeline {name!r}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(
-                f"{culprit}: a name has letters, digits and '_', and does not begin with a digit"
+                f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
-        source = as_source(culprit, source)
+        source = as_source(location, source)
         if not isinstance(id, str) or not id:
-            raise DefinitionError(f"{culprit}: id is {id!r}; expected the name of the id column")
-        source.validate(culprit, partitions_def)
+            raise DefinitionError(f"{location}: id is {id!r}; expected the name of the id column")
+        source.validate(location, partitions_def)
         self.name = name
         self.source: Source = source
         self.id = id
         self.partitions_def = partitions_def
         self.backfill_policy = backfill_policy
-        self.fragment_rows: int | None = positive(culprit, "fragment_rows", fragment_rows)
+        self.fragment_rows: int | None = positive(location, "fragment_rows", fragment_rows)
         self.group_name = group_name
         self.pool = pool
         self.retry_policy = retry_policy
@@ -117,7 +117,7 @@ class Pipeline(Rows):
         self.pipeline = self
         self._node = SOURCE
         self._stages: dict[str, Stage] = {}
-        self._keys: dict[str, Keys] = {SOURCE: (Key(id, SOURCE),)}
+        self._keys: dict[str, Keys] = {SOURCE: (IdColumn(id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
 
     @property
@@ -244,61 +244,61 @@ class Pipeline(Rows):
             DefinitionError: If a stage is of another pipeline, there are too few, or their rows
                 have no id in common.
         """
-        culprit = self._culprit(name)
+        location = self._location(name)
         for stage in stages:
             if not isinstance(stage, Stage) or stage.pipeline is not self:
                 raise DefinitionError(
-                    f"{culprit}: {stage!r} is not a stage of pipeline {self.name!r}; only stages "
+                    f"{location}: {stage!r} is not a stage of pipeline {self.name!r}; only stages "
                     "of one pipeline share its fragments and id"
                 )
         upstream = tuple(dict.fromkeys(stage.name for stage in stages))
-        carried = list_of_names(culprit, "source_columns", source_columns) or ()
+        carried = list_of_names(location, "source_columns", source_columns) or ()
         if len(upstream) + bool(carried) < 2 or len(upstream) != len(stages) or not upstream:
             raise DefinitionError(
-                f"{culprit}: joins {names(s.name for s in stages)}; expected two or more different "
-                "stages, or one and source_columns"
+                f"{location}: joins {names(s.name for s in stages)}; expected two or more "
+                "different stages, or one and source_columns"
             )
         chosen = {
-            node: selection(f"{culprit}, columns[{node!r}]", listed)
-            for node, listed in mapping(culprit, "columns", columns).items()
+            node: selection(f"{location}, columns[{node!r}]", listed)
+            for node, listed in mapping(location, "columns", columns).items()
         }
         if unknown := [node for node in chosen if node not in upstream]:
             raise DefinitionError(
-                f"{culprit}: columns names {names(unknown)}; the stages joined are "
+                f"{location}: columns names {names(unknown)}; the stages joined are "
                 f"{names(upstream)}"
             )
         if carried:
             upstream = (*upstream, SOURCE)
             chosen[SOURCE] = tuple((column, column) for column in carried)
-        one_of(culprit, "how", how, ("inner", "left"))
+        one_of(location, "how", how, ("inner", "left"))
         if children is not None:
-            one_of(culprit, "children", children, ("rows", "list"))
-        options = asset_options(culprit, asset)
+            one_of(location, "children", children, ("rows", "list"))
+        options = asset_options(location, asset)
         return self._add(JoinSpec(name, upstream, options, how, children, chosen))
 
-    def _culprit(self, name: str) -> str:
+    def _location(self, name: str) -> str:
         return f"stage '{self.name}/{name}'"
 
     def _add(self, spec: StageSpec) -> Stage:
-        culprit = self._culprit(spec.name)
+        location = self._location(spec.name)
         if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):
             raise DefinitionError(
-                f"{culprit}: a name has letters, digits and '_', and does not begin with a digit"
+                f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
         if spec.name == SOURCE:
-            raise DefinitionError(f"{culprit}: {SOURCE!r} is the name of the pipeline's source")
+            raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
         if spec.name.lower() in map(str.lower, self._stages):
             raise DefinitionError(
-                f"{culprit}: there is a stage of that name already, or one that differs only in "
+                f"{location}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
         writes = [n for n in spec.upstream if n != SOURCE and self[n].spec.publishes]
         if writes:
             raise DefinitionError(
-                f"{culprit}: reads {writes[0]!r}, which publishes and ends a branch; add it to the "
-                "stage that is published"
+                f"{location}: reads {writes[0]!r}, which publishes and ends a branch; add it to "
+                "the stage that is published"
             )
         self._keys[spec.name] = spec.row_keys(self)
-        self._checks[spec.name] = stage_checks(self, spec, culprit)
+        self._checks[spec.name] = stage_checks(self, spec, location)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage

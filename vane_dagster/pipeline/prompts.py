@@ -11,10 +11,10 @@ from vane_dagster._arguments import (
     positive,
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.pipeline.model_stages import AskRows, PromptSpec, name_of
+from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
 from vane_dagster.pipeline.options import OnError
 from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.prompting import Prompt
+from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.template import parse_template
 from vane_dagster.providers.usage import parse_budget, parse_prices
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
 
 
-class PromptRows(AskRows):
+class PromptRows(ModelStageRows):
     """What rows can be asked of a language model."""
 
     def prompt(
@@ -118,26 +118,26 @@ class PromptRows(AskRows):
         Raises:
             DefinitionError: If an argument does not fit, or a field is no column.
         """
-        culprit = self.pipeline._culprit(name)
-        explain = 0 if explain_errors == 0 else positive(culprit, "explain_errors", explain_errors)
-        recipe = Prompt(
-            parse_template(culprit, messages, system),
-            name_of(culprit, output_column),
-            mapping(culprit, "sampling_params", sampling_params),
-            parse_format(culprit, return_format),
-            tuple(list_of_names(culprit, "include_columns", include_columns) or ()),
+        location = self.pipeline._location(name)
+        explain = 0 if explain_errors == 0 else positive(location, "explain_errors", explain_errors)
+        model_task = PromptTask(
+            parse_template(location, messages, system),
+            name_of(location, output_column),
+            mapping(location, "sampling_params", sampling_params),
+            parse_format(location, return_format),
+            tuple(list_of_names(location, "include_columns", include_columns) or ()),
             explain,
         )
-        priced = parse_prices(culprit, prices)
+        priced = parse_prices(location, prices)
         own = {
             "prices": priced,
-            "max_tokens": positive(culprit, "max_tokens", max_tokens),
-            "max_cost": parse_budget(culprit, max_cost, priced),
+            "max_tokens": positive(location, "max_tokens", max_tokens),
+            "max_cost": parse_budget(location, max_cost, priced),
         }
-        return self._ask(
+        return self._add_model_stage(
             PromptSpec,
             name,
-            recipe,
+            model_task,
             own,
             provider=provider,
             model=model,

@@ -29,7 +29,7 @@ from vane_dagster.pipeline.identity import (
     environment,
     local_files,
 )
-from vane_dagster.pipeline.keys import JoinShape, Key, Keys, Side
+from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     AssetOptions,
     BatchFormat,
@@ -39,7 +39,7 @@ from vane_dagster.pipeline.options import (
     JoinHow,
     Resources,
     RowOrder,
-    Upkeep,
+    WorkerLifecycle,
 )
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.storage.publish.base import Publisher, Target
@@ -277,20 +277,20 @@ class ProjectSpec(StageKind):
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The types that DuckDB gives, and those of columns that pass through."""
-        culprit = pipeline._culprit(self.name)
-        schema = sql.bind(self.columns, self.where, inputs[self.upstream[0]], culprit)
-        check_id(culprit, pipeline.keys(self.name)[0].column, schema)
+        location = pipeline._location(self.name)
+        schema = sql.bind(self.columns, self.where, inputs[self.upstream[0]], location)
+        check_id(location, pipeline.keys(self.name)[0].column, schema)
         return schema
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The types of the expressions whose columns are all known."""
         given = {name: kind for name, kind in inputs[self.upstream[0]].items() if kind is not None}
-        culprit, found = pipeline._culprit(self.name), Types()
+        location, found = pipeline._location(self.name), Types()
         for name, expression in self.columns:
-            none = sql.unused("none", sql.referenced_columns(expression, culprit))
+            none = sql.unused("none", sql.referenced_columns(expression, location))
             known = pa.schema(given or {none: pa.bool_()})  # SQL has no table without columns
             try:
-                found[name] = sql.bind(((name, expression),), None, known, culprit).field(0).type
+                found[name] = sql.bind(((name, expression),), None, known, location).field(0).type
             except (SchemaError, DefinitionError):  # it needs a column whose type is not known
                 found[name] = None
         return found
@@ -342,7 +342,7 @@ class MapBatchesSpec(StageKind):
         children: Where many rows come of one: the column of their new id, and the one with the id
             of the row that they come from.
         failures: What becomes of calls and rows that fail.
-        upkeep: When its workers are given up, or made anew.
+        lifecycle: When its workers are given up, or made anew.
         reads: For output columns the input columns that they depend on, as the user declares.
         carried: Input columns that are passed on as they are.
         order: In which the workers are given a fragment's rows; None for their own. Only where
@@ -363,7 +363,7 @@ class MapBatchesSpec(StageKind):
     keyed_env_vars: tuple[str, ...] = ()
     children: tuple[str, str] | None = None
     failures: Failures = field(default_factory=lambda: Failures())
-    upkeep: Upkeep = field(default_factory=Upkeep)
+    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
     order: RowOrder | None = None
@@ -413,21 +413,21 @@ class MapBatchesSpec(StageKind):
         if self.children is None:
             return first
         id, parent = self.children
-        culprit = pipeline._culprit(self.name)
+        location = pipeline._location(self.name)
         taken = {key.column for key in first} | {parent}
         if id in taken or parent in {key.column for key in first[1:]}:
             raise DefinitionError(
-                f"{culprit}: id={id!r} and parent_id={parent!r}, but a row has {names(taken)} "
+                f"{location}: id={id!r} and parent_id={parent!r}, but a row has {names(taken)} "
                 "already; give the new id a name of its own"
             )
-        return (Key(id, self.name), Key(parent, first[0].origin), *first[1:])
+        return (IdColumn(id, self.name), IdColumn(parent, first[0].origin), *first[1:])
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """What is declared, and the ids and columns that are passed on."""
-        first, culprit = inputs[self.upstream[0]], pipeline._culprit(self.name)
+        first, location = inputs[self.upstream[0]], pipeline._location(self.name)
         if missing := [c for c in self.columns or () if c not in first.names]:
             raise SchemaError(
-                f"{culprit}: needs {names(missing)}, which {self.upstream[0]!r} does not have; "
+                f"{location}: needs {names(missing)}, which {self.upstream[0]!r} does not have; "
                 f"it has {names(first.names, 20)}"
             )
         fields = []
@@ -440,7 +440,7 @@ class MapBatchesSpec(StageKind):
             declared = self.schema.field(id).type if id in self.schema.names else fields[-1].type
             if declared != fields[-1].type:
                 raise SchemaError(
-                    f"{culprit}: schema declares the id {id!r} as {declared}, but it comes in as "
+                    f"{location}: schema declares the id {id!r} as {declared}, but it comes in as "
                     f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast "
                     "it in the source"
                 )
@@ -449,7 +449,7 @@ class MapBatchesSpec(StageKind):
         schema = pa.schema([*missing_fields, *self.schema])
         if self.failures.on_error == "null":
             schema = schema.append(pa.field(ERROR_COLUMN, pa.string()))
-        check_id(culprit, own[0], schema)
+        check_id(location, own[0], schema)
         return schema
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
@@ -521,7 +521,7 @@ class MapBatchesSpec(StageKind):
             target, version = self.udf.target, self.udf.version
             return code_identity(target, version=version, files=local_files(pipeline, self))
         except CodeIdentityError as error:
-            raise CodeIdentityError(f"{pipeline._culprit(self.name)}: {error}") from error
+            raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     def code_digest(self) -> str:
         """Digest of the function or class."""
@@ -540,7 +540,7 @@ class MapBatchesSpec(StageKind):
             files = local_files(pipeline, self)
             return constructor_identity(udf.target, given, version=udf.version, files=files)
         except CodeIdentityError as error:
-            raise CodeIdentityError(f"{pipeline._culprit(self.name)}: {error}") from error
+            raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     @property
     def code_files(self) -> Sequence[str]:
@@ -602,14 +602,14 @@ class JoinSpec(StageKind):
         Raises:
             DefinitionError: If they do not.
         """
-        culprit = pipeline._culprit(self.name)
+        location = pipeline._location(self.name)
         keys = {node: pipeline.keys(node) for node in self.upstream}
         stages = [node for node in self.upstream if node != SOURCE]
         depths = {len(keys[node]) for node in stages}
         if len(depths) > 1 and self.children is None:
             ids = {node: keys[node][0].column for node in stages}
             raise DefinitionError(
-                f"{culprit}: joins stages with different ids, {ids}; say children='rows' for one "
+                f"{location}: joins stages with different ids, {ids}; say children='rows' for one "
                 "row a child, or children='list' for one row a parent with a list of its children"
             )
         as_lists = self.children == "list" and len(depths) > 1
@@ -617,11 +617,11 @@ class JoinSpec(StageKind):
         base = next(node for node in stages if len(keys[node]) == depth)
         if self.how == "left" and base != stages[0]:
             raise DefinitionError(
-                f"{culprit}: a left join keeps the rows of its first stage, {stages[0]!r}, but "
+                f"{location}: a left join keeps the rows of its first stage, {stages[0]!r}, but "
                 f"there is one row for each of {base!r}; name {base!r} first"
             )
         sides = [
-            _side(node, keys, base, as_lists, culprit) for node in self.upstream if node != base
+            _side(node, keys, base, as_lists, location) for node in self.upstream if node != base
         ]
         return JoinShape(base, keys[base][0].column, tuple(sides))
 
@@ -646,7 +646,7 @@ class JoinSpec(StageKind):
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """What is taken of each stage; children as lists of structs, if they are so declared."""
-        culprit, shape = pipeline._culprit(self.name), self.shape(pipeline)
+        location, shape = pipeline._location(self.name), self.shape(pipeline)
         base = inputs[shape.base]
         sides = {side.node: side for side in shape.sides}
         ids = [key.column for key in pipeline.keys(shape.base)]
@@ -655,11 +655,11 @@ class JoinSpec(StageKind):
         for node, schema in inputs.items():
             side = sides.get(node)
             if side is not None:
-                _check_same_id(culprit, shape, base, schema, side)
+                _check_same_id(location, shape, base, schema, side)
             chosen = self._chosen(node, schema.names, side.known if side else ids)
             if missing := [column for _, column in chosen if column not in schema.names]:
                 raise SchemaError(
-                    f"{culprit}: takes {names(missing)} of {node!r}, which does not have it; it "
+                    f"{location}: takes {names(missing)} of {node!r}, which does not have it; it "
                     f"has {names(schema.names, 20)}"
                 )
             taken = [schema.field(column).with_name(name) for name, column in chosen]
@@ -670,7 +670,7 @@ class JoinSpec(StageKind):
             for one in taken:
                 if one.name in fields:
                     raise SchemaError(
-                        f"{culprit}: column {one.name!r} comes from both {owner[one.name]!r} "
+                        f"{location}: column {one.name!r} comes from both {owner[one.name]!r} "
                         f"and {node!r}; name the columns to take, as columns={{{node!r}: "
                         f"{{'other_name': {one.name!r}}}}}"
                     )
@@ -792,31 +792,33 @@ class WriteSpec(StageKind):
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]
 
 
-def _side(node: str, keys: Mapping[str, Keys], base: str, as_lists: bool, culprit: str) -> Side:
+def _side(
+    node: str, keys: Mapping[str, Keys], base: str, as_lists: bool, location: str
+) -> JoinSide:
     own, ours = keys[node], keys[base]
     deep, flat = (own, ours) if len(own) > len(ours) else (ours, own)
     shared = deep[len(deep) - len(flat) :]
     if [key.origin for key in shared] != [key.origin for key in flat]:
         raise DefinitionError(
-            f"{culprit}: {node!r} is keyed by {own[0].column!r} of {own[0].origin!r} and {base!r} "
+            f"{location}: {node!r} is keyed by {own[0].column!r} of {own[0].origin!r} and {base!r} "
             f"by {ours[0].column!r} of {ours[0].origin!r}: neither was made from the other. Join "
             "each with the stage above both"
             + ("" if as_lists else ", or return to it with children='list'")
         )
     if deep is own and len(own) > len(ours):
         known = own[len(own) - len(ours) :]
-        return Side(node, own[0].column, known[0].column, tuple(k.column for k in known), node)
-    return Side(node, own[0].column, shared[0].column, tuple(key.column for key in own))
+        return JoinSide(node, own[0].column, known[0].column, tuple(k.column for k in known), node)
+    return JoinSide(node, own[0].column, shared[0].column, tuple(key.column for key in own))
 
 
 def _check_same_id(
-    culprit: str, shape: JoinShape, base: pa.Schema, own: pa.Schema, side: Side
+    location: str, shape: JoinShape, base: pa.Schema, own: pa.Schema, side: JoinSide
 ) -> None:
     ours, theirs = (shape.id, side.match) if side.label else (side.match, side.id)
     expected, found = base.field(ours).type, own.field(theirs).type
     if expected != found:
         raise SchemaError(
-            f"{culprit}: the id {ours!r} is {expected} in {shape.base!r} and {found} in "
+            f"{location}: the id {ours!r} is {expected} in {shape.base!r} and {found} in "
             f"{side.node!r}; materialize both again from the same source"
         )
 
@@ -827,17 +829,17 @@ def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
 
 
-def check_id(culprit: str, id: str, schema: pa.Schema) -> None:
+def check_id(location: str, id: str, schema: pa.Schema) -> None:
     """Raises SchemaError where the id is no column, or has a type that no id can have."""
     if id not in schema.names:
         raise SchemaError(
-            f"{culprit}: has no id column {id!r}; it has {names(schema.names, 20)}. Name the id "
+            f"{location}: has no id column {id!r}; it has {names(schema.names, 20)}. Name the id "
             "column in vd.Pipeline(id=...)"
         )
     kind = schema.field(id).type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (pa.types.is_integer(kind) or text):
         raise SchemaError(
-            f"{culprit}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
+            f"{location}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
             "source, for example to VARCHAR"
         )

@@ -28,7 +28,7 @@ from vane_dagster.pipeline.options import (
     Resources,
     asset_options,
     parse_failures,
-    parse_upkeep,
+    parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
@@ -70,21 +70,21 @@ class Rows(LabelRows, EmbedRows):
             DefinitionError: If an expression does not parse, looks beyond its row, or is not a
                 function of the row, such as ``now()``.
         """
-        culprit = self.pipeline._culprit(name)
-        pairs = as_columns(columns, culprit)
+        location = self.pipeline._location(name)
+        pairs = as_columns(columns, location)
         if where is not None:
-            referenced_columns(where, f"{culprit}, where")
+            referenced_columns(where, f"{location}, where")
         ids = [key.column for key in self.pipeline.keys(self._node)]
         for id in ids:
-            if not is_column(dict(pairs).get(id, quote(id)), id, culprit):
+            if not is_column(dict(pairs).get(id, quote(id)), id, location):
                 raise DefinitionError(
-                    f"{culprit}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
+                    f"{location}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
                     "unchanged, so that each row leads back to the source. Leave it out, and give "
                     "what is computed another name"
                 )
         carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
         pairs = (*carried, *pairs)
-        options = asset_options(culprit, asset)
+        options = asset_options(location, asset)
         return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where))
 
     def map_batches(
@@ -194,9 +194,9 @@ class Rows(LabelRows, EmbedRows):
             DefinitionError: If `fn` is an instance, or an argument does not fit.
             SchemaError: If a type is unknown.
         """
-        culprit = self.pipeline._culprit(name)
+        location = self.pipeline._location(name)
         udf = make_udf(
-            culprit,
+            location,
             fn,
             args=fn_args,
             kwargs=fn_kwargs,
@@ -205,70 +205,70 @@ class Rows(LabelRows, EmbedRows):
             version=version,
         )
         needs = Resources(
-            num_cpus, gpus, memory, accelerator_type, mapping(culprit, "resources", resources)
+            num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
         )
-        needs.validate(culprit)
+        needs.validate(location)
         if gpus and not udf.stateful:
             raise DefinitionError(
-                f"{culprit}: gpus={gpus} for function {udf.name}, which would load its model for "
+                f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
-        workers = parse_concurrency(culprit, concurrency)
+        workers = parse_concurrency(location, concurrency)
         auto = batch_size == AUTO
-        forwarded, keyed = environment_variables(culprit, env_vars, keyed_env_vars)
+        forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
         spec = MapBatchesSpec(
             name=name,
             upstream=(self._node,),
-            asset=asset_options(culprit, asset),
+            asset=asset_options(location, asset),
             udf=udf,
-            schema=parse_schema(schema, culprit),
-            columns=list_of_names(culprit, "columns", columns),
-            batch_format=one_of(culprit, "batch_format", batch_format, get_args(BatchFormat)),
-            batch_size=None if auto else positive(culprit, "batch_size", batch_size),
+            schema=parse_schema(schema, location),
+            columns=list_of_names(location, "columns", columns),
+            batch_format=one_of(location, "batch_format", batch_format, get_args(BatchFormat)),
+            batch_size=None if auto else positive(location, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=one_of(culprit, "cardinality", cardinality, get_args(Cardinality)),
+            cardinality=one_of(location, "cardinality", cardinality, get_args(Cardinality)),
             concurrency=workers or ((1, 1) if udf.stateful else None),
-            max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
+            max_concurrency=positive(location, "max_concurrency", max_concurrency, 16),
             resources=needs,
             env_vars=forwarded,
             keyed_env_vars=keyed,
-            children=self._children(culprit, cardinality, id, parent_id),
+            children=self._children(location, cardinality, id, parent_id),
             failures=parse_failures(
-                culprit, on_error, max_error_rate, max_retries, retry_on, timeout_s
+                location, on_error, max_error_rate, max_retries, retry_on, timeout_s
             ),
-            upkeep=parse_upkeep(culprit, startup_timeout_s, max_batches_per_actor, max_rss),
+            lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, max_rss),
             reads={
-                name: list_of_names(culprit, f"column_lineage[{name!r}]", listed) or ()
-                for name, listed in mapping(culprit, "column_lineage", column_lineage).items()
+                name: list_of_names(location, f"column_lineage[{name!r}]", listed) or ()
+                for name, listed in mapping(location, "column_lineage", column_lineage).items()
             },
         )
         takes = spec.children is None and ERROR_COLUMN not in spec.schema.names
         if spec.failures.on_error == "null" and not takes:
             raise DefinitionError(
-                f"{culprit}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; rename "
-                "yours in the schema, and where many rows come of one use 'quarantine'"
+                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
+                "rename yours in the schema, and where many rows come of one use 'quarantine'"
             )
         if unknown := [name for name in spec.reads if name not in spec.schema.names]:
             raise DefinitionError(
-                f"{culprit}: column_lineage names {names(unknown)}, which the schema does not "
+                f"{location}: column_lineage names {names(unknown)}, which the schema does not "
                 f"declare; it has {names(spec.schema.names, 20)}"
             )
         return self.pipeline._add(spec)
 
     def _children(
-        self, culprit: str, cardinality: str, id: str | None, parent_id: str | None
+        self, location: str, cardinality: str, id: str | None, parent_id: str | None
     ) -> tuple[str, str] | None:
         """The columns of the new id and the parent's, where a stage makes many rows of one."""
         if cardinality not in ("one_to_many", "zero_to_many"):
             if id is not None or parent_id is not None:
                 raise DefinitionError(
-                    f"{culprit}: id and parent_id are given, but cardinality is {cardinality!r}; "
+                    f"{location}: id and parent_id are given, but cardinality is {cardinality!r}; "
                     'they are for "one_to_many" and "zero_to_many", the others keep their id'
                 )
             return None
         if not isinstance(id, str) or not id:
             raise DefinitionError(
-                f"{culprit}: cardinality={cardinality!r} makes many rows of one, which need an id "
+                f"{location}: cardinality={cardinality!r} makes many rows of one, which need an id "
                 'of their own; give its column, as id="chunk_id"'
             )
         return id, parent_id or self.pipeline.keys(self._node)[0].column
@@ -315,28 +315,28 @@ class Rows(LabelRows, EmbedRows):
             DefinitionError: If the URL does not tell partitions apart, there is no stage above, or
                 Delta Lake is not installed.
         """
-        culprit = self.pipeline._culprit(name)
+        location = self.pipeline._location(name)
         if self._node == SOURCE:
             raise DefinitionError(
-                f"{culprit}: would publish the source as it is; add a project, and write that"
+                f"{location}: would publish the source as it is; add a project, and write that"
             )
-        check_url(culprit, url)
+        check_url(location, url)
         url, found = url_parts(url)
-        publisher = publisher_class(one_of(culprit, "format", format, tuple(PUBLISHERS)))
+        publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
-            check_placeholders(culprit, url, self.pipeline.partitions_def)
+            check_placeholders(location, url, self.pipeline.partitions_def)
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         declared = Target(
             url=url,
             storage_options=with_options(found, storage_options),
-            compression=one_of(culprit, "compression", compression, codecs),
+            compression=one_of(location, "compression", compression, codecs),
             format=format,
-            target_bytes=positive(culprit, "target_file_bytes", target_file_bytes),
+            target_bytes=positive(location, "target_file_bytes", target_file_bytes),
             partition_column=partition_column,
             options={name: asset.pop(name, default) for name, default in publisher.options.items()},
         )
         partitioned = self.pipeline.partitions_def is not None
         columns = tuple(self.pipeline.declared_types()[self._node])
-        declared = publisher.validate(declared, culprit, partitioned, columns)
-        options = asset_options(culprit, asset)
+        declared = publisher.validate(declared, location, partitioned, columns)
+        options = asset_options(location, asset)
         return self.pipeline._add(WriteSpec(name, (self._node,), options, declared))

@@ -23,11 +23,11 @@ class FragmentKeys:
 
     Attributes:
         keys: For each the keys under which its part may be, the one to compute it under first.
-        mends: Former parts of those whose failed rows alone are done again, by index.
+        row_retries: Former parts of those whose failed rows alone are done again, by index.
     """
 
     keys: tuple[tuple[str, ...], ...]
-    mends: dict[int, Part] = field(default_factory=dict)
+    row_retries: dict[int, Part] = field(default_factory=dict)
 
 
 def has_faults(manifest: Manifest) -> bool:
@@ -56,15 +56,15 @@ def fragment_keys(
     """
     parts = {part.key: part for part in former.parts} if former else {}
     keys: list[tuple[str, ...]] = []
-    mends: dict[int, Part] = {}
+    row_retries: dict[int, Part] = {}
     for above in zip(*upstream):
         own = [digest(definition, generation, *above) for definition in definitions]
         known = _kept(definitions, generation, above, parts) or own[0]
         if retry and known != own[0] and parts[known].faults:
-            mends[len(keys)] = Part(folder, parts[known])
+            row_retries[len(keys)] = Part(folder, parts[known])
             known = own[0]
         keys.append(tuple(dict.fromkeys([known, *own])))
-    return FragmentKeys(tuple(keys), mends)
+    return FragmentKeys(tuple(keys), row_retries)
 
 
 def _kept(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vane_dagster.fingerprint.hashing import combine, digest
-from vane_dagster.pipeline.model_stages import AskSpec
+from vane_dagster.pipeline.model_stages import ModelStageSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
     JoinSpec,
@@ -95,11 +95,11 @@ def _written(spec: WriteSpec, pipeline: Pipeline) -> list[object]:
 
 
 @_parameters.register
-def _asked(spec: AskSpec, pipeline: Pipeline) -> list[object]:
+def _asked(spec: ModelStageSpec, pipeline: Pipeline) -> list[object]:
     name = _PROVIDERS.get(built_in_name(spec.provider) or "")
-    if name is None or spec.recipe.classes or _names_a_path(spec.model):
+    if name is None or spec.model_task.classes or _names_a_path(spec.model):
         raise _NotPlainError(spec.name)
-    given = [part for n, v in spec.recipe.keyed.items() for part in (n, _keyed(v))]
+    given = [part for n, v in spec.model_task.keyed.items() for part in (n, _keyed(v))]
     options = _value(_Unordered(spec.options))
     nulls = spec.failures.on_error == "null"
     return [digest(name, _PROMPTS), spec.model, options, *given, nulls]

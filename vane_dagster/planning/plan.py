@@ -39,7 +39,7 @@ class StagePlan:
         keys: A fragment key for each fragment; empty where the whole partition is done.
         parts: Parts that the store holds, by index of fragment.
         leaving: Indexes of fragments whose part the store is about to delete.
-        mends: Former parts of fragments whose failed rows alone are computed, by index.
+        row_retries: Former parts of fragments whose failed rows alone are computed, by index.
         former: The manifest that was in force when the plan was made.
         renamed: The stage's former name, and the manifest of it whose parts are taken over.
     """
@@ -50,7 +50,7 @@ class StagePlan:
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
-    mends: Mapping[int, Part] = field(default_factory=dict)
+    row_retries: Mapping[int, Part] = field(default_factory=dict)
     former: ManifestName | None = None
     renamed: tuple[str, ManifestName] | None = None
 
@@ -157,10 +157,10 @@ class RunPlan:
 
     def __str__(self) -> str:
         asked = len(self.partitions) + len(self.failed)
-        told = f"{asked:,} partition{'s' * (asked != 1)}"
+        text = f"{asked:,} partition{'s' * (asked != 1)}"
         if self.failed:
-            told += f" ({len(self.failed):,} cannot be planned)"
-        lines = [f"pipeline {self.pipeline.name}: {told}; fragments of {self.rule}"]
+            text += f" ({len(self.failed):,} cannot be planned)"
+        lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             done = sum(plan.done is not None for plan in plans)

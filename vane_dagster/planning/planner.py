@@ -96,7 +96,7 @@ class _Planner:
     ) -> None:
         self.pipeline = pipeline
         self.retry = retry
-        self.culprit = f"pipeline {pipeline.name!r}"
+        self.location = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
         self.force = force
@@ -123,7 +123,7 @@ class _Planner:
         """Lists the source files and the manifests in force."""
         keys = list(partitions)
         if self.heads:
-            self.listed = self.source.list_files(keys, self.culprit)
+            self.listed = self.source.list_files(keys, self.location)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if not self.force:
@@ -139,7 +139,7 @@ class _Planner:
             return error
         except Exception as error:  # a file that cannot be read, say: the others can be planned
             where = "" if key is None else f", partition {key!r}"
-            return PlanError(f"{self.culprit}{where}: {type(error).__name__}: {error}")
+            return PlanError(f"{self.location}{where}: {type(error).__name__}: {error}")
 
     def plan(self, key: str | None) -> PartitionPlan:
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
@@ -147,7 +147,7 @@ class _Planner:
         input_names = {s: n for s, n in names_in_force.items() if n is not None}
         files: tuple[FileRecord, ...] = ()
         if self.heads:
-            files = self.source.required(self.listed[key], key, self.culprit)
+            files = self.source.required(self.listed[key], key, self.location)
         listed = {file.url: file for file in files}
         stages = self._digests(key, files, input_names)
         if self.heads and any(stages[head].done is None for head in self.heads):
@@ -245,14 +245,14 @@ class _Planner:
         known = {s: manifest.schema for s, manifest in inputs.items()}
         fragments = None
         if self.heads:
-            table = self.source.split(files, self.rule, self.culprit, key)
+            table = self.source.split(files, self.rule, self.location, key)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
         fragments = agreed(self.pipeline.name, key, fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
-                f"{self.culprit}: the files of {whose} hold no rows. If that is in order, declare "
+                f"{self.location}: the files of {whose} hold no rows. If that is in order, declare "
                 "the source with vd.parquet(..., allow_empty=True)"
             )
         schemas = self.pipeline.resolve_schemas(self.selected, known)
@@ -286,7 +286,7 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                mends=own.mends,
+                row_retries=own.row_retries,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
@@ -312,10 +312,10 @@ class _Planner:
         found = {}
         for stage, plan in stages.items():
             if publisher := self.pipeline[stage].spec.publisher(key):
-                culprit = f"stage '{self.pipeline.name}/{stage}'"
-                found[stage] = publisher.stored(schemas[stage], culprit)
+                location = f"stage '{self.pipeline.name}/{stage}'"
+                found[stage] = publisher.stored(schemas[stage], location)
                 if plan.done is None and (stage, found[stage]) not in self._fitting:
-                    publisher.check(found[stage], culprit)
+                    publisher.check(found[stage], location)
                     self._fitting.append((stage, found[stage]))
         return found
 

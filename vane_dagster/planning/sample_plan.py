@@ -27,7 +27,7 @@ from vane_dagster.sources.files import file_version, reconcile
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
-MOST_FRAGMENTS = 4
+MAX_FRAGMENTS = 4
 """Fragments of a partition that a sample comes from at most: each is read as a whole."""
 
 
@@ -86,8 +86,8 @@ def plan_sample(
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
-        culprit = f"pipeline {pipeline.name!r}"
-        listed = source.list_files(list(manifests), culprit)
+        location = f"pipeline {pipeline.name!r}"
+        listed = source.list_files(list(manifests), location)
     planned: list[PartitionPlan] = []
     sampled: dict[str | None, Sampled] = {}
     failed: dict[str | None, VaneError] = {}
@@ -107,7 +107,7 @@ def plan_sample(
 
 
 def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
-    """Chooses rows at random, from `MOST_FRAGMENTS` fragments at most.
+    """Chooses rows at random, from `MAX_FRAGMENTS` fragments at most.
 
     Args:
         counts: How many rows each fragment has, by its index.
@@ -123,7 +123,7 @@ def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[i
         return {}
     shares = np.array([counts[index] for index in indexes], float)
     few = random.choice(
-        indexes, min(len(indexes), MOST_FRAGMENTS), replace=False, p=shares / shares.sum()
+        indexes, min(len(indexes), MAX_FRAGMENTS), replace=False, p=shares / shares.sum()
     )
     edges = np.cumsum([0, *(counts[int(index)] for index in sorted(few))])
     total = int(edges[-1])
@@ -153,14 +153,14 @@ class _Sampler:
         self._store, self._source, self._rule, self._listed = store, source, rule, listed
         self._spec = pipeline[stage].spec
         where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
-        self._culprit = f"stage '{pipeline.name}/{stage}'{where}"
+        self._location = f"stage '{pipeline.name}/{stage}'{where}"
 
     def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
         keys = tuple(key.column for key in self._pipeline.keys(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
             raise PlanError(
-                f"{self._culprit}: its rows are identified by {names(manifest.keys)} in the "
+                f"{self._location}: its rows are identified by {names(manifest.keys)} in the "
                 f"store, and by {names(keys)} now. Materialize it first"
             )
         inputs = self._inputs()
@@ -211,7 +211,7 @@ class _Sampler:
                 pairs.append((self._pipeline[stage].spec, found[stage]))
         if missing := [stage for stage in wanted if stage not in found]:
             raise PlanError(
-                f"{self._culprit}: the stage reads {names(missing)} now, which the partition was "
+                f"{self._location}: the stage reads {names(missing)} now, which the partition was "
                 "not made from. Materialize it first"
             )
         inputs = {stage: found[stage] for stage in wanted}
@@ -219,7 +219,7 @@ class _Sampler:
         for stage, manifest in inputs.items():
             if [fragment.identity for fragment in manifest.fragments] != own:
                 raise PlanError(
-                    f"{self._culprit}: its fragments are not those of {stage!r}. Materialize it "
+                    f"{self._location}: its fragments are not those of {stage!r}. Materialize it "
                     "first"
                 )
         return inputs
@@ -246,7 +246,7 @@ class _Sampler:
         recorded = {file.url: file for file in self._manifest.files}
         if not recorded and self._manifest.fragments:
             raise PlanError(
-                f"{self._culprit}: the stage reads the source now, which the partition was not "
+                f"{self._location}: the stage reads the source now, which the partition was not "
                 "made from. Materialize it first"
             )
         if isinstance(self._listed, SourceError):  # it is gone
@@ -269,5 +269,5 @@ class _Sampler:
             urls = dict.fromkeys(span.url for each in fragments for span in each.spans)
             files = [listed[url] for url in urls]
             key = self._manifest.partition
-            known[SOURCE] = self._source.split(files, self._rule, self._culprit, key).schema
+            known[SOURCE] = self._source.split(files, self._rule, self._location, key).schema
         return self._pipeline.resolve_schemas([self._stage], known)

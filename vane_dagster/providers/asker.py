@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 
-class Recipe(Protocol):
+class ModelTask(Protocol):
     """What is asked of a provider for a batch of rows; it goes with each call."""
 
     @property
@@ -44,14 +44,14 @@ class Recipe(Protocol):
     def classes(self) -> tuple[type, ...]:
         """The user's own classes that it needs in a worker."""
 
-    def told(self, model: str) -> str:
+    def describe(self, model: str) -> str:
         """What is asked of a model, for people."""
 
     async def run(self, provider: Any, batch: pa.Table) -> Any:
         """What comes out for a batch, whose first column is the id."""
 
 
-class Asker:
+class ModelClient:
     """Holds a provider. Prompts and embeddings of one model share it.
 
     Args:
@@ -69,8 +69,8 @@ class Asker:
         if probe is not None and asyncio.iscoroutine(answer := probe()):
             await answer
 
-    async def __call__(self, batch: pa.Table, *, recipe: Recipe, workers: int = 1) -> Any:
+    async def __call__(self, batch: pa.Table, *, model_task: ModelTask, workers: int = 1) -> Any:
         """Answers a batch, whose first column is the id; there are so many workers at most."""
         if (shared_by := getattr(self._provider, "shared_by", None)) is not None:
             shared_by(workers)
-        return await recipe.run(self._provider, batch)
+        return await model_task.run(self._provider, batch)

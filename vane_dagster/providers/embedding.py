@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster.providers.texts import TextRecipe
+from vane_dagster.providers.texts import TextTask
 
 _TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Embed(TextRecipe):
+class EmbedTask(TextTask):
     """What an embedding stage asks of each row.
 
     Attributes:
@@ -35,7 +35,7 @@ class Embed(TextRecipe):
 
     @property
     def keyed(self) -> Mapping[str, Any]:
-        """See `Recipe`."""
+        """See `ModelTask`."""
         return {
             "column": self.column,
             "output_column": self.output,
@@ -44,11 +44,11 @@ class Embed(TextRecipe):
             "include_columns": self.carried,
         }
 
-    def told(self, model: str) -> str:
-        """See `Recipe`."""
+    def describe(self, model: str) -> str:
+        """See `ModelTask`."""
         return f"Column `{self.column}` is embedded by {model}"
 
-    async def ask(self, provider: Any, texts: list[str]) -> Any:
+    async def query(self, provider: Any, texts: list[str]) -> Any:
         """A vector for each text."""
         return await provider.embed(texts, dimensions=self.dimensions)
 

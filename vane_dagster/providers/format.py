@@ -20,7 +20,7 @@ _SCALARS = {
     "number": pa.float64(),
     "boolean": pa.bool_(),
 }
-_MOST_SHOWN = 4000
+_MAX_SHOWN = 4000
 
 
 class InvalidAnswer(CostlyError):
@@ -32,7 +32,7 @@ class InvalidAnswer(CostlyError):
 
     def __init__(self, problem: str, answer: Answer) -> None:
         cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
-        super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MOST_SHOWN]}")
+        super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MAX_SHOWN]}")
         self.used = {name: getattr(answer, name) for name in COUNTS}
 
 
@@ -112,8 +112,8 @@ def _one_line(error: ValueError) -> str:
     found = getattr(error, "errors", None)
     if not callable(found):
         return " ".join(str(error).split())
-    told = [f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}" for e in found()]
-    return "; ".join(told)
+    problems = [f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}" for e in found()]
+    return "; ".join(problems)
 
 
 def parse_format(where: str, return_format: Any) -> Format:

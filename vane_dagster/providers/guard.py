@@ -37,8 +37,17 @@ def start(folder: str) -> None:
     if not os.path.isdir("/proc/self/task"):
         return
     own = os.getpid()
-    told, tell = os.pipe()
-    command = [sys.executable, "-I", "-S", __file__, str(own), str(_begun(own)), folder, str(told)]
+    read_end, write_end = os.pipe()
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        __file__,
+        str(own),
+        str(_begun(own)),
+        folder,
+        str(read_end),
+    ]
     subprocess.run(
         command,
         check=True,
@@ -46,19 +55,19 @@ def start(folder: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=[told],
+        pass_fds=[read_end],
     )
-    os.close(told)
-    _use_tracker(tell)
+    os.close(read_end)
+    _use_tracker(write_end)
 
 
-def _use_tracker(tell: int) -> None:
+def _use_tracker(write_end: int) -> None:
     """Has this process tell a tracker of what it makes, as a process that is spawned is made to."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is None:
-        tracker._fd = tell
+        tracker._fd = write_end
     else:  # it has one of its own, which knows of segments already
-        os.close(tell)
+        os.close(write_end)
 
 
 def _begun(pid: int) -> str | None:
@@ -105,10 +114,10 @@ def _watch(parent: int, begun: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    parent, begun, folder, told = sys.argv[1:]
+    parent, begun, folder, read_end = sys.argv[1:]
     if not os.fork():  # whom it was started by waits for this one alone
         if os.fork():
-            os.close(int(told))
+            os.close(int(read_end))
             _watch(int(parent), begun, folder)
         else:
-            resource_tracker.main(int(told))
+            resource_tracker.main(int(read_end))

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import RowErrors, names
-from vane_dagster.providers.texts import TextRecipe
+from vane_dagster.providers.texts import TextTask
 
 
 @dataclass(frozen=True)
-class Labelling(TextRecipe):
+class ClassifyTask(TextTask):
     """What a stage of a classifier asks of each row.
 
     Attributes:
@@ -31,7 +31,7 @@ class Labelling(TextRecipe):
 
     @property
     def keyed(self) -> Mapping[str, Any]:
-        """See `Recipe`."""
+        """See `ModelTask`."""
         return {
             "column": self.column,
             "output_column": self.output,
@@ -39,11 +39,11 @@ class Labelling(TextRecipe):
             "include_columns": self.carried,
         }
 
-    def told(self, model: str) -> str:
-        """See `Recipe`."""
+    def describe(self, model: str) -> str:
+        """See `ModelTask`."""
         return f"Column `{self.column}` is given one of {names(self.labels, 20)} by {model}"
 
-    async def ask(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:
+    async def query(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:
         """A label and a score for each text."""
         return self._known(await provider.classify(texts, self.labels))
 

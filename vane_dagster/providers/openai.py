@@ -13,7 +13,7 @@ from typing import Any
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import StageError
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
-from vane_dagster.providers.pace import Pace
+from vane_dagster.providers.pace import RateLimiter
 from vane_dagster.providers.registry import needs
 
 _PARAMETERS = frozenset(
@@ -34,7 +34,7 @@ _PARAMETERS = frozenset(
 )
 """What the client takes by name; the rest goes into the body as it is."""
 
-_MOST_SHOWN = 300
+_MAX_SHOWN = 300
 
 
 class OpenAIProvider:
@@ -80,8 +80,8 @@ class OpenAIProvider:
         self._model = model
         self._base_url, self._key_env, self._timeout = base_url, api_key_env, timeout
         self._room = asyncio.Semaphore(max_connections)
-        self._requests = Pace(requests_per_minute)
-        self._tokens = Pace(tokens_per_minute)
+        self._requests = RateLimiter(requests_per_minute)
+        self._tokens = RateLimiter(tokens_per_minute)
         self._extra = dict(extra_body or {})
         self._client: Any = None
         self._key = ""
@@ -165,8 +165,10 @@ class OpenAIProvider:
             ) as error:
                 raise StageError(self._refusal(error)) from error
             except self._api.APIConnectionError as error:
-                told = f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
-                raise ConnectionError(told) from error
+                detail = (
+                    f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
+                )
+                raise ConnectionError(detail) from error
             except self._api.BadRequestError as error:
                 if "context length" in str(error) or "too long" in str(error):
                     raise PromptTooLong(str(error)) from error
@@ -174,14 +176,16 @@ class OpenAIProvider:
 
     def _refusal(self, error: Any) -> str:
         """What an endpoint refuses everything for, and what to look at."""
-        told = f"{type(error).__name__}: {error}"
+        detail = f"{type(error).__name__}: {error}"
         if error.body and "message" not in error.body:  # a form that the client leaves out
-            told += f" - {str(error.body)[:_MOST_SHOWN]}"
+            detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if isinstance(error, self._api.NotFoundError):
-            return f"{told}. The request was to {error.request.url}, for the model {self._model!r}"
+            return (
+                f"{detail}. The request was to {error.request.url}, for the model {self._model!r}"
+            )
         if self._key_env is None:
-            return f"{told}. No key was given: name its variable by api_key_env"
-        return f"{told}. The key is that of the environment variable {self._key_env!r}"
+            return f"{detail}. No key was given: name its variable by api_key_env"
+        return f"{detail}. The key is that of the environment variable {self._key_env!r}"
 
 
 def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:

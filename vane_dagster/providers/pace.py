@@ -9,7 +9,7 @@ _MINUTE = 60.0
 _FIRST_TOKENS = 500.0
 
 
-class Pace:
+class RateLimiter:
     """Lets through so much a minute, evenly; for one event loop.
 
     Args:

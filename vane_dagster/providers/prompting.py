@@ -22,7 +22,7 @@ _COLUMN = re.compile(r"\{\w+\}")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptTask:
     """What a prompt stage asks of each row.
 
     Attributes:
@@ -76,7 +76,7 @@ class Prompt:
 
     @property
     def keyed(self) -> Mapping[str, Any]:
-        """See `Recipe`."""
+        """See `ModelTask`."""
         return {
             "messages": (self.template.text, self.template.system),
             "sampling_params": self.sampling,
@@ -91,8 +91,8 @@ class Prompt:
         """The pydantic model that answers are validated by."""
         return (self.format.model,) if self.format.model else ()
 
-    def told(self, model: str) -> str:
-        """See `Recipe`."""
+    def describe(self, model: str) -> str:
+        """See `ModelTask`."""
         asked = f"column `{self.template.text}`" if self.template.column else self.template.text
         return f"{model} is asked: {asked}"
 
@@ -156,7 +156,7 @@ def _summed(former: Answer, answer: Answer) -> Answer:
 
 
 def _columns(
-    batch: pa.Table, prompt: Prompt, answers: Sequence[tuple[Any, Answer]]
+    batch: pa.Table, prompt: PromptTask, answers: Sequence[tuple[Any, Answer]]
 ) -> dict[str, Any]:
     given = {name: batch.column(name) for name in (batch.column_names[0], *prompt.carried)}
     usage = [{field.name: getattr(answer, field.name) for field in USAGE} for _, answer in answers]

@@ -12,7 +12,7 @@ from vane_dagster.errors import RowErrors
 
 
 @dataclass(frozen=True)
-class TextRecipe:
+class TextTask:
     """What is asked about each text of a column, alone.
 
     Attributes:
@@ -38,7 +38,7 @@ class TextRecipe:
         """The column of texts, and those that are passed on."""
         return tuple(dict.fromkeys((self.column, *self.carried)))
 
-    async def ask(self, provider: Any, texts: list[str]) -> Any:
+    async def query(self, provider: Any, texts: list[str]) -> Any:
         """Gives something for each text, or raises RowErrors with that for the others."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class TextRecipe:
         }
         kept = [place for place in range(len(texts)) if place not in errors]
         try:
-            found = await self.ask(provider, [texts[place] for place in kept]) if kept else []
+            found = await self.query(provider, [texts[place] for place in kept]) if kept else []
         except RowErrors as error:
             errors |= {kept[place]: failed for place, failed in error.errors.items()}
             kept = [place for place in kept if place not in errors]

@@ -88,7 +88,7 @@ class VllmProvider(VllmEngine):
             chat_template, chat_template_kwargs={**chat, "tokenize": False}
         )
         tokenizer = self._engine.get_tokenizer()
-        self._encode = _Together(tokenizer) if getattr(tokenizer, "is_fast", False) else None
+        self._encode = _TokenizerBatch(tokenizer) if getattr(tokenizer, "is_fast", False) else None
         fields = self._vllm.SamplingParams.__struct_fields__
         self._known = {name for name in fields if not name.startswith("_")} - _REFUSED
         self._templated = bool(chat_template or getattr(tokenizer, "chat_template", True))
@@ -179,7 +179,7 @@ class VllmProvider(VllmEngine):
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
 
 
-class _Together:
+class _TokenizerBatch:
     """Makes tokens of all texts that come in one turn of the loop by one call.
 
     A call for each takes a tokenizer several times as long.

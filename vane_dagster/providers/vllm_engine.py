@@ -102,7 +102,7 @@ class VllmEngine:
             # Outside of any loop: the engine's tasks begin with its first request, in that one's.
             self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
         except RuntimeError as error:
-            raise EngineLoadError(_told(error, vllm_errors.cause(folder))) from error
+            raise EngineLoadError(_load_error(error, vllm_errors.cause(folder))) from error
         self._longest = int(self._engine.model_config.max_model_len)
         self._numbers = itertools.count()
 
@@ -125,7 +125,7 @@ def engine_folder() -> Path:
     return folder
 
 
-def _told(error: RuntimeError, cause: str | None) -> str:
+def _load_error(error: RuntimeError, cause: str | None) -> str:
     if cause is not None:
         return f"vLLM's engine did not start: {cause}"
     return (

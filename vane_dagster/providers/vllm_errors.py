@@ -14,7 +14,7 @@ from vane_dagster.providers.registry import needs
 
 _RECORD = "\x1e"
 _ERRORS = "errors.log"
-_MOST_SHOWN = 2000
+_MAX_SHOWN = 2000
 
 
 def logged(folder: Path) -> Any:
@@ -41,7 +41,7 @@ def cause(folder: Path) -> str | None:
     text = file.read_text(errors="replace") if file.exists() else ""
     for record in text.split(_RECORD):
         if (found := _raised(record)) is not None:
-            return found[:_MOST_SHOWN]
+            return found[:_MAX_SHOWN]
     return None
 
 

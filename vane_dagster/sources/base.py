@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _BATCHES_A_FRAGMENT = 64
 _DEFAULT_ROWS = 131_072
-_LEAST_ROWS = 1_024
-_MOST_BYTES = 64 << 20
+_MIN_ROWS = 1_024
+_MAX_BYTES = 64 << 20
 
 Listed = Union[tuple[FileRecord, ...], SourceError]
 """The files of a partition, perhaps none, in the order of their rows, or why they cannot be listed.
@@ -56,7 +56,7 @@ class FragmentRule:
     """
 
     rows: int
-    bytes: int = _MOST_BYTES
+    bytes: int = _MAX_BYTES
 
     def __str__(self) -> str:
         return f"at most {self.rows:,} rows and {self.bytes / (1 << 20):g} MiB"
@@ -67,7 +67,7 @@ def default_rule(batch_sizes: Sequence[int]) -> FragmentRule:
     if not batch_sizes:
         return FragmentRule(_DEFAULT_ROWS)
     rows = _BATCHES_A_FRAGMENT * (1 << (min(batch_sizes) - 1).bit_length())
-    return FragmentRule(max(_LEAST_ROWS, min(rows, 1 << 20)))
+    return FragmentRule(max(_MIN_ROWS, min(rows, 1 << 20)))
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class Source(ABC):
         """
         where = "" if partition is None else f" for partition {partition!r}"
         return SourceError(
-            f"{location}: no file{where} at {self.url_for(partition)!r}. Check the path, or write "
-            "the partition first"
+            f"{location}: no file{where} at {self.url_for(partition)!r}. Check the path, or "
+            "write the partition first"
         )
 
     def required(

@@ -96,8 +96,8 @@ class FileSource(Source):
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
         return SourceError(
-            f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; expected a "
-            f"file, a folder that holds *{self.suffix}, or a glob that matches some. "
+            f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; "
+            f"expected a file, a folder that holds *{self.suffix}, or a glob that matches some. "
             f"{_hint(self, partition)}"
         )
 
@@ -108,7 +108,7 @@ class FileSource(Source):
 
 
 def list_source(
-    source: FileSource, partitions: Sequence[str | None], culprit: str
+    source: FileSource, partitions: Sequence[str | None], location: str
 ) -> dict[str | None, Listed]:
     """The source files of some partitions.
 
@@ -118,9 +118,9 @@ def list_source(
     source_fs = Location(source.url, source.storage_options).fs
     source_fs.invalidate_cache()
     if len(partitions) > _LISTED_ONE_BY_ONE:
-        return _list_together(source, partitions, culprit)
+        return _list_together(source, partitions, location)
     with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
-        found = threads.map(lambda key: _list_one(source, key, culprit), partitions)
+        found = threads.map(lambda key: _list_one(source, key, location), partitions)
         return dict(zip(partitions, found))
 
 
@@ -138,8 +138,8 @@ def _hint(source: FileSource, partition: str | None) -> str:
 def _other_files(source: FileSource, partition: str | None) -> list[str]:
     """The files in the place of a partition's data, but for hidden ones."""
     try:
-        location = _place(source, partition)
-        fs, path = location.fs, location.path
+        file_location = _place(source, partition)
+        fs, path = file_location.fs, file_location.path
         found = fs.glob(path) if glob.has_magic(path) else [path]
         below = [(folder, name) for folder in found for name in files_below(fs, folder)]
         return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
@@ -170,25 +170,25 @@ def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
         return False
 
 
-def _list_one(source: FileSource, partition: str | None, culprit: str) -> Listed:
+def _list_one(source: FileSource, partition: str | None, location: str) -> Listed:
     try:
-        location = _place(source, partition)
-        fs, path = location.fs, location.path
-        if "**" in path and location.is_local:  # fsspec's glob would follow a cycle of links
+        file_location = _place(source, partition)
+        fs, path = file_location.fs, file_location.path
+        if "**" in path and file_location.is_local:  # fsspec's glob would follow a cycle of links
             matched = _matched(fs, [_Pattern(partition, path, source.suffix)])
             return _recorded(fs, matched.get(partition, ()))
         return _recorded(fs, _expand(fs, path, source.suffix))
     except SourceError as error:
-        return SourceError(f"{culprit}: {error}")
+        return SourceError(f"{location}: {error}")
     except Exception as error:  # drivers have exceptions of their own, of many kinds
-        return _unlisted(source.url_for(partition), error, culprit)
+        return _unlisted(source.url_for(partition), error, location)
 
 
-def _unlisted(url: str, error: Exception, culprit: str) -> SourceError:
+def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     is_cycle = isinstance(error, OSError) and error.errno == errno.ELOOP
     fix = "Remove the link" if is_cycle else "Check the URL and the credentials"
     made = SourceError(
-        f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
+        f"{location}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
     )
     made.__cause__ = error
     return made
@@ -297,7 +297,7 @@ class _Patterns:
 
 
 def _list_together(
-    source: FileSource, partitions: Sequence[str | None], culprit: str
+    source: FileSource, partitions: Sequence[str | None], location: str
 ) -> dict[str | None, Listed]:
     fs = Location(source.url, source.storage_options).fs
     found: dict[str | None, Listed] = {}
@@ -306,19 +306,19 @@ def _list_together(
         try:
             patterns.append(_Pattern(key, _place(source, key).path, source.suffix))
         except VaneError as error:
-            found[key] = SourceError(f"{culprit}: {error}")
+            found[key] = SourceError(f"{location}: {error}")
     if not patterns:
         return found
     try:
         matched = _matched(fs, patterns)
     except Exception as error:  # drivers have exceptions of their own, of many kinds
-        return {**dict.fromkeys(partitions, _unlisted(source.url, error, culprit)), **found}
+        return {**dict.fromkeys(partitions, _unlisted(source.url, error, location)), **found}
     for pattern in patterns:
         key = pattern.partition
         try:
             found[key] = _recorded(fs, matched.get(key, ()))
         except OSError as error:  # gone since it was listed
-            found[key] = _unlisted(source.url_for(key), error, culprit)
+            found[key] = _unlisted(source.url_for(key), error, location)
     return found
 
 

@@ -29,7 +29,7 @@ from vane_dagster.sources.parquet_scan import scan, scan_projected
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
-from vane_dagster.storage.transient_errors import persistently
+from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 SmallFiles = Literal["separate", "group"]
@@ -156,7 +156,7 @@ def parquet(
     return ParquetSource(url, writer, allow_empty, options, small_files)
 
 
-def asset_path(asset: Any, culprit: str) -> str | None:
+def asset_path(asset: Any, location: str) -> str | None:
     """The key of an asset, as "a/b".
 
     Raises:
@@ -168,20 +168,20 @@ def asset_path(asset: Any, culprit: str) -> str | None:
     if not callable(several) and len(several) > 1:
         listed = names(sorted("/".join(key.path) for key in several))
         raise DefinitionError(
-            f"{culprit}: asset is {len(several)} assets, {listed}; give the key of one of them"
+            f"{location}: asset is {len(several)} assets, {listed}; give the key of one of them"
         )
     key = getattr(asset, "key", asset)
     path = getattr(key, "path", None)
     if path is None:
         raise DefinitionError(
-            f"{culprit}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
+            f"{location}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
             "or the asset that writes the files"
         )
     return "/".join(path)
 
 
 def read_footers(
-    files: Sequence[FileRecord], source: ParquetFiles, rule: FragmentRule, culprit: str
+    files: Sequence[FileRecord], source: ParquetFiles, rule: FragmentRule, location: str
 ) -> SourceTable:
     """Reads the files' footers and cuts the files into fragments, or groups small ones.
 
@@ -190,25 +190,25 @@ def read_footers(
     """
 
     def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
-        location = Location(file.url, source.options_for(file.url))
+        file_location = Location(file.url, source.options_for(file.url))
 
         def read() -> pq.FileMetaData:
-            with location.fs.open(location.path, "rb") as stream:
+            with file_location.fs.open(file_location.path, "rb") as stream:
                 return pq.read_metadata(stream)
 
         try:
-            metadata = persistently(_failpoints.failing("read", file.url, read))
+            metadata = with_retries(_failpoints.failing("read", file.url, read))
             return metadata.schema.to_arrow_schema(), metadata
         except Exception as error:  # of pyarrow, or of a file system's driver
-            if file.size and not _begins_as_parquet(location):
+            if file.size and not _begins_as_parquet(file_location):
                 raise SourceError(
-                    f"{culprit}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
+                    f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
                     "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
                     "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
                     "name the Parquet file; or take it out of the source"
                 ) from error
             raise SourceError(
-                f"{culprit}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
+                f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
                 f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
             ) from error
 
@@ -216,11 +216,11 @@ def read_footers(
         footers = list(threads.map(footer, files))
     schema = plain_schema(footers[0][0])
     for file, (own, _) in zip(files, footers):
-        schema = _common(schema, plain_schema(own), files[0].url, file.url, culprit)
-    check_distinct(schema.names, f"{culprit}, {files[0].url!r}")
+        schema = _common(schema, plain_schema(own), files[0].url, file.url, location)
+    check_distinct(schema.names, f"{location}, {files[0].url!r}")
     if ROW_NUMBER in schema.names:
         raise SourceError(
-            f"{culprit}: {files[0].url!r} has a column {ROW_NUMBER!r}, which is what the reader "
+            f"{location}: {files[0].url!r} has a column {ROW_NUMBER!r}, which is what the reader "
             "calls a row's place in its file; rename it"
         )
     fragments: list[FragmentRecord] = []
@@ -243,10 +243,10 @@ def read_footers(
     return SourceTable(schema, tuple(fragments))
 
 
-def _begins_as_parquet(location: Location) -> bool:
+def _begins_as_parquet(file_location: Location) -> bool:
     """Whether a file begins as a Parquet file does; true where that cannot be read."""
     try:
-        with location.fs.open(location.path, "rb") as stream:
+        with file_location.fs.open(file_location.path, "rb") as stream:
             return stream.read(4) in (b"PAR1", b"PARE")
     except Exception:  # drivers have exceptions of their own, of many kinds
         return True
@@ -258,7 +258,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _common(
-    first: pa.Schema, other: pa.Schema, first_url: str, url: str, culprit: str
+    first: pa.Schema, other: pa.Schema, first_url: str, url: str, location: str
 ) -> pa.Schema:
     """The columns of two files, where types differ in the type as which SQL sees both."""
     fields = []
@@ -269,7 +269,7 @@ def _common(
             seen = seen_by_sql(field.type)
             if seen is None or index < 0 or seen_by_sql(found) != seen:
                 raise SourceError(
-                    f"{culprit}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
+                    f"{location}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
                     f"{first_url!r}; all files of a partition need the same columns and types"
                 )
             field = field.with_type(seen)
@@ -303,19 +303,19 @@ def cut(
 
 
 def _ranges(
-    groups: Sequence[int], most: int, sizes: Sequence[int], most_bytes: int
+    groups: Sequence[int], most: int, sizes: Sequence[int], max_bytes: int
 ) -> Iterator[tuple[int, int]]:
     """Row ranges of at most `most` rows that end where row groups do, where they can.
 
-    Of more than `most_bytes` only where the rows of a row group differ, or a row has more.
+    Of more than `max_bytes` only where the rows of a row group differ, or a row has more.
     """
     start = end = held = 0
     for rows, size in zip(groups, sizes):
-        if end > start and (end + rows - start > most or held + size > most_bytes):
+        if end > start and (end + rows - start > most or held + size > max_bytes):
             yield start, end
             start, held = end, 0
         end, held = end + rows, held + size
-        pieces = max(-(-(end - start) // most), min(end - start, -(-held // most_bytes)))
+        pieces = max(-(-(end - start) // most), min(end - start, -(-held // max_bytes)))
         if pieces > 1:
             edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
             yield from itertools.pairwise(edges)

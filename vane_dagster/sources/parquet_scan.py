@@ -19,7 +19,7 @@ from vane_dagster.sources.base import ReadContext, unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
 from vane_dagster.storage.manifest import FileSpan
-from vane_dagster.storage.transient_errors import persistently
+from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import (
     computed_from,
@@ -141,7 +141,7 @@ def _read_row_groups(
             return table.select(wanted).slice(rows.start - first, rows.stop - rows.start)
 
     try:
-        table = persistently(_failpoints.failing("read", rows.url, read))
+        table = with_retries(_failpoints.failing("read", rows.url, read))
     except Exception as error:  # drivers have exceptions of their own, of many kinds
         raise _unreadable(rows, context, error) from error
     return table.cast(pa.schema([rows.schema.field(name) for name in table.column_names]))
@@ -206,7 +206,7 @@ def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext
     def read() -> pa.Table:
         return context.connect().sql(query).to_arrow_table()
 
-    return persistently(_failpoints.failing("read", rows.url, read))
+    return with_retries(_failpoints.failing("read", rows.url, read))
 
 
 def _casts(schema: pa.Schema) -> str:

@@ -132,7 +132,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
     return StoredSource(path, allow_empty)
 
 
-def as_source(culprit: str, source: Any) -> Source:
+def as_source(location: str, source: Any) -> Source:
     """A pipeline's source as it was declared, or by an asset alone.
 
     Raises:
@@ -142,8 +142,8 @@ def as_source(culprit: str, source: Any) -> Source:
         return source
     if isinstance(source, str) or not (hasattr(source, "path") or hasattr(type(source), "key")):
         raise DefinitionError(
-            f"{culprit}: source is a {type(source).__name__}; expected vd.parquet(url), a stage of "
-            "another pipeline, an asset, or vd.stored(asset key)"
+            f"{location}: source is a {type(source).__name__}; expected vd.parquet(url), a stage "
+            "of another pipeline, an asset, or vd.stored(asset key)"
         )
     return stored(source)
 

@@ -21,8 +21,8 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.reader import ASSETS, asset_folder
 from vane_dagster.storage.store import Store
 
-_MOST_ROWS = 131_072
-_MOST_BYTES = 64 << 20
+_MAX_ROWS = 131_072
+_MAX_BYTES = 64 << 20
 _BLOCK = 256  # rows between two looks at the bytes
 
 
@@ -106,7 +106,7 @@ def _pieces(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
             held.append(block)
             count += block.num_rows
             size += block.nbytes
-            if count >= _MOST_ROWS or (size >= _MOST_BYTES and count % _BLOCK == 0):
+            if count >= _MAX_ROWS or (size >= _MAX_BYTES and count % _BLOCK == 0):
                 yield _whole(held, rows.schema)
                 held, count, size, given = [], 0, 0, given + 1
     if held or not given:

@@ -46,9 +46,9 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
             ) from error
 
     try:
-        return folder.tried("read", attempt, name)
+        return folder.with_storage_errors("read", attempt, name)
     except DamagedPartError:
-        return folder.tried("read", attempt, name)
+        return folder.with_storage_errors("read", attempt, name)
 
 
 def is_damage(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ import fsspec
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.transient_errors import advice, persistently
+from vane_dagster.storage.transient_errors import advice, with_retries
 
 _T = TypeVar("_T")
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
@@ -37,7 +37,7 @@ TEMPORARY = ".writing-"
 
 
 @dataclass(frozen=True)
-class Stored:
+class FileInfo:
     """A file as it is listed: bytes, and Unix time in seconds of its last change."""
 
     size: int
@@ -116,7 +116,7 @@ class Location:
         """Names and sizes in bytes of the files directly in the folder; none if it is missing."""
         found = {
             PurePosixPath(e["name"]).name: int(e["size"] or 0)
-            for e in self.tried("listed", self._entries)
+            for e in self.with_storage_errors("listed", self._entries)
             if e["type"] == "file"
         }
         return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
@@ -129,18 +129,18 @@ class Location:
             if not PurePosixPath(path).name.startswith(TEMPORARY)
         }
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, FileInfo]:
         """All files below the folder, those being written too, by path relative to it."""
-        found = self.tried("listed", self._below)
+        found = self.with_storage_errors("listed", self._below)
         start = len(self.path.lstrip("/")) + 1
         return {
-            path.lstrip("/")[start:]: Stored(int(info["size"] or 0), modified(info))
+            path.lstrip("/")[start:]: FileInfo(int(info["size"] or 0), modified(info))
             for path, info in found.items()
         }
 
     def folders(self) -> list[str]:
         """Names of the folders directly in the folder, sorted."""
-        entries = self.tried("listed", self._entries)
+        entries = self.with_storage_errors("listed", self._entries)
         names = (PurePosixPath(e["name"]).name for e in entries if e["type"] == "directory")
         return sorted(name for name in names if name)
 
@@ -151,10 +151,10 @@ class Location:
             StoreError: If the file system refuses.
         """
         if self.is_local:
-            self.tried("written", lambda: _write_local(self.file(name), data), name)
+            self.with_storage_errors("written", lambda: _write_local(self.file(name), data), name)
             return
         pipe = functools.partial(self._place, name, lambda p: self.fs.pipe_file(p, bytes(data)))
-        self.tried("written", pipe, name)
+        self.with_storage_errors("written", pipe, name)
 
     def read(self, name: str) -> bytes:
         """A file's bytes.
@@ -164,7 +164,9 @@ class Location:
             StoreError: If the file system refuses.
         """
         try:
-            return bytes(self.tried("read", lambda: self.fs.cat_file(self.file(name)), name))
+            return bytes(
+                self.with_storage_errors("read", lambda: self.fs.cat_file(self.file(name)), name)
+            )
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
@@ -176,16 +178,22 @@ class Location:
         Raises:
             StoreError: If the file system refuses.
         """
-        self.tried("written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)), name)
+        self.with_storage_errors(
+            "written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)), name
+        )
 
     def delete(self, names: list[str]) -> None:
         """Deletes files of the folder; those already gone are passed over."""
         for name in names:
-            self.tried("deleted from", functools.partial(self._remove, self.file(name)), name)
+            self.with_storage_errors(
+                "deleted from", functools.partial(self._remove, self.file(name)), name
+            )
 
     def move(self, name: str, target: Location, new_name: str) -> None:
         """Moves a file to another folder of the same file system, replacing what is there."""
-        self.tried("moved from", lambda: self._move(self.file(name), target, new_name), name)
+        self.with_storage_errors(
+            "moved from", lambda: self._move(self.file(name), target, new_name), name
+        )
 
     def copy(self, name: str, target: Location) -> None:
         """Copies a file to another folder of the same file system, as a link where that works.
@@ -193,9 +201,9 @@ class Location:
         Raises:
             StoreError: If the file system refuses.
         """
-        self.tried("copied from", lambda: self._copy(name, target), name)
+        self.with_storage_errors("copied from", lambda: self._copy(name, target), name)
 
-    def tried(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
+    def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """What an operation on the folder gives, tried again a few times if its error may pass.
 
         Args:
@@ -206,8 +214,8 @@ class Location:
         Raises:
             StoreError: If the file system refuses, with what can be done about it.
         """
-        with self._told(verb):
-            return persistently(_failpoints.failing(verb, self.file_url(name), action))
+        with self._as_store_error(verb):
+            return with_retries(_failpoints.failing(verb, self.file_url(name), action))
 
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
@@ -262,7 +270,7 @@ class Location:
         target._place(name, lambda path: self.fs.cp_file(self.file(name), path))
 
     @contextmanager
-    def _told(self, verb: str) -> Iterator[None]:
+    def _as_store_error(self, verb: str) -> Iterator[None]:
         try:
             yield
         except StoreError:

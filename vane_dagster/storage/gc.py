@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import TEMPORARY, Location, Stored
+from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
@@ -31,7 +31,7 @@ _Needed = dict[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
-class Terms:
+class GcPolicy:
     """When something may go.
 
     Attributes:
@@ -48,7 +48,7 @@ class Terms:
 
 
 @dataclass
-class Collected:
+class GcReport:
     """What was found in one stage, as URLs and sizes in bytes.
 
     Attributes:
@@ -68,7 +68,7 @@ class Collected:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def collect(store: Store, terms: Terms) -> Iterator[Collected]:
+def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     """Collects the garbage of every pipeline below a store's root, stage by stage.
 
     All pipelines are surveyed first: where a newer release has written into one of them, nothing is
@@ -78,16 +78,16 @@ def collect(store: Store, terms: Terms) -> Iterator[Collected]:
         NewerFormatError: If a newer release has written a manifest that is to be kept.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    surveyed = [_survey(store, pipeline, terms) for pipeline in store.root.folders()]
+    surveyed = [_survey(store, pipeline, policy) for pipeline in store.root.folders()]
     for stage, needed in itertools.chain(*surveyed):
-        yield stage.collect(needed, terms)
+        yield stage.collect(needed, policy)
 
 
 class _ChangedError(Exception):
     """A manifest that was listed is gone: a run or another collection works on the same stage."""
 
 
-def _survey(store: Store, pipeline: str, terms: Terms) -> list[tuple[_Stage, _Needed]]:
+def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
     """The stages of a pipeline, each with the manifests to keep, at one moment.
 
     Raises:
@@ -95,9 +95,11 @@ def _survey(store: Store, pipeline: str, terms: Terms) -> list[tuple[_Stage, _Ne
     """
     for _ in range(_LOOKS):
         folders = store.root.child(pipeline).folders()
-        stages = [s for s in (_Stage(store, pipeline, name) for name in folders) if s.holds_any()]
+        stages = [
+            s for s in (_StageFolders(store, pipeline, name) for name in folders) if s.holds_any()
+        ]
         try:
-            needed = _needed(stages, terms)
+            needed = _needed(stages, policy)
         except _ChangedError:
             continue
         return [(stage, needed[stage.name]) for stage in stages]
@@ -107,14 +109,14 @@ def _survey(store: Store, pipeline: str, terms: Terms) -> list[tuple[_Stage, _Ne
     )
 
 
-def _needed(stages: list[_Stage], terms: Terms) -> dict[str, _Needed]:
+def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]:
     """The manifests to keep, by stage and path, with the names of their parts.
 
     They are those in force, those superseded of late, and those that one of them was made from.
     """
     by_name = {stage.name: stage for stage in stages}
     needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
-    wanted = {(stage.name, path) for stage in stages for path in stage.current(terms)}
+    wanted = {(stage.name, path) for stage in stages for path in stage.current(policy)}
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
         while wanted:
             places = sorted(wanted)
@@ -132,7 +134,7 @@ def _needed(stages: list[_Stage], terms: Terms) -> dict[str, _Needed]:
     return needed
 
 
-class _Stage:
+class _StageFolders:
     """A stage's folders as they are listed; paths are relative to `parts` and to `manifests`."""
 
     def __init__(self, store: Store, pipeline: str, name: str) -> None:
@@ -162,7 +164,7 @@ class _Stage:
                 raise _ChangedError from error
             raise
 
-    def current(self, terms: Terms) -> Iterator[str]:
+    def current(self, policy: GcPolicy) -> Iterator[str]:
         """The manifests in force, announced, or superseded of late."""
         by_folder: dict[str, list[tuple[ManifestName, str]]] = {}
         unfinished = set()
@@ -177,13 +179,13 @@ class _Stage:
             found.sort(key=lambda item: (item[0].sequence, item[0].plan, item[0].content))
             for (_, path), (_, successor) in itertools.pairwise(found):
                 superseded = self.manifests[successor].modified
-                if folder in unfinished or terms.now - superseded <= terms.keep:
+                if folder in unfinished or policy.now - superseded <= policy.keep:
                     yield path
             yield found[-1][1]
 
-    def collect(self, needed: _Needed, terms: Terms) -> Collected:
+    def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
         """Condemns and deletes; what was condemned and is needed again is pardoned."""
-        found = Collected(self._label)
+        found = GcReport(self._label)
         kept = {
             f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names
         }
@@ -191,15 +193,15 @@ class _Stage:
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
         for path, stored in self._parts.items():
             if path not in kept:
-                self._sort(path, parts.file_url(path), stored, terms, found, condemned)
-        self._collect_staged(terms, found, condemned)
+                self._sort(path, parts.file_url(path), stored, policy, found, condemned)
+        self._collect_staged(policy, found, condemned)
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
-            if name.startswith(TEMPORARY) and terms.now - stored.modified > terms.keep:
+            if name.startswith(TEMPORARY) and policy.now - stored.modified > policy.keep:
                 found.temporaries[manifests.file_url(path)] = stored.size
             elif path not in needed and ManifestName.parse(name):
                 found.manifests[manifests.file_url(path)] = stored.size
-        if not terms.dry_run:
+        if not policy.dry_run:
             self._carry_out(found, condemned)
         return found
 
@@ -207,26 +209,28 @@ class _Stage:
         self,
         path: str,
         url: str,
-        stored: Stored,
-        terms: Terms,
-        found: Collected,
+        stored: FileInfo,
+        policy: GcPolicy,
+        found: GcReport,
         condemned: dict[str, float],
     ) -> None:
         """Decides about a part that no manifest needs, under its name among the condemned."""
         name = path.rpartition("/")[2]
-        if terms.now - stored.modified <= terms.keep:
+        if policy.now - stored.modified <= policy.keep:
             return
         if name.startswith(TEMPORARY):
             found.temporaries[url] = stored.size
         elif parse_part_name(name) or name.endswith(FAULTS):
             since = self._condemned.get(path)
-            gone = since is not None and terms.now - since >= terms.grace
+            gone = since is not None and policy.now - since >= policy.grace
             (found.deleted if gone else found.condemned)[url] = stored.size
             # What is deleted stays condemned until it is seen to be gone: a plan that lists it
             # meanwhile must not build on it.
-            condemned[path] = since or terms.now + time.monotonic() - self._listed
+            condemned[path] = since or policy.now + time.monotonic() - self._listed
 
-    def _collect_staged(self, terms: Terms, found: Collected, condemned: dict[str, float]) -> None:
+    def _collect_staged(
+        self, policy: GcPolicy, found: GcReport, condemned: dict[str, float]
+    ) -> None:
         """Goes over what is staged in the target of a `write` stage."""
         if self._target is None:
             return
@@ -241,9 +245,9 @@ class _Stage:
             return
         for url, stored in staged.items():
             path = f"{STAGING}/{url.rpartition('/')[2]}"
-            self._sort(path, url, stored, terms, found, condemned)
+            self._sort(path, url, stored, policy, found, condemned)
 
-    def _carry_out(self, found: Collected, condemned: Mapping[str, float]) -> None:
+    def _carry_out(self, found: GcReport, condemned: Mapping[str, float]) -> None:
         if condemned != self._condemned:
             if condemned:
                 self._folder.write(CONDEMNED, json.dumps(dict(condemned)).encode())
@@ -260,7 +264,7 @@ class _Stage:
             )
             list(deletions)
 
-    def _delete(self, found: Collected, folder: str, names: list[str]) -> None:
+    def _delete(self, found: GcReport, folder: str, names: list[str]) -> None:
         """Deletes files; a target that refuses stops nothing."""
         try:
             Location(folder, options_for(self._store, folder)).delete(names)

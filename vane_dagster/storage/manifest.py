@@ -27,7 +27,7 @@ _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True)
-class Made:
+class PartProvenance:
     """Who made a part.
 
     Attributes:
@@ -78,7 +78,7 @@ class PartInfo:
     quarantined: int = 0
     nulled: int = 0
     faults: str = ""
-    made: Made | None = None
+    made: PartProvenance | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
 
@@ -387,8 +387,8 @@ def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # What is on disk: the names on the left are in every store and stay as they are.
 
-_MADE_CODEC = Codec(
-    Made,
+_PROVENANCE_CODEC = Codec(
+    PartProvenance,
     {
         "run_id": "run_id",
         "workers": "workers",
@@ -400,8 +400,8 @@ _MADE_CODEC = Codec(
 )
 
 
-def _made_record(made: Made) -> dict[str, Any]:
-    record = _MADE_CODEC.record(made)
+def _provenance_record(made: PartProvenance) -> dict[str, Any]:
+    record = _PROVENANCE_CODEC.record(made)
     return {name: value for name, value in record.items() if value or name != "packages"}
 
 
@@ -422,8 +422,8 @@ _PART_CODEC = Codec(
         "made": "made",
         "measures": "measures",
     },
-    read={"made": _optional(_MADE_CODEC.load)},
-    write={"made": _optional(_made_record)},
+    read={"made": _optional(_PROVENANCE_CODEC.load)},
+    write={"made": _optional(_provenance_record)},
 )
 _SPAN_CODEC = Codec(FileSpan, {"url": "url", "start": "start", "stop": "stop"})
 _FRAGMENT_CODEC = Codec(

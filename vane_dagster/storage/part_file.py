@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Made, PartInfo, part_footer, part_name
+from vane_dagster.storage.manifest import PartInfo, PartProvenance, part_footer, part_name
 from vane_dagster.storage.sample import sample_rows
 
 _SAMPLE = 4096
@@ -53,7 +53,7 @@ def write_part(
     quarantined: int = 0,
     nulled: int = 0,
     faults: str = "",
-    made: Made | None = None,
+    made: PartProvenance | None = None,
 ) -> PartInfo:
     """Writes a table as a part, once and atomically, under its key and the digest of its rows.
 

@@ -9,7 +9,7 @@ import unicodedata
 UNPARTITIONED = "~unpartitioned"
 _PLAIN = re.compile(r"[a-z0-9_=][a-z0-9_=.\-]{0,99}")
 _PRESENTABLE = re.compile(r"[\w=@+\-][\w=@+\-.,:;| ]*")
-_MOST_BYTES = 200
+_MAX_BYTES = 200
 
 
 def partition_folder(key: str | None) -> str:
@@ -32,7 +32,7 @@ def published_folder(key: str) -> str:
         _PRESENTABLE.fullmatch(key)
         and not key.startswith("_")
         and key.rstrip(" .") == key
-        and len(key.encode()) <= _MOST_BYTES
+        and len(key.encode()) <= _MAX_BYTES
         and unicodedata.is_normalized("NFC", key)
     )
     return key if presentable else _digested(key)

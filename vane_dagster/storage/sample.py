@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_MOST_COLUMNS = 12
-_MOST_CHARACTERS = 80
+_MAX_COLUMNS = 12
+_MAX_CHARACTERS = 80
 _SHOWN_NUMBERS = 3
 
 Sample = tuple[Mapping[str, str], ...]
@@ -22,7 +22,7 @@ def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
         table: The rows.
         rows: How many, at most.
     """
-    first = table.slice(0, rows).select(table.column_names[:_MOST_COLUMNS])
+    first = table.slice(0, rows).select(table.column_names[:_MAX_COLUMNS])
     columns = {name: _texts(first.column(name)) for name in first.column_names}
     return tuple({n: texts[i] for n, texts in columns.items()} for i in range(first.num_rows))
 
@@ -45,7 +45,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
         lengths = pc.binary_length(column).to_pylist()
         return ["null" if n is None else f"{n} bytes" for n in lengths]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        column = pc.utf8_slice_codeunits(column, 0, _MOST_CHARACTERS + 1)
+        column = pc.utf8_slice_codeunits(column, 0, _MAX_CHARACTERS + 1)
     return [_text(value) for value in python_values(column)]
 
 
@@ -60,4 +60,4 @@ def _text(value: Any) -> str:
     if value is None:
         return "null"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

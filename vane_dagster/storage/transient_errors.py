@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-_FIRST_WAIT = 1.0
-_LONGEST_WAIT = 60.0
+_INITIAL_BACKOFF = 1.0
+_MAX_BACKOFF = 60.0
 _ATTEMPTS = 4
-_FIRST_STORAGE_WAIT = 0.5
+_INITIAL_STORAGE_BACKOFF = 0.5
 
 TRANSIENT = frozenset(
     {
@@ -61,13 +61,13 @@ def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
     """Whether an error may pass: of a connection, a time-out, or a busy or failing server."""
     if _code_of(error) in _TRANSIENT_CODES:
         return True
-    status = status_of(error)
+    status = http_status(error)
     if status is not None:
         return status in TRANSIENT_STATUS
     return bool(class_names(error) & (TRANSIENT | set(names)))
 
 
-def status_of(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
     """The HTTP status that an error carries, as libraries put it there."""
     response = getattr(error, "response", None)
     for holder in (error, response):
@@ -88,15 +88,15 @@ def _code_of(error: BaseException) -> str | None:
     return str(found.get("Code")) if isinstance(found, Mapping) else None
 
 
-def waiting_time(error: BaseException, attempt: int, first: float = _FIRST_WAIT) -> float:
+def backoff_seconds(error: BaseException, attempt: int, first: float = _INITIAL_BACKOFF) -> float:
     """Seconds to wait: what the server asks for, else exponentially more, with jitter."""
     headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
     try:
         asked = headers.get("retry-after") or headers.get("Retry-After")
-        return min(_LONGEST_WAIT, max(0.0, float(asked)))
+        return min(_MAX_BACKOFF, max(0.0, float(asked)))
     except (AttributeError, TypeError, ValueError):
         pass  # a date, or nothing
-    longest = min(_LONGEST_WAIT, first * 2 ** (attempt - 1))
+    longest = min(_MAX_BACKOFF, first * 2 ** (attempt - 1))
     return random.uniform(longest / 2, longest)
 
 
@@ -106,12 +106,12 @@ def class_names(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in kinds} | {kind.__qualname__ for kind in kinds}
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient_storage_error(error: BaseException) -> bool:
     """Whether an error of a file system, or what its driver made it from, may pass."""
     return any(is_transient(found) for found in _causes(error))
 
 
-def persistently(action: Callable[[], _T]) -> _T:
+def with_retries(action: Callable[[], _T]) -> _T:
     """What an operation on storage gives, which is tried again while its error may pass.
 
     Drivers try again on their own too, some of them, and not after every such error.
@@ -120,9 +120,9 @@ def persistently(action: Callable[[], _T]) -> _T:
         try:
             return action()
         except Exception as error:  # drivers have exceptions of their own, of many kinds
-            if not may_pass(error):
+            if not is_transient_storage_error(error):
                 raise
-            time.sleep(waiting_time(error, attempt, _FIRST_STORAGE_WAIT))
+            time.sleep(backoff_seconds(error, attempt, _INITIAL_STORAGE_BACKOFF))
     return action()
 
 
@@ -141,7 +141,7 @@ def advice(error: Exception) -> str:
             "Permission is denied: give the user or the credentials of this process the right to "
             "read and write there, or have the store elsewhere"
         )
-    if may_pass(error):
+    if is_transient_storage_error(error):
         return "It was tried several times; run again when the storage answers"
     return "Check that it exists, that the credentials reach it and that there is room"
 

@@ -28,7 +28,7 @@ from vane_dagster.storage.store import Store
 _SHOWN_PARTITIONS = 3
 
 
-class Book:
+class ManifestIndex:
     """What the store says of a pipeline in a partition; each manifest is opened once.
 
     Args:

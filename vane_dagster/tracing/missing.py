@@ -12,83 +12,87 @@ import pyarrow.parquet as pq
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
-from vane_dagster.tracing.manifest_index import Book, file_of
+from vane_dagster.tracing.manifest_index import ManifestIndex, file_of
 
 _PIECES = 16
-_MOST_ROWS = 1 << 62  # of a file whose rows nobody has counted
-_MOST_MESSAGE = 200
+_MAX_ROWS = 1 << 62  # of a file whose rows nobody has counted
+_MAX_MESSAGE_LENGTH = 200
 
 
-def not_found(book: Book, manifest: Manifest, id: Any) -> TraceError:
+def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> TraceError:
     """The error for a row that a stage does not have: what was looked at, and who left it out."""
-    label = book.label(manifest.stage)
-    where = "" if book.partition is None else f", partition {book.partition!r}"
+    label = manifest_index.label(manifest.stage)
+    where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
     ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
-    told = "it has no rows"
+    explanation = "it has no rows"
     if ranges:
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
         within = sum(low <= id <= high for low, high in ranges)
-        told = (
+        explanation = (
             f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}, and {within} of "
             f"{len(ranges)} parts have a range with this one"
         )
-    found = left_out(book, manifest, id)
+    found = left_out(manifest_index, manifest, id)
     reason = f". {found}" if found else ""
-    return TraceError(f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {told}{reason}")
+    return TraceError(
+        f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {explanation}{reason}"
+    )
 
 
-def left_out(book: Book, manifest: Manifest, id: Any) -> str | None:
+def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
     """Where a row last stood above a stage that does not have it; None if nowhere."""
     has: tuple[str, int] | None = None
     lacking = []
     for upstream in manifest.reads:
         if upstream == SOURCE:
-            if len(manifest.keys) == 1 and (hit := _in_source(book, manifest, id)):
+            if len(manifest.keys) == 1 and (hit := _in_source(manifest_index, manifest, id)):
                 has = has or (
-                    f"{book.label(SOURCE)!r}, row {hit.row} of {hit.url}",
+                    f"{manifest_index.label(SOURCE)!r}, row {hit.row} of {hit.url}",
                     hit.index,
                 )
             continue
-        above = book.above(manifest, upstream)
+        above = manifest_index.above(manifest, upstream)
         if above is None or len(above.keys) != len(manifest.keys):
             continue
         try:
-            located = book.locate(above, id)
+            located = manifest_index.locate(above, id)
         except (FileNotFoundError, StoreError):
             continue
         if located is None:
             lacking.append(above)
         else:
-            has = has or (f"{book.label(upstream)!r}", located[0])
+            has = has or (f"{manifest_index.label(upstream)!r}", located[0])
     for above in lacking:
-        if reason := left_out(book, above, id):
+        if reason := left_out(manifest_index, above, id):
             return reason
     if has is None:
         return None
-    return f"It stands in {has[0]}, and was {leaving(book, manifest, has[1], [id])}"
+    return f"It stands in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
 
 
-def leaving(book: Book, manifest: Manifest, index: int, ids: Collection[Any]) -> str:
+def leaving(
+    manifest_index: ManifestIndex, manifest: Manifest, index: int, ids: Collection[Any]
+) -> str:
     """What became of rows that a part left out.
 
     Args:
-        book: Where the manifest comes from.
+        manifest_index: Where the manifest comes from.
         manifest: The manifest of the stage that left them out.
         index: The part.
         ids: The ids that the rows have above the stage.
     """
-    part, label = manifest.parts[index], book.label(manifest.stage)
+    part, label = manifest.parts[index], manifest_index.label(manifest.stage)
     verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
     if not part.faults:
         return f"{' or '.join(verbs) or 'left out'} by {label!r}"
-    folder = book.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    folder = manifest_index.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
     try:
         faults = pq.read_table(pa.BufferReader(folder.read(part.faults))).to_pylist()
     except (OSError, StoreError, pa.ArrowException):
         return f"{' or '.join(verbs) or 'left out'} by {label!r}"
     for fault in faults:
         if fault["id"] in ids:
-            why = " ".join(str(fault["message"]).split())[:_MOST_MESSAGE]
+            why = " ".join(str(fault["message"]).split())[:_MAX_MESSAGE_LENGTH]
             return f"quarantined by {label!r}: {fault['error']}: {why}"
     return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
 
@@ -102,15 +106,15 @@ class SourceRow:
     row: int
 
 
-def _in_source(book: Book, manifest: Manifest, id: Any) -> SourceRow | None:
+def _in_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
     """The row in the files that a manifest was made from, and its fragment."""
     try:
-        return search_source(book, manifest, id)
+        return search_source(manifest_index, manifest, id)
     except (FileNotFoundError, StoreError):
         return None
 
 
-def search_source(book: Book, manifest: Manifest, id: Any) -> SourceRow | None:
+def search_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
     """Looks a row up in the source files of a manifest, whatever its stage has left out.
 
     Raises:
@@ -120,7 +124,7 @@ def search_source(book: Book, manifest: Manifest, id: Any) -> SourceRow | None:
     pieces = _pieces(
         manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
     )
-    hit = book.find_in_source(manifest, list(pieces), id)
+    hit = manifest_index.find_in_source(manifest, list(pieces), id)
     if hit is None:
         return None
     span, row = hit
@@ -152,12 +156,16 @@ def _pieces(
     return pieces
 
 
-def search_changed(book: Book, manifest: Manifest, id: Any) -> tuple[FileSpan, int] | None:
+def search_changed(
+    manifest_index: ManifestIndex, manifest: Manifest, id: Any
+) -> tuple[FileSpan, int] | None:
     """Looks a row up in the source files that are not any more what a manifest recorded."""
     recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
-    changed = [FileSpan(file.url, 0, _MOST_ROWS) for file in recorded if book.changed(file)]
+    changed = [
+        FileSpan(file.url, 0, _MAX_ROWS) for file in recorded if manifest_index.changed(file)
+    ]
     try:
-        return book.find_in_source(manifest, changed, id)
+        return manifest_index.find_in_source(manifest, changed, id)
     except (FileNotFoundError, StoreError):
         return None
 

@@ -35,8 +35,8 @@ def sample_trace(store: Store, manifest: Manifest) -> str | None:
             lines.append([label, f"manifest {manifest.upstream.get(node, '')}", "", "", "", ""])
     head = ["Stage", "Made of", "Run", "Code version", "Model", "Written"]
     command = trace_command(store, manifest)
-    told = f"\n\nTrace its first row: `{command}`" if command else ""
-    return f"{markdown_table(head, lines)}{told}"
+    hint = f"\n\nTrace its first row: `{command}`" if command else ""
+    return f"{markdown_table(head, lines)}{hint}"
 
 
 def trace_command(store: Store, manifest: Manifest) -> str | None:
@@ -79,7 +79,7 @@ def _files(manifest: Manifest) -> str:
         return "no rows"
     first = manifest.fragments[0]
     more = len(manifest.fragments) - 1
-    told = str(first)
+    hint = str(first)
     if not first.files:
-        told = f"rows {first.start:,} to {first.stop - 1:,} of {first.url}"
-    return f"{told}, and {more:,} more fragments of {len(urls):,} files" if more else told
+        hint = f"rows {first.start:,} to {first.stop - 1:,} of {first.url}"
+    return f"{hint}, and {more:,} more fragments of {len(urls):,} files" if more else hint

@@ -11,7 +11,7 @@ from typing import Any
 SHOWN = 20
 """Rows of one stage that a trace lists; of more the number is told."""
 
-_MOST_PUBLISHED = 3
+_MAX_PUBLISHED = 3
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _lines(step: Step) -> Iterator[str]:
 def _published(urls: Sequence[str]) -> Iterator[str]:
     if len(urls) > 1:
         yield f"published in one of {len(urls):,} files:"
-    yield from urls[:_MOST_PUBLISHED]
+    yield from urls[:_MAX_PUBLISHED]
 
 
 def _keys(step: Step) -> str:

@@ -15,7 +15,13 @@ from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.row_search import Found, RowFile, find, row_at
-from vane_dagster.tracing.manifest_index import Book, aligned, as_id, file_of, fragment_index
+from vane_dagster.tracing.manifest_index import (
+    ManifestIndex,
+    aligned,
+    as_id,
+    file_of,
+    fragment_index,
+)
 from vane_dagster.tracing.missing import (
     leaving,
     looked_at,
@@ -29,14 +35,14 @@ _Node = tuple[str, str]
 
 
 @dataclass
-class _Asked:
+class _WantedRows:
     """Rows of a stage that are wanted: by the position of a key and its values, and the part."""
 
     index: int | None
     by: dict[int, dict[Any, Sequence[Any] | None]] = field(default_factory=dict)
 
 
-def trace_back(book: Book, stage: str, id: Any) -> Trace:
+def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     """A row's way back, on through the pipelines whose rows are the source of others.
 
     Raises:
@@ -45,58 +51,63 @@ def trace_back(book: Book, stage: str, id: Any) -> Trace:
     """
     if stage == SOURCE:
         raise TraceError(
-            f"{book.label(stage)!r} is where every trace ends; ask for a stage's row, or trace "
-            "forward from here"
+            f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
+            "trace forward from here"
         )
-    name, manifest = book.require(stage)
+    name, manifest = manifest_index.require(stage)
     key = as_id(
-        id, manifest.schema.field(manifest.keys[0]).type, book.label(stage), manifest.keys[0]
+        id,
+        manifest.schema.field(manifest.keys[0]).type,
+        manifest_index.label(stage),
+        manifest.keys[0],
     )
     try:
-        located = book.locate(manifest, key)
+        located = manifest_index.locate(manifest, key)
     except FileNotFoundError as error:
         raise StoreError(
-            f"{book.label(stage)!r}: a part of its manifest {name} is gone: {error}. Materialize "
-            "it again"
+            f"{manifest_index.label(stage)!r}: a part of its manifest {name} is gone: {error}. "
+            "Materialize it again"
         ) from error
     if located is None:
-        raise not_found(book, manifest, key)
-    walk = _BackwardWalk(book)
+        raise not_found(manifest_index, manifest, key)
+    walk = _BackwardWalk(manifest_index)
     walk.visit((stage, name), located[0], [located[1]])
     shown = tuple(reversed(walk.steps))
-    return Trace(book.label(stage), book.partition, key, False, shown, walk.omitted)
+    return Trace(
+        manifest_index.label(stage), manifest_index.partition, key, False, shown, walk.omitted
+    )
 
 
 class _BackwardWalk:
     """Goes from stage to stage, a stage after all that were made of it."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, manifest_index: ManifestIndex) -> None:
+        self._manifest_index = manifest_index
         self.steps: list[Step] = []
         self.omitted: dict[str, int] = {}
-        self._asked: dict[_Node, _Asked] = {}
+        self._asked: dict[_Node, _WantedRows] = {}
         self._source: dict[tuple[str, int, Any], tuple[Manifest, int, Any]] = {}
 
     def visit(self, node: _Node, index: int, found: Sequence[Found]) -> None:
         """Begins at rows that are known."""
         for number, current in enumerate(self._order(node)):
-            manifest = self._book.open(*current)
+            manifest = self._manifest_index.open(*current)
             if number == 0:
                 assert manifest is not None
                 self._add([self._step(current, manifest, index, row) for row in found])
                 self._ask(manifest, index, [row.keys for row in found])
             elif current in self._asked:
                 self._look(current, manifest, self._asked[current])
-        sources = [source_step(self._book, *asked) for asked in self._source.values()]
+        sources = [source_step(self._manifest_index, *asked) for asked in self._source.values()]
         self._add(sources)
         for step in sources:
             self._go_on(step)
 
     def _go_on(self, step: Step) -> None:
         """Follows a row of the source that is a row of another pipeline."""
-        if (other := beyond(self._book, step)) is None:
+        if (other := upstream_pipeline_row(self._manifest_index, step)) is None:
             return
-        walk = _BackwardWalk(other.book)
+        walk = _BackwardWalk(other.manifest_index)
         walk.visit((other.manifest.stage, other.name), other.index, [other.found])
         self.steps += walk.steps
         self.omitted |= walk.omitted
@@ -108,7 +119,7 @@ class _BackwardWalk:
         def go(node: _Node) -> None:
             if node in done:
                 return
-            manifest = self._book.open(*node)
+            manifest = self._manifest_index.open(*node)
             for upstream in manifest.upstream.items() if manifest else ():
                 go(upstream)
             done[node] = None
@@ -124,9 +135,9 @@ class _BackwardWalk:
                 self._ask_source(manifest, index, rows)
                 continue
             node = (upstream, manifest.upstream[upstream])
-            above = self._book.open(*node)
+            above = self._manifest_index.open(*node)
             where = fragment_index(above, fragment, index) if above else None
-            asked = self._asked.setdefault(node, _Asked(where))
+            asked = self._asked.setdefault(node, _WantedRows(where))
             if above is None or where is None:
                 asked.by.setdefault(0, {})
                 self._ask_source(manifest, index, rows)
@@ -139,7 +150,7 @@ class _BackwardWalk:
             place = (manifest.fragments[index].identity, index, row[-1])
             self._source.setdefault(place, (manifest, index, row[-1]))
 
-    def _look(self, node: _Node, manifest: Manifest | None, asked: _Asked) -> None:
+    def _look(self, node: _Node, manifest: Manifest | None, asked: _WantedRows) -> None:
         """Looks rows up that stages below asked for, and asks on."""
         if manifest is None or asked.index is None:
             note = (
@@ -147,14 +158,23 @@ class _BackwardWalk:
                 if manifest is None
                 else f"its manifest {node[1]} has other fragments than what was made from it"
             )
-            self._add([Step(self._book.label(node[0]), "", self._book.partition, notes=(note,))])
+            self._add(
+                [
+                    Step(
+                        self._manifest_index.label(node[0]),
+                        "",
+                        self._manifest_index.partition,
+                        notes=(note,),
+                    )
+                ]
+            )
             return
         found: dict[int, Found] = {}
         known: list[Sequence[Any]] = []
         lost = ""
         for position, wanted in asked.by.items():
             try:
-                for file in self._book.rows_of(manifest, asked.index):
+                for file in self._manifest_index.rows_of(manifest, asked.index):
                     hits = find(file, manifest.keys, position, wanted, unique=position == 0)
                     found.update({hit.row: hit for hit in hits})
             except (FileNotFoundError, StoreError) as error:
@@ -164,20 +184,22 @@ class _BackwardWalk:
         steps = [self._step(node, manifest, asked.index, row) for row in rows[:SHOWN]]
         if lost:
             steps += [
-                stage_step(self._book, manifest, node[1], asked.index, None, keys, [lost])
+                stage_step(self._manifest_index, manifest, node[1], asked.index, None, keys, [lost])
                 for keys in known[:SHOWN] or [()]
             ]
         elif not rows:
             note = "no row here: it was joined with none"
-            steps = [stage_step(self._book, manifest, node[1], asked.index, None, (), [note])]
+            steps = [
+                stage_step(self._manifest_index, manifest, node[1], asked.index, None, (), [note])
+            ]
         self._add(steps)
         if len(rows) > SHOWN:
-            label = self._book.label(node[0])
+            label = self._manifest_index.label(node[0])
             self.omitted[label] = self.omitted.get(label, 0) + len(rows) - SHOWN
         self._ask(manifest, asked.index, [*(row.keys for row in rows), *known])
 
     def _step(self, node: _Node, manifest: Manifest, index: int, found: Found) -> Step:
-        return stage_step(self._book, manifest, node[1], index, found)
+        return stage_step(self._manifest_index, manifest, node[1], index, found)
 
     def _add(self, steps: Sequence[Step]) -> None:
         """Keeps steps so that they stand in the order of their rows when all are reversed."""
@@ -185,7 +207,7 @@ class _BackwardWalk:
 
 
 def stage_step(
-    book: Book,
+    manifest_index: ManifestIndex,
     manifest: Manifest,
     name: str,
     index: int,
@@ -196,7 +218,7 @@ def stage_step(
     """The step of a row in a part.
 
     Args:
-        book: Where the manifest comes from.
+        manifest_index: Where the manifest comes from.
         manifest: The manifest.
         name: Its name.
         index: The part.
@@ -206,11 +228,11 @@ def stage_step(
     """
     made = manifest.parts[index].made
     keys = found.keys if found else keys
-    published = book.published(manifest, index, found) if found else None
+    published = manifest_index.published(manifest, index, found) if found else None
     if found and isinstance(published, tuple):
         found = Found(published[0], published[1], found.keys)
     return Step(
-        stage=book.label(manifest.stage),
+        stage=manifest_index.label(manifest.stage),
         kind=manifest.kind,
         partition=manifest.partition,
         keys=dict(zip(manifest.keys, keys)),
@@ -237,20 +259,20 @@ def _urls(published: tuple[RowFile, int] | list[str] | None) -> tuple[str, ...]:
     return tuple(published or ())
 
 
-def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
+def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, id: Any) -> Step:
     """The step of a row in its source file, as a manifest recorded the file.
 
     What has become of the file since is a note.
     """
     fragment = manifest.fragments[index]
-    column = book.source_id(manifest)
-    span = _file_with(book, manifest, fragment, id)
+    column = manifest_index.source_id(manifest)
+    span = _file_with(manifest_index, manifest, fragment, id)
     recorded = file_of(manifest, span.url)
-    note = book.changed(recorded) if recorded else None
+    note = manifest_index.changed(recorded) if recorded else None
     row = None
     if note is None:
         try:
-            hit = book.find_in_source(manifest, [span], id)
+            hit = manifest_index.find_in_source(manifest, [span], id)
             row = hit[1] if hit else None
             note = None if hit else f"no such row in {_rows(span, fragment)}"
         except (FileNotFoundError, StoreError) as error:
@@ -261,9 +283,9 @@ def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
     elif row is None:
         notes.append(f"the row was one of {fragment.start} to {fragment.stop - 1}")
     return Step(
-        stage=book.label(SOURCE),
+        stage=manifest_index.label(SOURCE),
         kind=SOURCE,
-        partition=book.partition,
+        partition=manifest_index.partition,
         keys={column: id},
         url=span.url,
         row=row,
@@ -273,13 +295,15 @@ def source_step(book: Book, manifest: Manifest, index: int, id: Any) -> Step:
     )
 
 
-def _file_with(book: Book, manifest: Manifest, fragment: FragmentRecord, id: Any) -> FileSpan:
+def _file_with(
+    manifest_index: ManifestIndex, manifest: Manifest, fragment: FragmentRecord, id: Any
+) -> FileSpan:
     """The file of a fragment that has a row; the first if none is found."""
     spans = fragment.spans
     if len(spans) == 1:
         return spans[0]
     try:
-        hit = book.find_in_source(manifest, spans, id)
+        hit = manifest_index.find_in_source(manifest, spans, id)
     except (FileNotFoundError, StoreError):
         hit = None
     return hit[0] if hit else spans[0]
@@ -289,49 +313,49 @@ def _rows(span: FileSpan, fragment: FragmentRecord) -> str:
     return str(fragment) if fragment.files else f"rows {span.start} to {span.stop}"
 
 
-_MOST_MANIFESTS = 50
+_MAX_MANIFESTS = 50
 
 
 @dataclass(frozen=True)
-class Beyond:
+class UpstreamPipelineRow:
     """A row of another pipeline: its manifest, part and place."""
 
-    book: Book
+    manifest_index: ManifestIndex
     name: str
     manifest: Manifest
     index: int
     found: Found
 
 
-def beyond(book: Book, step: Step) -> Beyond | None:
+def upstream_pipeline_row(manifest_index: ManifestIndex, step: Step) -> UpstreamPipelineRow | None:
     """The row of another pipeline's stage that a row of the source is; None if it is none.
 
     Raises:
         StoreError: If a manifest cannot be read.
     """
-    place = _stage_of(book, step.url)
+    place = _stage_of(manifest_index, step.url)
     if place is None or step.row is None:
         return None
     pipeline, stage, folder, file = place
-    manifests = book.store.root.child(pipeline, stage, "manifests", folder)
+    manifests = manifest_index.store.root.child(pipeline, stage, "manifests", folder)
     named = sorted((n for n in manifests.names() if ManifestName.parse(n)), reverse=True)
-    for name in named[:_MOST_MANIFESTS]:
-        manifest = book.store.opened(manifests, name)
+    for name in named[:_MAX_MANIFESTS]:
+        manifest = manifest_index.store.opened(manifests, name)
         index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
         if index is not None and manifest.keys and manifest.reads:
-            other = Book(book.store, pipeline, manifest.partition)
-            part = RowFile(book.store.parts(pipeline, stage, manifest.partition), file)
+            other = ManifestIndex(manifest_index.store, pipeline, manifest.partition)
+            part = RowFile(manifest_index.store.parts(pipeline, stage, manifest.partition), file)
             try:
                 found = row_at(part, manifest.keys, step.row)
             except (FileNotFoundError, StoreError):
                 return None
-            return Beyond(other, name, manifest, index, found)
+            return UpstreamPipelineRow(other, name, manifest, index, found)
     return None
 
 
-def _stage_of(book: Book, url: str) -> tuple[str, str, str, str] | None:
+def _stage_of(manifest_index: ManifestIndex, url: str) -> tuple[str, str, str, str] | None:
     """Pipeline, stage, folder of the partition and file name of a part in the store."""
-    root = book.store.root
+    root = manifest_index.store.root
     if protocol_of(url) != protocol_of(root.url):
         return None
     path, above = Location(url, root.storage_options).path, f"{root.path}/"
@@ -342,7 +366,7 @@ def _stage_of(book: Book, url: str) -> tuple[str, str, str, str] | None:
 
 
 @dataclass(frozen=True)
-class _Reached:
+class _StageRows:
     """What a stage has of the row.
 
     Attributes:
@@ -357,7 +381,7 @@ class _Reached:
     passed: Sequence[Sequence[Any]] = ()
 
 
-def trace_forward(book: Book, stage: str, id: Any) -> Trace:
+def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     """What was made of a row of a stage, or of the source.
 
     Raises:
@@ -365,58 +389,67 @@ def trace_forward(book: Book, stage: str, id: Any) -> Trace:
         StoreError: If the row's own part is gone or cannot be read.
     """
     if stage == SOURCE:
-        return _from_source(book, id)
-    name, manifest = book.require(stage)
-    key = _converted(book, manifest, 0, stage, id)
-    located = book.locate(manifest, key)
+        return _from_source(manifest_index, id)
+    name, manifest = manifest_index.require(stage)
+    key = _converted(manifest_index, manifest, 0, stage, id)
+    located = manifest_index.locate(manifest, key)
     if located is None:
-        raise not_found(book, manifest, key)
+        raise not_found(manifest_index, manifest, key)
     index, found = located
-    walk = _ForwardWalk(book, manifest.fragments[index], index)
-    walk.steps.append(stage_step(book, manifest, name, index, found))
-    walk.reached[stage] = _Reached(len(manifest.keys), [found.keys])
+    walk = _ForwardWalk(manifest_index, manifest.fragments[index], index)
+    walk.steps.append(stage_step(manifest_index, manifest, name, index, found))
+    walk.reached[stage] = _StageRows(len(manifest.keys), [found.keys])
     return walk.trace(stage, key)
 
 
-def _from_source(book: Book, id: Any) -> Trace:
+def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
     heads = []
-    for stage in book.stages:
-        found = book.in_force(stage)
+    for stage in manifest_index.stages:
+        found = manifest_index.in_force(stage)
         if found and found[1].keys and SOURCE in found[1].reads:
             heads.append(found[1])
     if not heads:
-        shapes = ((stage, book.shape(stage)) for stage in book.stages)
-        book.require(next((s for s, shape in shapes if shape and SOURCE in shape.reads), SOURCE))
+        shapes = ((stage, manifest_index.shape(stage)) for stage in manifest_index.stages)
+        manifest_index.require(
+            next((s for s, shape in shapes if shape and SOURCE in shape.reads), SOURCE)
+        )
     heads.sort(key=lambda head: -head.committed_at)
     newest = heads[0]
-    key = _converted(book, newest, -1, SOURCE, id)
+    key = _converted(manifest_index, newest, -1, SOURCE, id)
     index = next(
-        (i for head in heads if (i := _index_by_part(book, newest, head, key)) is not None), None
+        (
+            i
+            for head in heads
+            if (i := _index_by_part(manifest_index, newest, head, key)) is not None
+        ),
+        None,
     )
     if index is None:
         try:
-            hit = search_source(book, newest, key)
+            hit = search_source(manifest_index, newest, key)
         except (FileNotFoundError, StoreError) as error:
             raise TraceError(
-                f"{book.label(SOURCE)!r} has no row with id {key!r} that a stage has kept, and its "
-                f"files cannot be searched: {error}"
+                f"{manifest_index.label(SOURCE)!r} has no row with id {key!r} that a stage has "
+                f"kept, and its files cannot be searched: {error}"
             ) from error
         recorded = hit and file_of(newest, hit.url)
-        if hit is None or (recorded and book.changed(recorded)):
-            return _changed(book, newest, key)
+        if hit is None or (recorded and manifest_index.changed(recorded)):
+            return _changed(manifest_index, newest, key)
         index = hit.index
-    walk = _ForwardWalk(book, newest.fragments[index], index)
-    walk.steps.append(source_step(book, newest, index, key))
-    walk.reached[SOURCE] = _Reached(1, [(key,)])
+    walk = _ForwardWalk(manifest_index, newest.fragments[index], index)
+    walk.steps.append(source_step(manifest_index, newest, index, key))
+    walk.reached[SOURCE] = _StageRows(1, [(key,)])
     return walk.trace(SOURCE, key)
 
 
-def _index_by_part(book: Book, newest: Manifest, head: Manifest, key: Any) -> int | None:
+def _index_by_part(
+    manifest_index: ManifestIndex, newest: Manifest, head: Manifest, key: Any
+) -> int | None:
     """The fragment of the row, where a stage that reads the source has kept it."""
     if len(head.keys) != 1:
         return None
     try:
-        located = book.locate(head, key)
+        located = manifest_index.locate(head, key)
     except (FileNotFoundError, StoreError):
         return None
     return (
@@ -424,52 +457,58 @@ def _index_by_part(book: Book, newest: Manifest, head: Manifest, key: Any) -> in
     )
 
 
-def _changed(book: Book, manifest: Manifest, key: Any) -> Trace:
+def _changed(manifest_index: ManifestIndex, manifest: Manifest, key: Any) -> Trace:
     """The trace of a row that came into a source file after it was read."""
-    hit = search_changed(book, manifest, key)
-    where = "" if book.partition is None else f", partition {book.partition!r}"
+    hit = search_changed(manifest_index, manifest, key)
+    where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
     if hit is None:
         raise TraceError(
-            f"{book.label(SOURCE)!r}{where} has no row with id {key!r} in {looked_at(manifest)}, "
-            "which the stages were made from"
+            f"{manifest_index.label(SOURCE)!r}{where} has no row with id {key!r} in "
+            f"{looked_at(manifest)}, which the stages were made from"
         )
     note = "the file was changed since it was read"
     step = Step(
-        book.label(SOURCE), SOURCE, book.partition, {book.source_id(manifest): key},
+        manifest_index.label(SOURCE), SOURCE, manifest_index.partition,
+        {manifest_index.source_id(manifest): key},
         hit[0].url, hit[1], notes=(note,),
     )  # fmt: skip
     reason = "made from an older version of the source; materialize it again"
-    missing = {book.label(stage): reason for stage in book.stages}
-    return Trace(book.label(SOURCE), book.partition, key, True, (step,), {}, missing)
+    missing = {manifest_index.label(stage): reason for stage in manifest_index.stages}
+    return Trace(
+        manifest_index.label(SOURCE), manifest_index.partition, key, True, (step,), {}, missing
+    )
 
 
-def _converted(book: Book, manifest: Manifest, position: int, stage: str, id: Any) -> Any:
+def _converted(
+    manifest_index: ManifestIndex, manifest: Manifest, position: int, stage: str, id: Any
+) -> Any:
     column = manifest.keys[position]
-    return as_id(id, manifest.schema.field(column).type, book.label(stage), column)
+    return as_id(id, manifest.schema.field(column).type, manifest_index.label(stage), column)
 
 
 class _ForwardWalk:
     """Goes down from stage to stage, each after all that it reads."""
 
-    def __init__(self, book: Book, fragment: FragmentRecord, index: int) -> None:
-        self._book, self._fragment, self._index = book, fragment, index
+    def __init__(self, manifest_index: ManifestIndex, fragment: FragmentRecord, index: int) -> None:
+        self._manifest_index, self._fragment, self._index = manifest_index, fragment, index
         self.steps: list[Step] = []
         self.omitted: dict[str, int] = {}
         self.missing: dict[str, str] = {}
-        self.reached: dict[str, _Reached] = {}
+        self.reached: dict[str, _StageRows] = {}
 
     def trace(self, stage: str, id: Any) -> Trace:
         """Goes down all stages, and gives what was found."""
         for below in self._below(stage):
             self._look(below)
         return Trace(
-            self._book.label(stage), self._book.partition, id, True, tuple(self.steps),
+            self._manifest_index.label(stage), self._manifest_index.partition, id, True,
+            tuple(self.steps),
             self.omitted, self.missing,
         )  # fmt: skip
 
     def _below(self, first: str) -> list[str]:
         """The stages that read another one directly or not, each after what it reads."""
-        shapes = {stage: self._book.shape(stage) for stage in self._book.stages}
+        shapes = {stage: self._manifest_index.shape(stage) for stage in self._manifest_index.stages}
         reads = {s: tuple(m.reads) for s, m in shapes.items() if m is not None}
         order: dict[str, bool] = {first: True}
 
@@ -487,19 +526,19 @@ class _ForwardWalk:
         return [stage for stage, lies_below in order.items() if lies_below and stage != first]
 
     def _look(self, stage: str) -> None:
-        label = self._book.label(stage)
-        in_force = self._book.in_force(stage)
-        shape = in_force[1] if in_force else self._book.shape(stage)
+        label = self._manifest_index.label(stage)
+        in_force = self._manifest_index.in_force(stage)
+        shape = in_force[1] if in_force else self._manifest_index.shape(stage)
         assert shape is not None, "a stage below has a manifest that says what it reads"
         above = {u: self.reached[u] for u in shape.reads if u in self.reached}
         passed = self._wanted(shape, above, set(above))
         known = [keys for wanted in passed.values() for keys in wanted.values() if keys is not None]
-        self.reached[stage] = _Reached(len(shape.keys), (), known)
+        self.reached[stage] = _StageRows(len(shape.keys), (), known)
         if in_force is None:
             self.missing[label] = (
                 "not materialized yet"
-                if self._book.partition is None
-                else f"not materialized yet in partition {self._book.partition}"
+                if self._manifest_index.partition is None
+                else f"not materialized yet in partition {self._manifest_index.partition}"
             )
             return
         name, manifest = in_force
@@ -518,22 +557,24 @@ class _ForwardWalk:
             self.missing[label] = self._reason(manifest, index, above, stale)
             return
         notes = [
-            f"made from an older {self._book.label(u)}; materialize it again" for u in sorted(stale)
+            f"made from an older {self._manifest_index.label(u)}; materialize it again"
+            for u in sorted(stale)
         ]
-        self.reached[stage] = _Reached(len(manifest.keys), [row.keys for row in rows])
+        self.reached[stage] = _StageRows(len(manifest.keys), [row.keys for row in rows])
         self.steps += [
-            stage_step(self._book, manifest, name, index, row, (), notes) for row in rows[:SHOWN]
+            stage_step(self._manifest_index, manifest, name, index, row, (), notes)
+            for row in rows[:SHOWN]
         ]
         if len(rows) > SHOWN:
             self.omitted[label] = len(rows) - SHOWN
 
     def _is_of(self, manifest: Manifest, upstream: str) -> bool:
         """Whether a manifest was made from the one in force of a stage above."""
-        in_force = self._book.in_force(upstream)
+        in_force = self._manifest_index.in_force(upstream)
         return in_force is not None and manifest.upstream.get(upstream) == in_force[0]
 
     def _wanted(
-        self, manifest: Manifest, above: dict[str, _Reached], guessed: set[str]
+        self, manifest: Manifest, above: dict[str, _StageRows], guessed: set[str]
     ) -> dict[int, dict[Any, Sequence[Any] | None]]:
         """What to look for in a stage, by the position of a key; of some by guess, too."""
         wanted: dict[int, dict[Any, Sequence[Any] | None]] = {}
@@ -553,18 +594,20 @@ class _ForwardWalk:
         if not manifest.parts[index].rows:
             return []
         for position, values in wanted.items():
-            for file in self._book.rows_of(manifest, index):
+            for file in self._manifest_index.rows_of(manifest, index):
                 for hit in find(file, manifest.keys, position, values, unique=position == 0):
                     found[hit.file.url, hit.row] = hit
         return [found[place] for place in sorted(found)]
 
     def _reason(
-        self, manifest: Manifest, index: int, above: dict[str, _Reached], stale: set[str]
+        self, manifest: Manifest, index: int, above: dict[str, _StageRows], stale: set[str]
     ) -> str:
         if stale:
-            older = ", ".join(self._book.label(u) for u in sorted(stale))
+            older = ", ".join(self._manifest_index.label(u) for u in sorted(stale))
             return f"nothing; it was made from an older {older}"
-        if lacking := [self._book.label(u) for u, reached in above.items() if not reached.rows]:
+        if lacking := [
+            self._manifest_index.label(u) for u, reached in above.items() if not reached.rows
+        ]:
             return f"nothing, as {', '.join(lacking)} has nothing of it"
         ids = {keys[0] for reached in above.values() for keys in reached.rows}
-        return leaving(self._book, manifest, index, ids)
+        return leaving(self._manifest_index, manifest, index, ids)

@@ -296,7 +296,7 @@ def _expressions(node: Any) -> Iterator[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def bind(
-    columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, culprit: str
+    columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, location: str
 ) -> pa.Schema:
     """The output schema of a projection over `schema`, found without any rows.
 
@@ -308,18 +308,18 @@ def bind(
     computed = [(name, expression) for name, expression in columns if name not in passed]
     wanted = set()
     for name, expression in (*computed, *filters):
-        wanted |= _computed_from(expression, schema, f"{culprit}, column {name!r}")
+        wanted |= _computed_from(expression, schema, f"{location}, column {name!r}")
     needed = [field for field in schema if field.name in wanted]
     kinds = {name: schema.field(column).type for name, column in passed.items()}
     with connect() as connection:
         _create_source(connection, needed or [f for f in schema if seen_by_sql(f.type)])
         for _, expression in filters:
-            _bound_type(connection, expression, f"{culprit}: where = {where!r}", schema)
+            _bound_type(connection, expression, f"{location}: where = {where!r}", schema)
         for name, expression in computed:
-            label = f"{culprit}: column {name!r} = {expression!r}"
+            label = f"{location}: column {name!r} = {expression!r}"
             kinds[name] = _bound_type(connection, expression, label, schema)
     bound = pa.schema([pa.field(name, plain_type(kinds[name])) for name, _ in columns])
-    check_storable(bound, culprit)
+    check_storable(bound, location)
     return bound
 
 

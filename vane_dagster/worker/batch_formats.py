@@ -77,7 +77,7 @@ class Result:
 
 
 def from_result(
-    result: Any, schema: pa.Schema, carried: Collection[str], id: str, culprit: str
+    result: Any, schema: pa.Schema, carried: Collection[str], id: str, location: str
 ) -> Result:
     """What a user's call returned, as a table of `schema`, without the ids that it left out.
 
@@ -89,49 +89,49 @@ def from_result(
         schema: The declared columns with the ids.
         carried: The ids, which may be left out.
         id: The id among them by which rows are matched to the rows that were given.
-        culprit: Stage and fragment, for messages.
+        location: Stage and fragment, for messages.
 
     Raises:
         UdfError: If it is none of these, a column is missing, or a type does not fit.
     """
-    columns, rows, index = _columns(result, schema, id, culprit)
+    columns, rows, index = _columns(result, schema, id, location)
     missing = [name for name in schema.names if name not in columns and name not in carried]
     if missing:
         raise UdfError(
-            f"{culprit}: {names(missing)} is declared in the schema and was not returned; "
+            f"{location}: {names(missing)} is declared in the schema and was not returned; "
             f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
         )
     fields = [field for field in schema if field.name in columns]
-    arrays = [_fitted(columns[field.name], field, culprit) for field in fields]
+    arrays = [_fitted(columns[field.name], field, location) for field in fields]
     lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
     if len(set(lengths.values())) > 1:
-        raise UdfError(f"{culprit}: the columns returned differ in length: {lengths}")
+        raise UdfError(f"{location}: the columns returned differ in length: {lengths}")
     if not arrays:
         return Result(pa.table({"rows": pa.nulls(rows)}).select([]), index)
     return Result(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), index)
 
 
 def _columns(
-    result: Any, schema: pa.Schema, id: str, culprit: str
+    result: Any, schema: pa.Schema, id: str, location: str
 ) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         return dict(zip(result.schema.names, result.columns)), result.num_rows, None
     pandas = sys.modules.get("pandas")
     if isinstance(result, Mapping):
-        index = None if pandas is None else _series_index(result, schema, id, pandas, culprit)
+        index = None if pandas is None else _series_index(result, schema, id, pandas, location)
         columns, rows = dict(result), 0
     elif pandas is not None and isinstance(result, pandas.DataFrame):
         index = result.index
         table = pa.Table.from_pandas(result, preserve_index=False)
         columns, rows = dict(zip(table.column_names, table.columns)), table.num_rows
     elif hasattr(result, "__arrow_c_stream__"):
-        table = _streamed(result, culprit)
+        table = _streamed(result, location)
         return dict(zip(table.column_names, table.columns)), table.num_rows, None
     else:
         raise UdfError(
-            f"{culprit}: returned {_qualified(result)}; expected a table (pyarrow, pandas, polars, "
-            "a DuckDB relation or any other object with __arrow_c_stream__) or a dict of column to "
-            "array"
+            f"{location}: returned {_qualified(result)}; expected a table (pyarrow, pandas, "
+            "polars, a DuckDB relation or any other object with __arrow_c_stream__) or a dict of "
+            "column to array"
         )
     if index is None or id in columns:
         return columns, rows, None
@@ -140,13 +140,13 @@ def _columns(
     return columns, rows, _places(index)
 
 
-def _streamed(result: Any, culprit: str) -> pa.Table:
+def _streamed(result: Any, location: str) -> pa.Table:
     """The table that a result exports; an error while it is read is the user's and passes."""
     try:
         reader = pa.RecordBatchReader.from_stream(result)
     except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
         raise UdfError(
-            f"{culprit}: returned {_qualified(result)}, which is not a table: {error}. Return a "
+            f"{location}: returned {_qualified(result)}, which is not a table: {error}. Return a "
             "dict of column to array"
         ) from error
     return reader.read_all()
@@ -176,7 +176,7 @@ def _counts_up(places: npt.NDArray[np.int64]) -> bool:
 
 
 def _series_index(
-    result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, culprit: str
+    result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, location: str
 ) -> Any:
     """The index that a dict's pandas series have in common; None if it holds none.
 
@@ -197,7 +197,7 @@ def _series_index(
         same = id in moved if own is None else own.equals(index) and own.names == index.names
         if not same:
             raise UdfError(
-                f"{culprit}: column {moved[0]!r} is a pandas Series whose index has a name or is "
+                f"{location}: column {moved[0]!r} is a pandas Series whose index has a name or is "
                 f"not 0 to {len(index) - 1} in order, and column {name!r} has another or none, so "
                 "their rows cannot be matched. Return a data frame, or arrays in one order, by "
                 "Series.to_numpy()"
@@ -206,7 +206,7 @@ def _series_index(
 
 
 def put_together(
-    results: Sequence[Result], places: Sequence[int], schema: pa.Schema, culprit: str
+    results: Sequence[Result], places: Sequence[int], schema: pa.Schema, location: str
 ) -> pa.Table:
     """The rows of a call's results, one below the other.
 
@@ -217,7 +217,7 @@ def put_together(
         results: What was returned or yielded.
         places: The places in the batch of the rows that are expected.
         schema: For no results.
-        culprit: Stage and fragment, for messages.
+        location: Stage and fragment, for messages.
 
     Raises:
         UdfError: If an index does not name these places, each once.
@@ -238,7 +238,7 @@ def put_together(
         expected = f"0 to {len(places) - 1}" if complete else names(places)
         ways = "reset_index(drop=True), or Series.to_numpy()" if complete else "Series.to_numpy()"
         raise UdfError(
-            f"{culprit}: a data frame came back without the id, and its index is not that of the "
+            f"{location}: a data frame came back without the id, and its index is not that of the "
             f"rows expected, {expected} in any order and without a name, so its rows cannot be "
             "matched to those given. Return the id, or keep the batch's index; if the rows are in "
             f"the batch's order, use {ways}"
@@ -246,18 +246,18 @@ def put_together(
     return rows if np.array_equal(index, places) else rows.take(order)
 
 
-def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
+def _fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
     kind = field.type
     try:
         array = _to_arrow(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UdfError(
-            f"{culprit}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
+            f"{location}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
         ) from error
     if array.type != kind:
         if not _same_family(array.type, kind):
             raise UdfError(
-                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
+                f"{location}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
                 "it in the function, or declare that type in the schema"
             )
         try:
@@ -268,7 +268,7 @@ def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
             array = array.cast(kind)
         except pa.ArrowException as error:
             raise UdfError(
-                f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with "
+                f"{location}: column {field.name!r}: expected {kind}, found {array.type} with "
                 f"values that do not fit: {error}"
             ) from error
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
@@ -403,11 +403,11 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
 def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
     if op.parent:
         return (
-            f"{work.culprit}: {output.num_rows} rows came back without {op.parent!r}, the id of "
+            f"{work.location}: {output.num_rows} rows came back without {op.parent!r}, the id of "
             "the row that each was made from. Return it, or name its column as parent_id"
         )
     return (
-        f"{work.culprit}: {output.num_rows} rows came back for {batch.num_rows} and without the "
+        f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and without the "
         f"id {work.id!r}, so they can't be told apart. Return one row for each input row, in "
         "order, or return the id"
     )
@@ -416,21 +416,21 @@ def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: Cal
 def _check_returned(
     returned: pa.ChunkedArray, ids: pa.ChunkedArray, work: Work, op: CallUdf
 ) -> None:
-    culprit = work.culprit
+    location = work.location
     complete = len(returned) == len(ids) or op.cardinality == "filter"
     if not op.parent and complete and are_distinct_and_among(returned, ids):
         return
     if op.parent and returned.null_count:
         raise UdfError(
-            f"{culprit}: returned {returned.null_count} rows whose {op.parent!r} is null; expected "
-            "the id of the row that each was made from"
+            f"{location}: returned {returned.null_count} rows whose {op.parent!r} is null; "
+            "expected the id of the row that each was made from"
         )
     if not op.parent and (wrong := repeated_or_null(returned)):
-        raise UdfError(f"{culprit}: returned {wrong}. Return each id once")
+        raise UdfError(f"{location}: returned {wrong}. Return each id once")
     invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
     if len(invented):
         raise UdfError(
-            f"{culprit}: returned {len(invented)} ids that it was not given: "
+            f"{location}: returned {len(invented)} ids that it was not given: "
             f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
         )
     if op.cardinality in ("filter", "zero_to_many"):
@@ -439,7 +439,7 @@ def _check_returned(
     if len(lost):
         instead = "zero_to_many" if op.parent else "filter"
         raise UdfError(
-            f"{culprit}: {len(lost)} of {len(ids)} rows did not come back: ids "
+            f"{location}: {len(lost)} of {len(ids)} rows did not come back: ids "
             f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
             f'map_batches(..., cardinality="{instead}") if rows may be dropped'
         )

@@ -12,13 +12,13 @@ import pyarrow as pa
 from vane_dagster.pipeline.options import AUTO
 
 _FIRST_ROWS = 16
-_MOST_ROWS = 65_536
+_MAX_ROWS = 65_536
 _TRIALS = 3
 _WORTH = 1.1
 _EASED_SECONDS = 600.0
 
 
-class BatchSize:
+class BatchSizer:
     """What a worker knows of batch sizes; it keeps it as long as it lives, and so does its pool.
 
     To find the size it doubles it for as long as throughput rises by a tenth. Only batches of
@@ -62,7 +62,7 @@ class BatchSize:
         larger = 2 * self._size
         if rate < self._best[0] * _WORTH:
             self._size, self._found = self._best[1], True
-        elif larger > min(self.fits or _MOST_ROWS, _MOST_ROWS):
+        elif larger > min(self.fits or _MAX_ROWS, _MAX_ROWS):
             self._best, self._found = (rate, self._size), True
         else:
             self._best, self._size = (rate, self._size), larger

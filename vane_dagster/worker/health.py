@@ -20,7 +20,7 @@ _EVERY_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
 
 
-class SickError(Exception):
+class UnhealthyModelError(Exception):
     """A model is dead while its process lives.
 
     Attributes:
@@ -43,9 +43,9 @@ def worst(error: BaseException) -> BaseException:
 
 
 def check_alive(error: BaseException) -> None:
-    """Raises SickError for an error of a call by which the model is dead."""
+    """Raises UnhealthyModelError for an error of a call by which the model is dead."""
     if is_dead(error):
-        raise SickError(error, rows=True)
+        raise UnhealthyModelError(error, rows=True)
 
 
 class Health:
@@ -69,7 +69,7 @@ class Health:
             now_and_then: Whether to do nothing if it was asked in the last ten seconds.
 
         Raises:
-            SickError: If it is dead.
+            UnhealthyModelError: If it is dead.
         """
         if self._probe is None or (
             now_and_then and time.monotonic() - self._asked < _EVERY_SECONDS
@@ -87,22 +87,22 @@ class Health:
         except BaseException as error:
             if is_shutdown(error):
                 raise
-            raise SickError(contained(error), rows=False) from None
+            raise UnhealthyModelError(contained(error), rows=False) from None
         self._asked = time.monotonic()
 
-    def judge(self) -> None:
+    def check_after_error(self) -> None:
         """Asks it after a call has raised.
 
         Raises:
-            SickError: If it is dead.
+            UnhealthyModelError: If it is dead.
         """
         try:
             self.check()
-        except SickError as sick:
-            raise SickError(sick.cause, rows=True) from None
+        except UnhealthyModelError as unhealthy_reason:
+            raise UnhealthyModelError(unhealthy_reason.cause, rows=True) from None
 
-    async def judge_later(self) -> None:
-        """As `judge`, in the model's own loop."""
+    async def check_after_error_async(self) -> None:
+        """As `check_after_error`, in the model's own loop."""
         if self._probe is None:
             return
         asked = asyncio.ensure_future(self._probed(self._probe))
@@ -112,7 +112,7 @@ class Health:
             asked.cancel()
         cause = contained(asyncio.CancelledError()) if asked.cancelled() else asked.result()
         if cause is not None:
-            raise SickError(cause, rows=True)
+            raise UnhealthyModelError(cause, rows=True)
 
     async def _probed(self, probe: Callable[[], Any]) -> BaseException | None:
         """What a model raises when it is asked in its own loop."""

@@ -20,17 +20,17 @@ from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
-from vane_dagster.pipeline.options import Upkeep
-from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.worker import operators
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads
-from vane_dagster.worker.health import SickError
+from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
-from vane_dagster.worker.lifecycle import Startup, spent
+from vane_dagster.worker.lifecycle import Startup, recycle_reason
 from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.protocol import (
@@ -41,15 +41,15 @@ from vane_dagster.worker.protocol import (
     Gather,
     Join,
     LoadReport,
-    Mend,
     ModelSpec,
-    Pick,
+    PatchPart,
     Project,
     Reject,
-    Report,
     Restore,
+    SelectFailed,
     Tally,
     Work,
+    WorkReport,
     fault_kind,
 )
 from vane_dagster.worker.retry import BatchError
@@ -67,7 +67,7 @@ class Host:
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
-        self._upkeep = Upkeep()
+        self._upkeep = WorkerLifecycle()
         self.startup = Startup()
         self.served = 0
         self.busy = 0
@@ -78,26 +78,26 @@ class Host:
         archive: bytes,
         threads: int,
         env: Mapping[str, str],
-        upkeep: Upkeep,
+        lifecycle: WorkerLifecycle,
     ) -> LoadReport:
         """Constructs the model, unless it is there already; a failure is reported, not raised."""
         with self._lock:
             _failpoints.follow(env)
             os.environ.update(env)
             keep_variables(env)
-            self._upkeep = upkeep
+            self._upkeep = lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model, archive)
             started = time.perf_counter()
             fault = None
             try:
                 set_threads(threads)
-                with self.startup.watched(upkeep.startup_timeout_s):
+                with self.startup.watched(lifecycle.startup_timeout_s):
                     if model is not None:
                         self.models.construct(model, archive, worker_folder("code"))
                     else:
                         connection()
-                _check_size(model, upkeep)
+                _check_size(model, lifecycle)
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
                     raise
@@ -117,13 +117,13 @@ class Host:
         self, load: LoadReport, model: ModelSpec | None, archive: bytes
     ) -> LoadReport:
         """The report for a model that an earlier run has loaded."""
-        sick = outdated = ""
+        unhealthy_reason = outdated = ""
         imported = False
         if model is not None:
             try:
                 with self.startup.watched(self._upkeep.startup_timeout_s):
                     imported = self.models.adopt(model, archive, worker_folder("code"))
-                sick = self._sick(model)
+                unhealthy_reason = self._unhealthy_reason(model)
             except OtherCodeError as error:
                 outdated = str(error)
         return replace(
@@ -131,16 +131,16 @@ class Host:
             warm=True,
             output=self._printed.drain() if imported else "",
             row_seconds=self._row_seconds,
-            sick=sick,
+            unhealthy_reason=unhealthy_reason,
             outdated=outdated,
         )
 
-    def _sick(self, model: ModelSpec) -> str:
+    def _unhealthy_reason(self, model: ModelSpec) -> str:
         """Why a model that was there already can't be used; empty if it can."""
         try:
             with self.models.turn(model.version) as caller:
                 caller.health.check()
-        except SickError as error:
+        except UnhealthyModelError as error:
             return masked(f"its model says that it is dead: {error}")
         return ""
 
@@ -148,19 +148,19 @@ class Host:
         """Stops what is done or queued under a lease, at the next batch."""
         self._revoked.add(lease)
 
-    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
+    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """Does a piece of work; a failure is reported, not raised."""
         if work.lease in self._revoked:
-            return None, Report(cancelled=True)
+            return None, WorkReport(cancelled=True)
         started = time.perf_counter()
         self.busy += 1
         try:
             computed = self._do(work, tables)
             if computed.cancelled:
-                return None, Report(cancelled=True)
+                return None, WorkReport(cancelled=True)
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
-                    f"{work.culprit}: made {wrong} in {work.id!r}, which has to be unique and not "
+                    f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
                     "null. Return ids of their own, or leave the column out of the schema"
                 )
             table, part = computed.rows, None
@@ -168,14 +168,16 @@ class Host:
                 part = self._write(computed, work, work.target, started)
             else:
                 table = attach(table, computed.aside)
-        except SickError as error:
+        except UnhealthyModelError as error:
             fault = work_fault(work, error.cause) if error.rows else None
-            return None, Report(sick=masked(str(error)), fault=fault, output=self._printed.drain())
+            return None, WorkReport(
+                unhealthy_reason=masked(str(error)), fault=fault, output=self._printed.drain()
+            )
         except BaseException as error:  # of the user's code, or of what it was given
             if is_shutdown(error):
                 raise
             fault = work_fault(work, contained(error))
-            return None, Report(fault=fault, output=self._printed.drain())
+            return None, WorkReport(fault=fault, output=self._printed.drain())
         finally:
             self.busy -= 1
             check_descriptors()
@@ -183,7 +185,7 @@ class Host:
         self.served += computed.batches if calls_model else 1
         if calls_model and (rows := computed.tally.rows_in):
             self._row_seconds = (time.perf_counter() - started) / rows
-        report = Report(
+        report = WorkReport(
             tally=computed.tally,
             rows_out=table.num_rows,
             shares=computed.shares,
@@ -196,7 +198,7 @@ class Host:
             faults=computed.faults,
             part=part,
             output=self._printed.drain(),
-            spent=spent(self._upkeep, self.served),
+            recycle_reason=recycle_reason(self._upkeep, self.served),
         )
         return (table if work.keep else None), report
 
@@ -213,12 +215,12 @@ class Host:
         if isinstance(op, Join):
             table, given = operators.join(op, inputs, work)
             return Computed(table, Tally(given, given - table.num_rows))
-        if isinstance(op, Pick):
-            picked = operators.pick(op, inputs[0])
+        if isinstance(op, SelectFailed):
+            picked = operators.select_failed(op, inputs[0])
             return Computed(picked, Tally(picked.num_rows))
-        if isinstance(op, Mend):
+        if isinstance(op, PatchPart):
             assert work.tally is not None
-            rows = operators.mend(op, inputs, work)
+            rows = operators.patch_part(op, inputs, work)
             return Computed(rows.cast(work.schema), work.tally, detach(inputs))
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
@@ -241,7 +243,7 @@ class Host:
         aside = "" if faults is None else write_faults(target.folder, target.key, faults)
         seconds = tally.seconds + time.perf_counter() - started
         workers = tally.workers or (work.worker,)
-        made = Made(work.run_id, workers, time.time(), seconds, tally.packages)
+        made = PartProvenance(work.run_id, workers, time.time(), seconds, tally.packages)
         return write_part(
             computed.rows,
             target,
@@ -255,11 +257,15 @@ class Host:
         )
 
 
-def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
+def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
     """Raises ModelLoadError for a limit that a fresh worker is beyond already."""
-    if model is not None and upkeep.max_rss is not None and (told := spent(upkeep, 0)):
+    if (
+        model is not None
+        and lifecycle.max_rss is not None
+        and (reason := recycle_reason(lifecycle, 0))
+    ):
         raise ModelLoadError(
-            f"{model.label}: its worker {told}, before its first batch, and would be replaced "
+            f"{model.label}: its worker {reason}, before its first batch, and would be replaced "
             "after each. Raise max_rss"
         )
 
@@ -284,7 +290,7 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
 
 def work_fault(work: Work, error: BaseException) -> Fault:
     """A failed piece of work as text."""
-    where = work.culprit
+    where = work.location
     if isinstance(error, BatchError):
         where, error = f"{where}: {error}", error.cause
     if isinstance(error, DamagedPartError):

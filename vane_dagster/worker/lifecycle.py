@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vane_dagster._secrets import masked
-from vane_dagster.pipeline.options import Upkeep
+from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.protocol import Starting
 from vane_dagster.worker.watchdog import deadline
 
@@ -41,7 +41,7 @@ class Startup:
         finally:
             self._thread = None
 
-    def told(self) -> Starting:
+    def status(self) -> Starting:
         """What the construction is at; asked from another thread."""
         thread, began = self._thread, self._began
         frame = sys._current_frames().get(thread) if thread is not None else None
@@ -76,17 +76,17 @@ def _own(process: Any) -> int:
     return int(found.rss - getattr(found, "shared", 0))
 
 
-def spent(upkeep: Upkeep, batches: int) -> str:
+def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
     """Why a worker is to be replaced by a fresh one; empty if it is not.
 
     Args:
-        upkeep: What its stage asks for.
+        lifecycle: What its stage asks for.
         batches: Calls that it has answered.
     """
-    if upkeep.max_batches is not None and batches >= upkeep.max_batches:
-        return f"has answered {batches} calls, max_batches_per_actor={upkeep.max_batches}"
-    if upkeep.max_rss is not None and (held := own_memory()) > upkeep.max_rss:
-        return f"holds {in_gib(held)} of memory, max_rss={in_gib(upkeep.max_rss)}"
+    if lifecycle.max_batches is not None and batches >= lifecycle.max_batches:
+        return f"has answered {batches} calls, max_batches_per_actor={lifecycle.max_batches}"
+    if lifecycle.max_rss is not None and (held := own_memory()) > lifecycle.max_rss:
+        return f"holds {in_gib(held)} of memory, max_rss={in_gib(lifecycle.max_rss)}"
     return ""
 
 

@@ -20,10 +20,10 @@ from vane_dagster.worker.protocol import (
     LoadCall,
     LoadReport,
     Reply,
-    Report,
     Request,
     RunCall,
     StartingCall,
+    WorkReport,
     load_failed,
 )
 from vane_dagster.worker.user_errors import contained
@@ -86,24 +86,24 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
 
     def answer(ticket: int, call: LoadCall | RunCall) -> None:
         path = None
-        report: Report | LoadReport
+        report: WorkReport | LoadReport
         try:
             if isinstance(call, LoadCall):
-                report = host.load(call.model, call.archive, call.threads, call.env, call.upkeep)
+                report = host.load(call.model, call.archive, call.threads, call.env, call.lifecycle)
             else:
                 table, report = host.run(call.work, *(read_table(path) for path in call.tables))
                 path = None if table is None else write_table(table, folder)
         except BaseException as error:  # the driver waits for an answer, whatever was raised
             error = contained(error)
             fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
-            report = load_failed(fault) if isinstance(call, LoadCall) else Report(fault=fault)
+            report = load_failed(fault) if isinstance(call, LoadCall) else WorkReport(fault=fault)
         channel.send(Reply(ticket, report, path))
 
     with ThreadPoolExecutor(max_workers=slots) as threads:
         while True:
             request = channel.receive()
             if isinstance(request.call, StartingCall):  # asked while the model is constructed
-                channel.send(Reply(request.ticket, host.startup.told()))
+                channel.send(Reply(request.ticket, host.startup.status()))
                 continue
             threads.submit(answer, request.ticket, request.call)
 

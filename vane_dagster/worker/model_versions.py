@@ -20,14 +20,14 @@ from typing import Any
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
 from vane_dagster.worker import user_code
-from vane_dagster.worker.health import SickError
+from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.protocol import ModelSpec
-from vane_dagster.worker.state_mark import state_mark
-from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.state_mark import state_fingerprint
+from vane_dagster.worker.udf_caller import UdfCaller
 from vane_dagster.worker.user_errors import contained, is_shutdown
 
-MOST_VERSIONS = 8
+MAX_VERSIONS = 8
 """Versions kept in a worker; of more, the one is dropped that was called the longest ago."""
 
 
@@ -38,7 +38,7 @@ class OtherCodeError(Exception):
 @dataclass(frozen=True)
 class _Version:
     folder: Path | None
-    caller: Caller
+    caller: UdfCaller
 
 
 class ModelVersions:
@@ -50,7 +50,7 @@ class ModelVersions:
         self._mark: object = None
         self._packages: frozenset[str] = frozenset()
         self._versions: OrderedDict[str, _Version] = OrderedDict()
-        self._turns = Turns()
+        self._turns = VersionLock()
 
     def construct(self, model: ModelSpec, archive: bytes, root: Path) -> None:
         """Constructs the model from the run's own code; the first thing that a worker does."""
@@ -69,8 +69,8 @@ class ModelVersions:
         if model.shares_state and model.stateful:
             names = [] if folder is None else [path.stem for path in folder.iterdir()]
             self._packages = frozenset(names)
-            self._mark = state_mark(made, self._packages)
-        self._versions[model.content] = _Version(folder, Caller(model, made))
+            self._mark = state_fingerprint(made, self._packages)
+        self._versions[model.content] = _Version(folder, UdfCaller(model, made))
         self._turns.active = model.content
 
     def adopt(self, model: ModelSpec, archive: bytes, root: Path) -> bool:
@@ -107,9 +107,9 @@ class ModelVersions:
         except BaseException as error:  # a user's module may raise anything when it is imported
             if is_shutdown(error):
                 raise
-            told = contained(error)
+            cause = contained(error)
             self._drop(folder)
-            text = masked(f"{type(told).__name__}: {told}")
+            text = masked(f"{type(cause).__name__}: {cause}")
             raise OtherCodeError(f"cannot take over this run's code ({text})") from None
         first = self._versions[self._made.content].caller
         self._versions[model.content] = _Version(folder, first.of_version(model, shared))
@@ -117,7 +117,7 @@ class ModelVersions:
     def _check_state(self) -> None:
         """Raises OtherCodeError if calls may have changed the state since it was constructed."""
         assert self._made is not None
-        if self._made.stateful and self._mark != state_mark(self._instance, self._packages):
+        if self._made.stateful and self._mark != state_fingerprint(self._instance, self._packages):
             raise OtherCodeError("holds a model whose state calls of other code may have changed")
 
     def _drop(self, folder: Path) -> None:
@@ -135,16 +135,16 @@ class ModelVersions:
         assert self._made is not None
         self._versions.move_to_end(content)
         self._versions.move_to_end(self._made.content)  # which is what the others are views of
-        if len(self._versions) > MOST_VERSIONS:
+        if len(self._versions) > MAX_VERSIONS:
             _, gone = self._versions.popitem(last=False)
             self._discard(gone.folder)
 
     @contextlib.contextmanager
-    def turn(self, content: str) -> Iterator[Caller]:
+    def turn(self, content: str) -> Iterator[UdfCaller]:
         """Gives the caller of a version, with its modules active; "" is the constructed one.
 
         Raises:
-            SickError: If the worker does not have the version.
+            UnhealthyModelError: If the worker does not have the version.
         """
         assert self._made is not None, "a worker without a model was given a call"
         content = content or self._made.content
@@ -154,12 +154,14 @@ class ModelVersions:
 
     def _switch(self, content: str) -> None:
         if content not in self._versions:
-            raise SickError(OtherCodeError("it no longer has this run's code"), rows=False)
+            raise UnhealthyModelError(
+                OtherCodeError("it no longer has this run's code"), rows=False
+            )
         if len(self._versions) > 1:
             try:
                 self._check_state()
             except OtherCodeError as error:
-                raise SickError(error, rows=False) from None
+                raise UnhealthyModelError(error, rows=False) from None
         self._activate(self._versions[content])
 
     def _activate(self, version: _Version) -> None:
@@ -174,7 +176,7 @@ def view(cls: type, instance: Any) -> Any:
     return shared
 
 
-class Turns:
+class VersionLock:
     """Lets calls of one version run at a time, in the order in which they were made."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.pipeline.keys import Side
+from vane_dagster.pipeline.keys import JoinSide
 from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
@@ -29,15 +29,15 @@ from vane_dagster.types.sql import (
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.protocol import (
     Faults,
-    HeldRows,
     Join,
-    Mend,
-    Pick,
+    PatchPart,
     Project,
     Quarantined,
     Rows,
     SampledRows,
+    SelectFailed,
     SourceRows,
+    TableRows,
     Work,
 )
 from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
@@ -48,7 +48,7 @@ _PLACE = "__place"
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     """The rows of an input as a table."""
-    if isinstance(rows, HeldRows):
+    if isinstance(rows, TableRows):
         table = tables[rows.index]
         return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
     if isinstance(rows, SourceRows):
@@ -104,7 +104,7 @@ def _computed(
     try:
         return run([*columns, (place, quote(place))], where)
     except duckdb.Error as error:
-        raise expression_error(columns, where, run, error, work.culprit) from error
+        raise expression_error(columns, where, run, error, work.location) from error
     finally:
         connection().unregister("source")
 
@@ -147,7 +147,7 @@ def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) ->
     }
 
 
-def _present(base: pa.Table, other: pa.Table, op: Join, side: Side) -> pa.Array | None:
+def _present(base: pa.Table, other: pa.Table, op: Join, side: JoinSide) -> pa.Array | None:
     """Which of the base's rows a node has something for; None for all of them."""
     if side.label is None:
         positions = _positions(base.column(side.match), other.column(side.id))
@@ -163,7 +163,9 @@ def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
     return pc.index_in(ids, value_set=other.combine_chunks()).combine_chunks()
 
 
-def _lists(base: pa.Table, other: pa.Table, op: Join, side: Side, kind: pa.ListType) -> pa.Array:
+def _lists(
+    base: pa.Table, other: pa.Table, op: Join, side: JoinSide, kind: pa.ListType
+) -> pa.Array:
     """For each of the base's rows the rows of `other` that were made from it, in their order.
 
     Null for a row that has none, if it or a row that was made from it was quarantined on the way.
@@ -205,13 +207,13 @@ def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
     return pa.concat_tables(inputs) if inputs else work.schema.empty_table()
 
 
-def pick(op: Pick, rows: pa.Table) -> pa.Table:
+def select_failed(op: SelectFailed, rows: pa.Table) -> pa.Table:
     """The rows that failed before."""
     failed = _failed(op.faults).cast(rows.schema.field(op.id).type)
     return rows.filter(pc.is_in(rows.column(op.id), value_set=failed))
 
 
-def mend(op: Mend, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
+def patch_part(op: PatchPart, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
     """A former part and rows that are computed now, in the order of what the stage reads."""
     former, read, *new = inputs
     given = read.column(op.given).combine_chunks()

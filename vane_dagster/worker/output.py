@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from vane_dagster.worker.user_errors import clean
 
-_MOST_CHARACTERS = 64_000
+_MAX_CHARACTERS = 64_000
 
 
 class OutputTap(io.TextIOBase):
@@ -34,7 +34,7 @@ class OutputTap(io.TextIOBase):
     def write(self, text: str) -> int:
         """Passes text on, and keeps it."""
         with self._lock:
-            self._kept = (self._kept + text)[-_MOST_CHARACTERS:]
+            self._kept = (self._kept + text)[-_MAX_CHARACTERS:]
         with contextlib.suppress(OSError, ValueError):  # user code may have closed it
             self._through.write(text)
         return len(text)

@@ -31,7 +31,13 @@ from vane_dagster.errors import (
     VaneError,
 )
 from vane_dagster.pipeline.keys import JoinShape
-from vane_dagster.pipeline.options import BatchFormat, Cardinality, JoinHow, RowOrder, Upkeep
+from vane_dagster.pipeline.options import (
+    BatchFormat,
+    Cardinality,
+    JoinHow,
+    RowOrder,
+    WorkerLifecycle,
+)
 from vane_dagster.pipeline.udf import CallStyle
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
@@ -113,7 +119,7 @@ class PartRows:
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class TableRows:
     """Rows of a table that comes by reference: its position among them, and the range."""
 
     index: int
@@ -129,7 +135,7 @@ class SampledRows:
     places: tuple[int, ...]
 
 
-Rows = Union[SourceRows, PartRows, HeldRows, SampledRows]
+Rows = Union[SourceRows, PartRows, TableRows, SampledRows]
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class CallUdf:
         parent: Where many rows come of one, the output column with the input's id.
         carried: The input's columns that are passed on.
         policy: What is done about errors.
-        most_faults: Rows that may be set aside before the call is given up.
+        max_faults: Rows that may be set aside before the call is given up.
         version: The code that is called, where the worker may have several; see `ModelSpec`.
     """
 
@@ -163,7 +169,7 @@ class CallUdf:
     parent: str | None = None
     carried: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
-    most_faults: int = 0
+    max_faults: int = 0
     version: str = ""
 
 
@@ -228,7 +234,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
-class Pick:
+class SelectFailed:
     """Of one input the rows that failed before."""
 
     faults: Faults
@@ -236,7 +242,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Mend:
+class PatchPart:
     """A former part with rows that are computed now.
 
     The inputs are the former part, what the stage reads, in whose order the rows stand, and the
@@ -272,7 +278,7 @@ class Gather:
     """Inputs of the same schema put one below the other."""
 
 
-Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, Pick, Mend, Reject]
+Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, SelectFailed, PatchPart, Reject]
 
 
 @dataclass(frozen=True)
@@ -280,7 +286,7 @@ class Work:
     """One call of a worker.
 
     Attributes:
-        culprit: Stage and fragment, for messages.
+        location: Stage and fragment, for messages.
         op: What is done.
         inputs: The rows that it is done to.
         schema: What comes out.
@@ -296,7 +302,7 @@ class Work:
         fragment: File and rows, for records.
     """
 
-    culprit: str
+    location: str
     op: Op
     inputs: tuple[Rows, ...]
     schema: pa.Schema
@@ -393,14 +399,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Computed:
-    """The rows that an operation made; it stays in the worker, which makes a `Report` of it.
+    """The rows that an operation made; it stays in the worker, which makes a `WorkReport` of it.
 
     Attributes:
         rows: The rows.
-        tally: See `Report`.
+        tally: See `WorkReport`.
         aside: Records of the rows that were set aside; None if there are none.
         cancelled: Whether only some of the batches were computed, as the lease had ended.
-        shares: See `Report`, and so are the others.
+        shares: See `WorkReport`, and so are the others.
     """
 
     rows: pa.Table
@@ -416,7 +422,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkReport:
     """What the driver learns of a piece of work: a few numbers, never rows.
 
     Attributes:
@@ -434,9 +440,9 @@ class Report:
         output: What the user's code printed.
         fault: Why it failed.
         cancelled: Whether the lease had ended, so that nothing was done.
-        sick: Why the worker has to be replaced at once; `fault` then is of the rows at work, if any
-            were.
-        spent: Why the worker is to be replaced when it has nothing more to do.
+        unhealthy_reason: Why the worker has to be replaced at once; `fault` then is of the rows
+            that it was computing, if any.
+        recycle_reason: Why the worker is to be replaced when it has nothing more to do.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -453,11 +459,11 @@ class Report:
     output: str = ""
     fault: Fault | None = None
     cancelled: bool = False
-    sick: str = ""
-    spent: str = ""
+    unhealthy_reason: str = ""
+    recycle_reason: str = ""
 
     @property
-    def is_vain(self) -> bool:
+    def all_rows_failed(self) -> bool:
         """Whether user code was called for rows, and none of them came through."""
         if self.fault is not None:
             return self.fault.kind == "UdfError"
@@ -519,7 +525,7 @@ class PoolSpec:
         model: What it constructs; None for workers that only read, project, join and write.
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
-        upkeep: When a worker is given up, or made anew.
+        lifecycle: When a worker is given up, or made anew.
     """
 
     identity: str
@@ -531,7 +537,7 @@ class PoolSpec:
     model: ModelSpec | None = None
     archive: bytes = field(default=b"", repr=False)
     env_vars: tuple[str, ...] = ()
-    upkeep: Upkeep = field(default_factory=Upkeep)
+    lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
 
 
 @dataclass(frozen=True)
@@ -547,7 +553,7 @@ class LoadReport:
         output: What the user's code printed meanwhile.
         fault: Why it could not be constructed.
         row_seconds: What a row took it in the last calls; None before the first.
-        sick: Why a model that was there already has to be replaced.
+        unhealthy_reason: Why a model that was there already has to be replaced.
         outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
     """
 
@@ -559,7 +565,7 @@ class LoadReport:
     output: str = ""
     fault: Fault | None = None
     row_seconds: float | None = None
-    sick: str = ""
+    unhealthy_reason: str = ""
     outdated: str = ""
 
 
@@ -582,7 +588,7 @@ def load_failed(fault: Fault) -> LoadReport:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PoolRequest:
     """What a lease asks of one pool."""
 
     identity: str
@@ -617,7 +623,7 @@ class LoadCall:
     archive: bytes
     threads: int
     env: Mapping[str, str]
-    upkeep: Upkeep
+    lifecycle: WorkerLifecycle
 
 
 @dataclass(frozen=True)
@@ -646,5 +652,5 @@ class Reply:
     """The answer to a `Request`; `table` is the path of the Arrow file with the rows."""
 
     ticket: int
-    report: Union[Report, LoadReport, Starting]
+    report: Union[WorkReport, LoadReport, Starting]
     table: str | None = None

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 import pyarrow as pa
 import ray
 
-from vane_dagster.pipeline.options import Upkeep
+from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
-    Claim,
     LoadReport,
     ModelSpec,
-    Report,
+    PoolRequest,
     Starting,
     Work,
     WorkerInfo,
     WorkerState,
+    WorkReport,
 )
 
 
@@ -31,7 +31,7 @@ class HostActor:
         threads: Its share of the node's CPUs.
     """
 
-    def __init__(self, claim: Claim, threads: int) -> None:
+    def __init__(self, claim: PoolRequest, threads: int) -> None:
         self._claim = claim
         self._threads = threads
         self._host = Host()
@@ -43,13 +43,13 @@ class HostActor:
         archive: bytes,
         threads: int,
         env: Mapping[str, str],
-        upkeep: Upkeep,
+        lifecycle: WorkerLifecycle,
     ) -> LoadReport:
         """See `Host.load`."""
-        self._loaded = self._host.load(model, archive, threads or self._threads, env, upkeep)
+        self._loaded = self._host.load(model, archive, threads or self._threads, env, lifecycle)
         return self._loaded
 
-    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, Report]:
+    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """See `Host.run`."""
         table, report = self._host.run(work, *tables)
         return (None if table is None else compact(table)), report
@@ -62,11 +62,11 @@ class HostActor:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def starting(self) -> Starting:
-        """See `Startup.told`."""
-        return self._host.startup.told()
+        """See `Startup.status`."""
+        return self._host.startup.status()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def whereabouts(self) -> tuple[Claim, str]:
+    def whereabouts(self) -> tuple[PoolRequest, str]:
         """What a restarted keeper needs: what the worker was made for, and its node."""
         return self._claim, ray.get_runtime_context().get_node_id()
 

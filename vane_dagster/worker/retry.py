@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.pipeline.options import OnError
-from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
-_MOST_IDS = 5
+_MAX_IDS = 5
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
 WORKER_DIED: Final = "WorkerDied"
@@ -81,7 +81,7 @@ class RowFault:
 
 
 @dataclass
-class Outcome:
+class BatchOutcome:
     """What came of a batch.
 
     Attributes:
@@ -119,20 +119,20 @@ Answer = Union[pa.Table, Partial, BaseException, None]
 
 
 def attempt(
-    batch: pa.Table, policy: Policy, id: str, most_faults: int
-) -> Generator[Step, Answer, Outcome]:
+    batch: pa.Table, policy: Policy, id: str, max_faults: int
+) -> Generator[Step, Answer, BatchOutcome]:
     """Decides how a batch is computed.
 
     Args:
         batch: The rows.
         policy: What the stage asks for.
         id: Name of its id column.
-        most_faults: Rows that may be set aside; with one more the error is raised.
+        max_faults: Rows that may be set aside; with one more the error is raised.
 
     Raises:
         BatchError: With what the user's code raised, where no rows or too many are set aside.
     """
-    outcome = Outcome()
+    outcome = BatchOutcome()
     waiting = [(batch, 1)]
     while waiting:
         rows, attempts = waiting.pop(0)
@@ -157,7 +157,7 @@ def attempt(
                 raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
         passing = {i: e for i, e in errors.items() if is_transient(e, policy.retry_on)}
         if passing and attempts <= policy.max_retries:
-            yield Wait(max(waiting_time(error, attempts) for error in set(passing.values())))
+            yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
             outcome.retries += 1
             again = rows if len(passing) == rows.num_rows else rows.take([*passing])
             waiting.insert(0, (again, attempts + 1))
@@ -171,13 +171,13 @@ def attempt(
         for place, error in errors.items():
             row = rows.slice(place, 1)
             outcome.faults.append((len(outcome.tables), RowFault(row, error, attempts)))
-            if policy.on_error == "raise" or len(outcome.faults) > most_faults:
+            if policy.on_error == "raise" or len(outcome.faults) > max_faults:
                 raise BatchError(row, id, error)
     return outcome
 
 
 def _halves(
-    rows: pa.Table, error: BaseException, policy: Policy, outcome: Outcome
+    rows: pa.Table, error: BaseException, policy: Policy, outcome: BatchOutcome
 ) -> list[pa.Table]:
     """The halves that a batch is cut into after an error of it as a whole; none if it is not."""
     half = rows.num_rows // 2
@@ -192,8 +192,8 @@ class BatchError(Exception):
     """A batch that failed for good, with some of its ids; `cause` is what was raised."""
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException) -> None:
-        shown = names(rows.column(id).slice(0, _MOST_IDS + 1).to_pylist(), _MOST_IDS)
-        more = rows.num_rows - _MOST_IDS
+        shown = names(rows.column(id).slice(0, _MAX_IDS + 1).to_pylist(), _MAX_IDS)
+        more = rows.num_rows - _MAX_IDS
         if more > 1:
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
         super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")

@@ -17,7 +17,7 @@ from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.user_errors import clean
 
-_MOST_CHARACTERS = 4_000
+_MAX_CHARACTERS = 4_000
 _TOLD_CHARACTERS = 200
 
 
@@ -32,8 +32,8 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
             "stage": work.stage,
             "fragment": work.fragment,
             "error": fault.name,
-            "message": masked(str(fault.error))[:_MOST_CHARACTERS],
-            "traceback": user_traceback(fault.error)[-_MOST_CHARACTERS:],
+            "message": masked(str(fault.error))[:_MAX_CHARACTERS],
+            "traceback": user_traceback(fault.error)[-_MAX_CHARACTERS:],
             "attempts": fault.attempts,
             "run_id": work.run_id,
             "model": model,
@@ -53,7 +53,7 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
         if field.name in op.ids or field.name in op.carried:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
-            text = masked(f"{fault.name}: {fault.error}")[:_MOST_CHARACTERS]
+            text = masked(f"{fault.name}: {fault.error}")[:_MAX_CHARACTERS]
             columns[field.name] = pa.chunked_array([pa.array([text], pa.string())])
         else:
             columns[field.name] = pa.chunked_array([pa.nulls(1, field.type)])
@@ -70,11 +70,11 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
         table,
         Tally(1, quarantined=int(not nulls), nulled=int(nulls)),
         fault_table([fault], work, call, op.model),
-        faults=(told(fault, call.ids[0]),),
+        faults=(describe_fault(fault, call.ids[0]),),
     )
 
 
-def told(fault: RowFault, id: str) -> str:
+def describe_fault(fault: RowFault, id: str) -> str:
     """A row at fault in a line of text."""
     text = " ".join(masked(f"{fault.name}: {fault.error}").split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"

@@ -11,7 +11,7 @@ from vane_dagster.errors import IntegrityError, SourceError, VaneError
 from vane_dagster.sources import ReadContext, Source
 from vane_dagster.sources.base import unreadable
 from vane_dagster.sources.files import file_version
-from vane_dagster.storage.transient_errors import persistently
+from vane_dagster.storage.transient_errors import with_retries
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.protocol import Project, SourceRows, Work
@@ -35,13 +35,13 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         SourceError: If they cannot be read.
         IntegrityError: If there are more or fewer than planned.
     """
-    source, context = unpack_source(rows.source), ReadContext(work.culprit, connection)
+    source, context = unpack_source(rows.source), ReadContext(work.location, connection)
     table = _as_planned(lambda: source.read(rows.fragment, rows.schema, context), rows, work)
     assert table is not None
     if table.num_rows != rows.count:
         names = " and ".join(repr(file.url) for file in rows.files[:3])
         raise IntegrityError(
-            f"{work.culprit}: {table.num_rows} rows were read of {names}, expected {rows.count} "
+            f"{work.location}: {table.num_rows} rows were read of {names}, expected {rows.count} "
             "by what was planned. Write the file again"
         )
     return table.select(rows.schema.names).cast(rows.schema)
@@ -57,7 +57,7 @@ def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None
         SourceError: If they cannot be read, or their ids are not unique.
         SchemaError: If an expression fails for a row.
     """
-    source, context = unpack_source(rows.source), ReadContext(work.culprit, connection)
+    source, context = unpack_source(rows.source), ReadContext(work.location, connection)
     table = _as_planned(
         lambda: source.project(rows.fragment, rows.schema, op.columns, op.where, context),
         rows,
@@ -74,7 +74,7 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
     """
     if wrong := repeated_or_null(table.column(rows.id)):
         raise SourceError(
-            f"{work.culprit}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
+            f"{work.location}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
             "null inside a partition. Mend the source, or filter the rows out with where="
         )
     return table
@@ -90,7 +90,7 @@ def _as_planned(
         raise
     except Exception as error:  # a file that is replaced meanwhile may raise anything
         _check_files(rows, work)
-        raise unreadable(rows.files[0].url, error, work.culprit) from error
+        raise unreadable(rows.files[0].url, error, work.location) from error
     _check_files(rows, work)
     return table
 
@@ -99,12 +99,12 @@ def _check_files(rows: SourceRows, work: Work) -> None:
     source = unpack_source(rows.source)
     for file in rows.files:
         try:
-            now = persistently(functools.partial(source.current, file))
+            now = with_retries(functools.partial(source.current, file))
         except Exception as error:  # drivers have exceptions of their own, of many kinds
-            raise unreadable(file.url, error, work.culprit) from error
+            raise unreadable(file.url, error, work.location) from error
         if file_version(now) != file_version(file):
             raise SourceError(
-                f"{work.culprit}: {file.url!r} was replaced while the run read it ({file.size} "
+                f"{work.location}: {file.url!r} was replaced while the run read it ({file.size} "
                 f"bytes when it was planned, {now.size} now). Run the partition again"
             )
 

@@ -31,11 +31,11 @@ _MOVING_NAMES = {
     ("zlib", "Compress"),
     ("zlib", "Decompress"),
 }
-_MOST_ITEMS = 200_000
-_MOST_BYTES = 1 << 24
+_MAX_ITEMS = 200_000
+_MAX_BYTES = 1 << 24
 
 
-def state_mark(instance: Any, packages: Collection[str] = ()) -> tuple[object, ...]:
+def state_fingerprint(instance: Any, packages: Collection[str] = ()) -> tuple[object, ...]:
     """What an instance's attributes are: values of plain ones, and which object any other is.
 
     It looks into the containers of the standard library and the objects of the user's classes, as
@@ -50,15 +50,15 @@ def state_mark(instance: Any, packages: Collection[str] = ()) -> tuple[object, .
     """
     found: list[object] = []
     seen: set[int] = set()
-    spare = _MOST_BYTES
+    spare = _MAX_BYTES
     waiting: collections.deque[object] = collections.deque([vars(instance)])
-    while waiting and len(found) < _MOST_ITEMS:
+    while waiting and len(found) < _MAX_ITEMS:
         value = waiting.popleft()
         kind = type(value)
         if kind in _SCALARS:
             found.append((kind, repr(value) if isinstance(value, float) else value))
             continue
-        found.append(_Moving() if _moves(value) else _Same(value))
+        found.append(_NeverEqual() if _moves(value) else _SameObject(value))
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -104,18 +104,18 @@ def _content(value: Any) -> object:
     return tensor_version(value)
 
 
-class _Same:
+class _SameObject:
     """Is equal to what stands for the same object."""
 
     def __init__(self, value: object) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+        return isinstance(other, _SameObject) and self._value is other._value
 
     def __hash__(self) -> int:
         return id(self._value)
 
 
-class _Moving:
+class _NeverEqual:
     """Is equal to nothing else."""

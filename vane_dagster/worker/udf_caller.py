@@ -27,22 +27,22 @@ from vane_dagster.worker.batch_formats import (
     put_together,
     with_ids,
 )
-from vane_dagster.worker.batch_size import BatchSize
+from vane_dagster.worker.batch_size import BatchSizer
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import begin_user_code, one_process, protect_tasks
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
-from vane_dagster.worker.retry import Answer, Outcome, Partial, Step, Wait, attempt
-from vane_dagster.worker.row_errors import fault_table, null_row, told
+from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
+from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
 from vane_dagster.worker.user_errors import contained, is_shutdown
 from vane_dagster.worker.watchdog import deadline
 
-_FAULTS_TOLD = 3
+_FAULTS_REPORTED = 3
 _REVOKED_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
 """How long past its deadline a coroutine may take to end before its process is ended instead."""
 
 
-class Caller:
+class UdfCaller:
     """A constructed model, or a function, and the loop that its async calls run in."""
 
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ class Caller:
         self._label = model.label
         self._style = model.style
         self._packages = installed(model.packages)
-        self.sizes = BatchSize()
+        self.sizes = BatchSizer()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rooms: list[asyncio.Semaphore] = []
         if model.style in ("async", "async_generator"):
@@ -59,7 +59,7 @@ class Caller:
             threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         self.health = Health(target, self._loop)
 
-    def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> Caller:
+    def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
         """A caller of another version of the code.
 
         It has the same loop, to which the model's state may be bound, and the same batch sizes.
@@ -86,14 +86,14 @@ class Caller:
 
         Raises:
             UdfError: If what was returned does not fit.
-            SickError: If the model is dead.
+            UnhealthyModelError: If the model is dead.
         """
         import cloudpickle
 
         self.health.check(now_and_then=True)
         args, kwargs = cloudpickle.loads(op.arguments)
         keep_arguments(args, kwargs)
-        run = _Batches(self, op, work, args, kwargs, revoked)
+        run = _TableCalls(self, op, work, args, kwargs, revoked)
         started = time.perf_counter()
         batches = self.sizes.cut(table, op.batch_size)
         outcomes = self._run_async(run, list(batches)) if self._loop else run.one_by_one(batches)
@@ -121,10 +121,10 @@ class Caller:
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
-            faults=tuple(told(fault, op.ids[0]) for fault in faults[:_FAULTS_TOLD]),
+            faults=tuple(describe_fault(fault, op.ids[0]) for fault in faults[:_FAULTS_REPORTED]),
         )
 
-    def _run_async(self, run: _Batches, batches: list[pa.Table]) -> list[Outcome]:
+    def _run_async(self, run: _TableCalls, batches: list[pa.Table]) -> list[BatchOutcome]:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run.together(batches), self._loop).result()
 
@@ -165,12 +165,12 @@ def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
     return rows.take(pc.array_sort_indices(places.combine_chunks()))
 
 
-class _Batches:
+class _TableCalls:
     """One table's batches on their way through a caller."""
 
     def __init__(
         self,
-        caller: Caller,
+        caller: UdfCaller,
         op: CallUdf,
         work: Work,
         args: Any,
@@ -183,7 +183,7 @@ class _Batches:
         self.calls = 0
         self.stopped = False
 
-    def one_by_one(self, batches: Iterator[pa.Table]) -> list[Outcome]:
+    def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
         outcomes = []
         for batch in batches:
             steps = self._attempt(batch)
@@ -209,8 +209,8 @@ class _Batches:
         while (left := until - time.monotonic()) > 0 and not self.revoked():
             time.sleep(min(left, _REVOKED_SECONDS))
 
-    def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, Outcome]:
-        return attempt(batch, self.op.policy, self.op.ids[0], self.op.most_faults)
+    def _attempt(self, batch: pa.Table) -> Generator[Step, Answer, BatchOutcome]:
+        return attempt(batch, self.op.policy, self.op.ids[0], self.op.max_faults)
 
     def _called(self, batch: pa.Table) -> Answer:
         """What the user's code makes of a batch, or the error that it raised."""
@@ -231,13 +231,13 @@ class _Batches:
                     raise
                 answer = self._failed(raised, batch)
         if not isinstance(answer, pa.Table):
-            self.caller.health.judge()
+            self.caller.health.check_after_error()
             return answer
         self.seconds += seconds
         self.caller.sizes.learn(batch.num_rows, seconds)
         return answer
 
-    async def together(self, batches: list[pa.Table]) -> list[Outcome]:
+    async def together(self, batches: list[pa.Table]) -> list[BatchOutcome]:
         """Up to `max_concurrency` batches in flight; the first error cancels the others."""
         room = self.caller.room(self.op.max_concurrency)
         tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
@@ -249,7 +249,7 @@ class _Batches:
         self.stopped = None in outcomes
         return [outcome for outcome in outcomes if outcome is not None]
 
-    async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> Outcome | None:
+    async def _one(self, batch: pa.Table, room: asyncio.Semaphore) -> BatchOutcome | None:
         steps = self._attempt(batch)
         answer: Answer = None
         try:
@@ -263,7 +263,7 @@ class _Batches:
                     if not self.revoked():
                         answer = await self._called_later(step.batch)
         except StopIteration as stop:
-            return cast(Outcome, stop.value)
+            return cast(BatchOutcome, stop.value)
         return None
 
     async def _called_later(self, batch: pa.Table) -> Answer:
@@ -282,7 +282,7 @@ class _Batches:
         # Its code has cancelled its task and returned; if we had, we would not be here.
         answer = contained(asyncio.CancelledError()) if call.cancelled() else call.result()
         if not isinstance(answer, pa.Table):
-            await self.caller.health.judge_later()
+            await self.caller.health.check_after_error_async()
         return answer
 
     async def _answered(self, batch: pa.Table) -> Answer:
@@ -302,7 +302,7 @@ class _Batches:
         """The answer of a call that raised.
 
         Raises:
-            SickError: If the model is dead.
+            UnhealthyModelError: If the model is dead.
         """
         error = contained(raised)
         check_alive(worst(error))
@@ -313,10 +313,10 @@ class _Batches:
         places = error.errors
         wrong = [i for i in places if type(i) is not int or not 0 <= i < batch.num_rows]
         if wrong or not places:
-            told = f"names the places {names(places)}" if wrong else "names no place"
+            message = f"names the places {names(places)}" if wrong else "names no place"
             return UdfError(
-                f"{self.work.culprit}: RowErrors {told} in a batch of {batch.num_rows} rows; give "
-                "the error of each failed row by its place, from 0 on"
+                f"{self.work.location}: RowErrors {message} in a batch of {batch.num_rows} rows; "
+                "give the error of each failed row by its place, from 0 on"
             )
         others = [i for i in range(batch.num_rows) if i not in places]
         given = batch.take(pa.array(others, pa.int64()))
@@ -326,7 +326,7 @@ class _Batches:
         except BaseException as refused:  # what was returned may run the user's code
             return contained(refused)
 
-    def rows(self, outcome: Outcome) -> list[pa.Table]:
+    def rows(self, outcome: BatchOutcome) -> list[pa.Table]:
         """The rows that came out, with nulls for those at fault where the stage keeps them."""
         if self.op.policy.on_error != "null":
             return outcome.tables
@@ -350,14 +350,14 @@ class _Batches:
         carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
         if op.policy.on_error == "null":
             carried.add(ERROR_COLUMN)
-        return from_result(result, work.schema, carried, op.parent or op.ids[0], work.culprit)
+        return from_result(result, work.schema, carried, op.parent or op.ids[0], work.location)
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None
     ) -> pa.Table:
         work, op = self.work, self.op
         places = range(batch.num_rows) if places is None else places
-        output = put_together(results, places, work.schema, work.culprit)
+        output = put_together(results, places, work.schema, work.location)
         if op.policy.on_error == "null" and ERROR_COLUMN not in output.column_names:
             output = output.append_column(ERROR_COLUMN, pa.nulls(output.num_rows, pa.string()))
         return with_ids(output, batch, work, op)

@@ -132,7 +132,7 @@ def _mode(path: Path) -> int:
         return 0
 
 
-_put_aside: dict[str, dict[str, types.ModuleType]] = {}
+_inactive_modules: dict[str, dict[str, types.ModuleType]] = {}
 """The modules of folders that are not active, by the folder and their names."""
 
 
@@ -155,9 +155,9 @@ def activate(folder: Path) -> None:
         others = [file for file in used if file.startswith(root) and not file.startswith(own)]
         if others:
             place = os.path.join(root, others[0][len(root) :].partition(os.sep)[0], "")
-            _put_aside.setdefault(place, {})[name] = module
+            _inactive_modules.setdefault(place, {})[name] = module
             _forget(name)
-    back = _put_aside.pop(own, {})
+    back = _inactive_modules.pop(own, {})
     sys.modules.update(back)
     for name, module in back.items():
         package, _, last = name.rpartition(".")
@@ -168,7 +168,7 @@ def activate(folder: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Drops the modules of a folder that is not active, so that their memory can be freed."""
-    _put_aside.pop(_inside(folder), None)
+    _inactive_modules.pop(_inside(folder), None)
 
 
 def _forget(name: str) -> None:

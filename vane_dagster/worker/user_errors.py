@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from vane_dagster.errors import RowErrors
-from vane_dagster.storage.transient_errors import is_transient, status_of, waiting_time
+from vane_dagster.storage.transient_errors import backoff_seconds, http_status, is_transient
 
-_MOST_CHARACTERS = 20_000
-_MOST_INNER = 5
+_MAX_CHARACTERS = 20_000
+_MAX_INNER = 5
 
 
 class Raised(Exception):
@@ -53,9 +53,9 @@ def _behaves(error: Any) -> bool:
         return False
     if [kind.__name__, kind.__qualname__.rpartition(".")[2]] != 2 * _names(error)[:1]:
         return False
-    is_transient(error), waiting_time(error, 1)  # both look at the exception's own attributes
+    is_transient(error), backoff_seconds(error, 1)  # both look at the exception's own attributes
     texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
-    return sum(map(len, texts)) <= _MOST_CHARACTERS and all(t == clean(t) for t in texts)
+    return sum(map(len, texts)) <= _MAX_CHARACTERS and all(t == clean(t) for t in texts)
 
 
 def _stand_in(error: Any) -> BaseException:
@@ -65,7 +65,7 @@ def _stand_in(error: Any) -> BaseException:
         kind = type(name, (kind,), {"__module__": Raised.__module__})
     made = kind(_text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
-        made.status_code = status_of(error)  # type: ignore[attr-defined]
+        made.status_code = http_status(error)  # type: ignore[attr-defined]
     return made
 
 
@@ -78,17 +78,17 @@ def _names(error: Any) -> list[str]:
 
 def _text(error: Any) -> str:
     text = _own_text(error)
-    inner = list(itertools.islice(_leaves(error), _MOST_INNER + 1))
-    for found in inner[:_MOST_INNER]:
+    inner = list(itertools.islice(_leaves(error), _MAX_INNER + 1))
+    for found in inner[:_MAX_INNER]:
         text += f"; {_names(found)[0]}: {_own_text(found)}"
-    if len(inner) > _MOST_INNER:
+    if len(inner) > _MAX_INNER:
         text += "; and more"
-    return clean(text)[:_MOST_CHARACTERS]
+    return clean(text)[:_MAX_CHARACTERS]
 
 
 def _own_text(error: Any) -> str:
     try:
-        return str(error)[:_MOST_CHARACTERS]
+        return str(error)[:_MAX_CHARACTERS]
     except BaseException as failed:
         return f"<str() of the exception raised {_names(failed)[0]}>"
 

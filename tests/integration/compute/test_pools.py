@@ -29,7 +29,7 @@ from support.warm_pools import clear
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import Cancelled
-from vane_dagster.compute.client import keepers
+from vane_dagster.compute.client import pool_managers
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.pool_state import LeaseRecord
 from vane_dagster.compute.processes import marked
@@ -37,7 +37,7 @@ from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
-from vane_dagster.worker.protocol import Claim, PoolSpec
+from vane_dagster.worker.protocol import PoolRequest, PoolSpec
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 ONE = {"resources": {"accelerator": 1}}
@@ -115,7 +115,10 @@ def listed() -> list[dict[str, Any]]:
     """The models' pools of the cluster that this process is connected to."""
     import ray
 
-    answers = [ray.get(keeper.pools.remote(), timeout=30) for keeper in keepers().values()]
+    answers = [
+        ray.get(pool_manager.pools.remote(), timeout=30)
+        for pool_manager in pool_managers().values()
+    ]
     return [pool for answer in answers for pool in answer if pool["identity"] != "io"]
 
 
@@ -256,9 +259,9 @@ def test_a_run_goes_on_while_the_keeper_is_killed(tmp_path, cluster, ray_compute
         until(lambda: len(noted(tmp_path / "calls")) > 20, "the run is under way")
         mark = str(LocalHead(**CLUSTER).temp_dir)
         commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in marked(mark)}
-        (keeper,) = [pid for pid, command in commands.items() if "Keeper" in command]
+        (pool_manager,) = [pid for pid, command in commands.items() if "PoolManager" in command]
         seen["before"] = listed()
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(pool_manager, signal.SIGKILL)
         seen["after"] = until(lambda: [p for p in listed() if p["leases"]], "leases are learnt", 20)
         seen["calls"] = len(noted(tmp_path / "calls"))
 
@@ -493,23 +496,23 @@ def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, mater
 def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materialize):
     import ray
 
-    from vane_dagster.compute.pool_manager import Keeper
+    from vane_dagster.compute.pool_manager import PoolManager
 
-    old = ray.remote(Keeper).options(name="keeper-old", num_cpus=0, lifetime="detached")
-    keeper = old.remote("keeper-old")
+    old = ray.remote(PoolManager).options(name="keeper-old", num_cpus=0, lifetime="detached")
+    pool_manager = old.remote("keeper-old")
     try:
-        held = Claim("old", "Old", (1, 1), {"accelerator": 1}, 1)
+        held = PoolRequest("old", "Old", (1, 1), {"accelerator": 1}, 1)
         request = LeaseRecord("1", "run-1", (held,), 0.0)
-        assert ray.get(keeper.acquire.remote(request)).workers
+        assert ray.get(pool_manager.acquire.remote(request)).workers
         until(lambda: listed()[0]["workers"][0]["state"] == "starting", "it is placed")
-        ray.get(keeper.release.remote("1"))
+        ray.get(pool_manager.release.remote("1"))
 
         pipeline = docs(tmp_path)
         add(pipeline, "out", tmp_path, **ONE)
         materialize(pipeline, ray_compute)
         assert [pool["label"] for pool in listed()] == ["Model"]
     finally:
-        ray.kill(keeper)
+        ray.kill(pool_manager)
 
 
 # The worker's environment

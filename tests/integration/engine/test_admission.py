@@ -16,9 +16,9 @@ from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.engine import executor
-from vane_dagster.engine.fragment_state import FragmentRun
-from vane_dagster.engine.tasks import Requests
-from vane_dagster.worker.protocol import HeldRows, PartRows
+from vane_dagster.engine.fragment_state import FragmentState
+from vane_dagster.engine.tasks import WorkBuilder
+from vane_dagster.worker.protocol import PartRows, TableRows
 
 MIB = 1 << 20
 
@@ -95,15 +95,15 @@ def branches(root: Path, wanted: int, kind: str, fault: str = "") -> vd.Pipeline
 def joined_from(monkeypatch: pytest.MonkeyPatch) -> list[set[type]]:
     """What each join was given: rows held, or those of a part."""
     found: list[set[type]] = []
-    whole = Requests.whole
+    whole = WorkBuilder.whole
 
-    def watched(self: Requests, run: Any, node: Any, worker: str) -> Any:
-        work, tables = whole(self, run, node, worker)
-        if node.spec.name == "joined":
+    def watched(self: WorkBuilder, run: Any, task_state: Any, worker: str) -> Any:
+        work, tables = whole(self, run, task_state, worker)
+        if task_state.spec.name == "joined":
             found.append({type(rows) for rows in work.inputs})
         return work, tables
 
-    monkeypatch.setattr(Requests, "whole", watched)
+    monkeypatch.setattr(WorkBuilder, "whole", watched)
     return found
 
 
@@ -152,9 +152,9 @@ def test_without_that_one_fragment_is_under_way(
 ):
     """The control of the test above: what it asks for, the budget alone does not allow."""
     room_for(44, monkeypatch)
-    monkeypatch.setattr(FragmentRun, "droppable", lambda run: [])
+    monkeypatch.setattr(FragmentState, "droppable", lambda run: [])
     assert materialize(branches(tmp_path, 1, "plain"), local).success
-    assert joined_from == [{HeldRows}] * 4
+    assert joined_from == [{TableRows}] * 4
     seen = read_stage(tmp_path / "store", "docs", "joined").column("seen").to_pylist()
     assert max(seen) == 1
 

@@ -16,7 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.pools_process import Process
-from vane_dagster.compute.client import KeeperClient, keepers
+from vane_dagster.compute.client import PoolManagerClient, pool_managers
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.ray_backend import RayBackend
@@ -72,7 +72,7 @@ class Driver:
                 run_pipeline(
                     pipeline, tuple(pipeline.stages), [None], compute, store, name,
                     listen=self.events.append, log=lambda _: None, check=lambda: None,
-                    judge=CheckRunner(pipeline, store),
+                    check_runner=CheckRunner(pipeline, store),
                 )  # fmt: skip
             except BaseException as error:
                 self.error = error
@@ -112,10 +112,10 @@ def ray_compute(cluster: vd.LocalCluster, tmp_path: Path) -> Iterator[vd.RayComp
     import ray
 
     cluster.connect()
-    for keeper in keepers().values():
-        for pool in ray.get(keeper.pools.remote()):
+    for pool_manager in pool_managers().values():
+        for pool in ray.get(pool_manager.pools.remote()):
             if pool["identity"] != "io":
-                ray.get(keeper.evict.remote(pool["identity"], True))
+                ray.get(pool_manager.evict.remote(pool["identity"], True))
 
 
 def manifests(tmp_path: Path, stage: str) -> list[str]:
@@ -266,7 +266,7 @@ def test_a_keeper_that_dies_costs_no_row(tmp_path, ray_compute):
 
     drivers = [Driver(tmp_path, ray_compute, "first"), Driver(tmp_path, ray_compute, "second")]
     until(lambda: len(noted(tmp_path)) >= 30, "both runs are under way")
-    ray.kill(KeeperClient().actor, no_restart=False)
+    ray.kill(PoolManagerClient().actor, no_restart=False)
     for driver in drivers:
         driver.done()
     assert set(noted(tmp_path)) == set(range(ROWS))

@@ -189,20 +189,20 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
     """The keeper answers for its node, and for those that it remembers: one is told it wrongly."""
     import ray
 
-    from vane_dagster.compute.client import KeeperClient
+    from vane_dagster.compute.client import PoolManagerClient
 
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, on_any={})
     compute = vd.RayCompute(cluster=cluster)
     materialize(docs, compute)
     assert read_stage(tmp_path / "store", "docs", "on_any")["n"].to_pylist() == [10, 20, 30]
-    keeper = KeeperClient()
-    (found,) = versions.of_cluster(keeper).values()
+    pool_manager = PoolManagerClient()
+    (found,) = versions.of_cluster(pool_manager).values()
     assert found == versions.installed()
 
     (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
     wrong = {node: replace(versions.installed(), pyarrow="1.0")}
-    keeper.ask("versions", wrong)
+    pool_manager.call("versions", wrong)
     versions._asked.clear()
     try:
         write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
@@ -210,7 +210,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
         assert f"({node[:8]}): the driver has pyarrow {pa.__version__}; workers" in text
         assert "there have pyarrow 1.0. Install the driver's versions there" in text
     finally:
-        keeper.ask("versions", {node: versions.installed()})
+        pool_manager.call("versions", {node: versions.installed()})
         versions._asked.clear()
     result = materialize(docs, compute)
     assert metadata(result, "on_any")["dagster/row_count"] == 6

@@ -16,7 +16,7 @@ import vane_dagster as vd
 from support.bad_rows import BAD, OutOfMemoryError, double
 from support.data import read_stage, write_source
 from support.results import failure, metadata
-from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.gc import GcPolicy, collect
 
 ROWS = 200
 
@@ -261,7 +261,7 @@ def test_garbage_collection_keeps_what_was_set_aside(tmp_path, local, materializ
     def collected() -> None:
         now = time.time() + 10
         for grace in (0, 1):
-            list(collect(store.open(), Terms(now + 100 * grace, keep=0, grace=50)))
+            list(collect(store.open(), GcPolicy(now + 100 * grace, keep=0, grace=50)))
 
     first = files()
     collected()

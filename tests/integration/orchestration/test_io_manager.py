@@ -17,7 +17,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import column_of, write_source
-from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.gc import GcPolicy, collect
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning"
@@ -403,11 +403,11 @@ def test_garbage_of_ordinary_assets(store, tmp_path):
     files = sorted((tmp_path / "store").rglob("*.parquet"))
     assert len(files) == 2
     now = time.time()
-    first = list(collect(opened, Terms(now + DAY, 60.0, 3600.0)))
+    first = list(collect(opened, GcPolicy(now + DAY, 60.0, 3600.0)))
     assert sum(len(stage.condemned) for stage in first) == 1
     # Rows that are about to be deleted, and come back, go to a file of another name.
     put(ordinary(ROWS), store)
     assert kept(store) == [1, 2, 3]
-    second = list(collect(opened, Terms(now + 2 * DAY, 60.0, 3600.0)))
+    second = list(collect(opened, GcPolicy(now + 2 * DAY, 60.0, 3600.0)))
     assert sum(len(stage.deleted) for stage in second) == 1
     assert kept(store) == [1, 2, 3]

@@ -250,8 +250,8 @@ def test_every_entry_is_documented(run, source):
 def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():
     counted, stats = counts(Clock(), [])
     run = fragment(0)
-    run.mends["a"] = object()
-    run.nodes["a"].pieces = {0: (None, 1), 1: (None, 2)}
+    run.row_retries["a"] = object()
+    run.task_states["a"].pieces = {0: (None, 1), 1: (None, 2)}
     counted.add_part(run, "a", 1000)
 
     assert (stats[0, "a"].computed, stats[0, "a"].rows_out) == (1, 3)

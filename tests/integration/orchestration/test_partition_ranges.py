@@ -143,7 +143,7 @@ def test_slow_reporting_stalls_nothing(tmp_path, local):
         listen,
         log=print,
         check=lambda: None,
-        judge=CheckRunner(many, store),
+        check_runner=CheckRunner(many, store),
     )
     assert sorted(committed) == keys
 

@@ -16,7 +16,7 @@ from support.data import write_source
 from support.results import failure, metadata
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.asset_writer import AssetRun, write_asset
-from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.gc import GcPolicy, collect
 
 KEYS = ("a", "Ö / b")
 PARTS = dg.StaticPartitionsDefinition(list(KEYS))
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> vd.FragmentStore:
 
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 256)
 
 
 class Rows:
@@ -200,7 +200,7 @@ def test_garbage_and_superseded_plans(store, local, monkeypatch):
 
     now = time.time()
     for days in (1, 2):
-        list(collect(opened, Terms(now + days * DAY, 60.0, 3600.0)))
+        list(collect(opened, GcPolicy(now + days * DAY, 60.0, 3600.0)))
     gone = former.partitions[0].files[0].url.removeprefix("file://")
     assert not Path(gone).exists()
     assert run([docs.build_assets()], store, local).success

@@ -21,7 +21,7 @@ from support.data import read_stage, write_source
 from support.results import metadata
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.gc import Collected, Terms, collect
+from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
 
 DAY = 86_400.0
@@ -45,13 +45,13 @@ def made(tmp_path, local, materialize):
     return tmp_path
 
 
-def gc(root: Path, days: float = 0.0, **terms) -> dict[str, Collected]:
+def gc(root: Path, days: float = 0.0, **terms) -> dict[str, GcReport]:
     """Collects as if some days had passed."""
     given = {"now": time.time() + days * DAY, "keep": KEEP, "grace": GRACE, **terms}
-    return {f.stage: f for f in collect(Store(Location(str(root / "store"))), Terms(**given))}
+    return {f.stage: f for f in collect(Store(Location(str(root / "store"))), GcPolicy(**given))}
 
 
-def counts(found: Mapping[str, Collected]) -> dict[str, tuple[int, int, int, int]]:
+def counts(found: Mapping[str, GcReport]) -> dict[str, tuple[int, int, int, int]]:
     return {
         stage: (len(f.condemned), len(f.deleted), len(f.manifests), len(f.temporaries))
         for stage, f in found.items()
@@ -216,10 +216,10 @@ def test_store_in_memory(made):
         if path.is_file():
             fs.pipe_file(f"/gc/{path.relative_to(made / 'store')}", path.read_bytes())
     opened = Store(Location("memory://gc"))
-    found = counts({f.stage: f for f in collect(opened, Terms(time.time(), KEEP, GRACE))})
+    found = counts({f.stage: f for f in collect(opened, GcPolicy(time.time(), KEEP, GRACE))})
     assert found["docs/clean"] == (0, 0, 0, 0)
     now = time.time() + 8 * DAY
-    found = counts({f.stage: f for f in collect(opened, Terms(now, KEEP, GRACE))})
+    found = counts({f.stage: f for f in collect(opened, GcPolicy(now, KEEP, GRACE))})
     assert found["docs/clean"] == (1, 0, 1, 0)
 
 

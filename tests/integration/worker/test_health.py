@@ -156,7 +156,7 @@ lifecycle._GRACE_SECONDS = 0.2
 with lifecycle.Startup().watched(0.3):
     pass
 time.sleep(1.0)
-assert lifecycle.Startup().told().seconds is None
+assert lifecycle.Startup().status().seconds is None
 """
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.checks.drift import cosine_distance, population_stability_index
-from vane_dagster.engine.check_runner import ManifestContext, evaluate, sample, verdicts
+from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for, sample
 from vane_dagster.storage.column_stats import measure, merge_measures
-from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo
+from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo, PartProvenance
 
 SCHEMA = pa.schema(
     {
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
         "vector": pa.list_(pa.float32(), 3),
     }
 )
-MADE = Made("run", ("worker",), 0.0, 1.0)
+MADE = PartProvenance("run", ("worker",), 0.0, 1.0)
 
 
 # --- declared
@@ -283,18 +283,18 @@ def stage(
     return ManifestContext(manifest, "id", lambda: ds.dataset(files, schema=schema))
 
 
-def closed(subject: ManifestContext) -> ManifestContext:
+def closed(context: ManifestContext) -> ManifestContext:
     """The same, whose data must not be opened."""
 
     def refuse() -> Any:
         raise AssertionError("data was opened")
 
-    return replace(subject, dataset=refuse, find_previous=refuse)
+    return replace(context, dataset=refuse, find_previous=refuse)
 
 
-def one(check: vd.checks.Check, subject: ManifestContext) -> CheckResult:
+def one(check: vd.checks.Check, context: ManifestContext) -> CheckResult:
     """The result of a check, which has to be storable."""
-    (found,) = evaluate([check], subject)
+    (found,) = evaluate([check], context)
     json.dumps(asdict(found), allow_nan=False)
     values = found.metadata.values()
     assert all(type(value) in (int, float, str) for value in values)
@@ -333,16 +333,16 @@ def test_ids_complete_accounts_for_every_row(tmp_path: Path):
 
 
 def test_lost_and_invented_rows_of_two_parts_do_not_cancel_out(tmp_path: Path):
-    subject = stage(tmp_path, rows(x=[1, 2, 3]), rows(x=[1]), rows_in=2)
-    found = one(vd.checks.IdsComplete(), closed(subject))
+    context = stage(tmp_path, rows(x=[1, 2, 3]), rows(x=[1]), rows_in=2)
+    found = one(vd.checks.IdsComplete(), closed(context))
     assert (found.passed, found.metadata["lost"], found.metadata["invented"]) == (False, 1, 1)
 
 
 def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
     def of_children(**counts: int) -> CheckResult:
-        subject = stage(tmp_path, rows(x=[1, 2, 3]), **counts)
-        many = replace(subject.manifest, info={"children": True})
-        return one(vd.checks.IdsComplete(), closed(replace(subject, manifest=many)))
+        context = stage(tmp_path, rows(x=[1, 2, 3]), **counts)
+        many = replace(context.manifest, info={"children": True})
+        return one(vd.checks.IdsComplete(), closed(replace(context, manifest=many)))
 
     assert of_children(rows_in=2).passed
     assert of_children(rows_in=5, filtered=2).passed
@@ -351,33 +351,33 @@ def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
 
 
 def test_rows_of_parts_that_record_no_origin_are_told(tmp_path: Path):
-    subject = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=0)
-    parts = [replace(part, made=None) for part in subject.manifest.parts]
-    old = replace(subject, manifest=replace(subject.manifest, parts=parts))
+    context = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=0)
+    parts = [replace(part, made=None) for part in context.manifest.parts]
+    old = replace(context, manifest=replace(context.manifest, parts=parts))
     found = one(vd.checks.IdsComplete(), closed(old))
     assert (found.passed, found.metadata["rows_of_unknown_origin"]) == (True, 3)
-    assert not one(vd.checks.IdsComplete(), closed(subject)).passed
+    assert not one(vd.checks.IdsComplete(), closed(context)).passed
 
 
 def test_error_rate(tmp_path: Path):
-    subject = closed(stage(tmp_path, rows(x=[1, 2, 3]), rows_in=4, quarantined=1))
-    found = one(vd.checks.ErrorRate(0.2), subject)
+    context = closed(stage(tmp_path, rows(x=[1, 2, 3]), rows_in=4, quarantined=1))
+    found = one(vd.checks.ErrorRate(0.2), context)
     assert (found.passed, found.blocking, found.metadata["error_rate"]) == (False, True, 0.25)
-    assert one(vd.checks.ErrorRate(0.25), subject).passed
+    assert one(vd.checks.ErrorRate(0.25), context).passed
 
 
 def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
     table = rows(x=[1, None, None, 2], y=["a", None, "b", "c"])
-    subject = closed(stage(tmp_path, table, table))
-    found = one(vd.checks.NullRate(0.4), subject)
+    context = closed(stage(tmp_path, table, table))
+    found = one(vd.checks.NullRate(0.4), context)
     assert (found.passed, found.severity, found.blocking) == (False, "WARN", False)
     assert found.metadata == {"rows": 8, "null_rate/x": 0.5, "null_rate/y": 0.25}
     assert found.description == "x: 50.00% nulls; the limit is 40.00%"
-    assert one(vd.checks.NullRate(0.5), subject).passed
-    assert one(vd.checks.NullRate(0.4, columns=["y"]), subject).passed
-    assert one(vd.checks.NullRate({"x": 0.5}), subject).metadata == {"rows": 8, "null_rate/x": 0.5}
-    assert not one(vd.checks.NullRate({"x": 0.5}, columns=["y"]), subject).passed
-    missing = one(vd.checks.NullRate({"z": 0.5}), subject)
+    assert one(vd.checks.NullRate(0.5), context).passed
+    assert one(vd.checks.NullRate(0.4, columns=["y"]), context).passed
+    assert one(vd.checks.NullRate({"x": 0.5}), context).metadata == {"rows": 8, "null_rate/x": 0.5}
+    assert not one(vd.checks.NullRate({"x": 0.5}, columns=["y"]), context).passed
+    missing = one(vd.checks.NullRate({"z": 0.5}), context)
     assert "SchemaError" in missing.description
     assert "'z'" in missing.description
     assert one(vd.checks.NullRate(0), closed(stage(tmp_path, rows(id=[1])))).passed
@@ -385,8 +385,8 @@ def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
 
 def test_vectors(tmp_path: Path):
     zero = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
-    subject = closed(stage(tmp_path, rows(v=vectors(zero)), rows(v=vectors([[1, math.nan, 1]]))))
-    found = one(vd.checks.Vectors(), subject)
+    context = closed(stage(tmp_path, rows(v=vectors(zero)), rows(v=vectors([[1, math.nan, 1]]))))
+    found = one(vd.checks.Vectors(), context)
     assert (found.passed, found.severity, found.blocking) == (False, "ERROR", False)
     assert found.metadata == {
         "rows": 5,
@@ -396,9 +396,9 @@ def test_vectors(tmp_path: Path):
         "bad_rate/v": 0.5,
         "dimension/v": 3,
     }
-    assert one(vd.checks.Vectors(max_rate=0.5), subject).passed
-    assert one(vd.checks.Vectors(max_rate=0.5, dimension=3), subject).passed
-    assert not one(vd.checks.Vectors(max_rate=1, dimension=4), subject).passed
+    assert one(vd.checks.Vectors(max_rate=0.5), context).passed
+    assert one(vd.checks.Vectors(max_rate=0.5, dimension=3), context).passed
+    assert not one(vd.checks.Vectors(max_rate=1, dimension=4), context).passed
 
 
 def test_vectors_of_different_dimensions(tmp_path: Path):
@@ -416,11 +416,11 @@ def test_vectors_of_different_dimensions(tmp_path: Path):
 
 
 def test_text(tmp_path: Path):
-    subject = closed(stage(tmp_path, rows(t=["a", " ", "", None, "b"])))
-    found = one(vd.checks.Text(0.4), subject)
+    context = closed(stage(tmp_path, rows(t=["a", " ", "", None, "b"])))
+    found = one(vd.checks.Text(0.4), context)
     assert (found.passed, found.severity) == (False, "WARN")
     assert found.metadata == {"rows": 5, "empty_rate/t": 0.5}
-    assert one(vd.checks.Text(0.5), subject).passed
+    assert one(vd.checks.Text(0.5), context).passed
 
 
 def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
@@ -437,12 +437,12 @@ def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
 
 def test_a_partition_without_rows_passes(tmp_path: Path):
     empty = SCHEMA.empty_table()
-    subject = stage(tmp_path, empty)
-    subject = replace(subject, find_previous=lambda: subject)
+    context = stage(tmp_path, empty)
+    context = replace(context, find_previous=lambda: context)
     c = vd.checks
     checks = [*defaults_for(SCHEMA, "map_batches"), c.Drift("score"), c.Drift("text")]
     golden = c.Golden({"id": [1], "text": ["a"]})
-    for result in evaluate([*checks, c.Drift("vector"), golden], subject):
+    for result in evaluate([*checks, c.Drift("vector"), golden], context):
         assert result.passed, result
 
 
@@ -450,33 +450,33 @@ def test_a_check_that_raises_has_failed_and_is_evaluated_again(tmp_path: Path):
     def broken() -> Any:
         raise PermissionError("no access")
 
-    subject = replace(stage(tmp_path, rows(x=[1])), dataset=broken)
+    context = replace(stage(tmp_path, rows(x=[1])), dataset=broken)
     checks = [
         vd.checks.IdsComplete(),
         vd.checks.Golden({"id": [0], "x": [1]}),
         vd.checks.Golden(tmp_path / "missing.parquet", name="other"),
     ]
-    found = evaluate(checks, subject)
+    found = evaluate(checks, context)
     assert [result.passed for result in found] == [True, False, False]
     assert found[1].metadata == {"error": "PermissionError: no access"}
     assert "PermissionError: no access" in found[1].description
     assert "FileNotFoundError" in found[2].description
-    assert list(verdicts(checks, replace(subject.manifest, checks=found))) == ["ids_complete"]
+    assert list(results_for(checks, replace(context.manifest, checks=found))) == ["ids_complete"]
 
 
 def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
     golden = tmp_path / "golden.parquet"
     pq.write_table(pa.table({"id": [0], "x": [1]}), golden)
-    subject = stage(tmp_path, rows(x=[1]))
+    context = stage(tmp_path, rows(x=[1]))
     checks = [vd.checks.IdsComplete(), vd.checks.NullRate(0.1), vd.checks.Golden(golden)]
-    stored = replace(subject.manifest, checks=evaluate(checks, subject))
+    stored = replace(context.manifest, checks=evaluate(checks, context))
     stored = Manifest.loads(stored.dumps())
-    assert list(verdicts(checks, stored)) == ["ids_complete", "null_rate", "golden"]
-    assert verdicts(checks, stored)["null_rate"] == evaluate(checks, subject)[1]
+    assert list(results_for(checks, stored)) == ["ids_complete", "null_rate", "golden"]
+    assert results_for(checks, stored)["null_rate"] == evaluate(checks, context)[1]
     changed = [checks[0], vd.checks.NullRate(0.2), vd.checks.Drift("x"), checks[2]]
-    assert list(verdicts(changed, stored)) == ["ids_complete", "golden"]
+    assert list(results_for(changed, stored)) == ["ids_complete", "golden"]
     pq.write_table(pa.table({"id": [0], "x": [2]}), golden)
-    assert list(verdicts(checks, stored)) == ["ids_complete", "null_rate"]
+    assert list(results_for(checks, stored)) == ["ids_complete", "null_rate"]
 
 
 # --- drift
@@ -485,8 +485,8 @@ def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
 def compare(tmp_path: Path, check: vd.checks.Check, now: pa.Table, before: pa.Table) -> CheckResult:
     other = stage(tmp_path, before)
     other = replace(other, manifest=replace(other.manifest, partition="2024-01-01"))
-    subject = stage(tmp_path, now)
-    return one(check, replace(subject, find_previous=lambda: other))
+    context = stage(tmp_path, now)
+    return one(check, replace(context, find_previous=lambda: other))
 
 
 RNG = np.random.default_rng(7)
@@ -649,25 +649,25 @@ def test_what_checks_of_counts_say(tmp_path: Path):
 
 
 def test_a_rate_is_told_apart_from_its_limit(tmp_path: Path):
-    subject = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
-    assert one(vd.checks.ErrorRate(0.01), subject).description == (
+    context = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
+    assert one(vd.checks.ErrorRate(0.01), context).description == (
         "301 of 30,000 rows failed (1.003%); the limit is 1.000%"
     )
-    assert one(vd.checks.ErrorRate(0.00001), subject).description == (
+    assert one(vd.checks.ErrorRate(0.00001), context).description == (
         "301 of 30,000 rows failed (1.003%); the limit is 0.001%"
     )
 
 
 def test_what_checks_of_columns_say(tmp_path: Path):
     table = rows(x=["a", None, " ", "b"], y=["a", "b", "c", "d"])
-    subject = closed(stage(tmp_path, table))
+    context = closed(stage(tmp_path, table))
     c = vd.checks
 
-    assert one(c.NullRate(0.5), subject).description == (
+    assert one(c.NullRate(0.5), context).description == (
         "x: 25.00% nulls; the limit is 50.00% (the highest share of 2 columns)"
     )
-    assert one(c.NullRate(0.1, columns=["y"]), subject).description == "There are no nulls in 'y'"
-    assert one(c.Text(0.2), subject).description == "x: 33.33% empty texts; the limit is 20.00%"
+    assert one(c.NullRate(0.1, columns=["y"]), context).description == "There are no nulls in 'y'"
+    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20.00%"
     many = closed(stage(tmp_path, rows(**{f"x{i}": [None, "a"] for i in range(7)})))
     assert one(c.NullRate(0.1), many).description.endswith(
         "x4: 50.00% nulls; the limit is 10.00%; and 2 more"
@@ -675,14 +675,14 @@ def test_what_checks_of_columns_say(tmp_path: Path):
 
 
 def test_what_checks_of_vectors_say(tmp_path: Path):
-    subject = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
+    context = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
     told = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
 
-    assert one(vd.checks.Vectors(), subject).description == f"{told}; the limit is 0.00%"
-    assert one(vd.checks.Vectors(max_rate=0.5), subject).description == (
+    assert one(vd.checks.Vectors(), context).description == f"{told}; the limit is 0.00%"
+    assert one(vd.checks.Vectors(max_rate=0.5), context).description == (
         f"{told}; the limit is 50.00%"
     )
-    assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), subject).description == (
+    assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), context).description == (
         "v: the dimension is 3; expected 4"
     )
     ragged = closed(stage(tmp_path, rows(v=vectors([[1, 2], [1]], None))))
@@ -726,16 +726,16 @@ def actual(**changed: Any) -> pa.Table:
 
 
 def test_golden_rows_as_expected(tmp_path: Path):
-    subject = stage(tmp_path, actual(), pa.table({**SCHEMA.empty_table().to_pydict()}, SCHEMA))
-    found = one(vd.checks.Golden(GOLDEN), subject)
+    context = stage(tmp_path, actual(), pa.table({**SCHEMA.empty_table().to_pydict()}, SCHEMA))
+    found = one(vd.checks.Golden(GOLDEN), context)
     assert found.passed, found
     assert (found.metadata["found"], found.metadata["expected"]) == (2, 3)
     file = tmp_path / "golden.parquet"
     pq.write_table(GOLDEN, file)
     for expected in (file, f"file://{file}", GOLDEN.to_pydict()):
-        assert one(vd.checks.Golden(expected), subject).metadata == found.metadata
-    assert one(vd.checks.Golden(GOLDEN, min_found=2), subject).passed
-    few = one(vd.checks.Golden(GOLDEN, min_found=3), subject)
+        assert one(vd.checks.Golden(expected), context).metadata == found.metadata
+    assert one(vd.checks.Golden(GOLDEN, min_found=2), context).passed
+    few = one(vd.checks.Golden(GOLDEN, min_found=3), context)
     assert not few.passed
     assert "2 of 3 expected ids are in the output; at least 3" in few.description
 
@@ -755,24 +755,24 @@ def test_golden_rows_as_expected(tmp_path: Path):
     ],
 )
 def test_golden_rows_that_differ_are_named(tmp_path: Path, changed: Any, column: str):
-    subject = stage(tmp_path, actual(**changed))
-    found = one(vd.checks.Golden(GOLDEN), subject)
+    context = stage(tmp_path, actual(**changed))
+    found = one(vd.checks.Golden(GOLDEN), context)
     assert not found.passed
     assert found.metadata["differing_ids"] == "3"
     assert found.metadata[f"differing/{column}"] == found.metadata["differing"] == 1
     others = [name for name in ("text", "score", "vector") if name != column]
-    assert one(vd.checks.Golden(GOLDEN, columns=others), subject).passed
+    assert one(vd.checks.Golden(GOLDEN, columns=others), context).passed
 
 
 def test_golden_tolerance_and_distance(tmp_path: Path):
     near = {"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], [6, 0, 2]], "score": [0, 0.1, 0, 0.301]}
-    subject = stage(tmp_path, actual(**near))
+    context = stage(tmp_path, actual(**near))
     c = vd.checks
-    assert one(c.Golden(GOLDEN, columns=["score"], tolerance=0.002), subject).passed
-    scores = one(c.Golden(GOLDEN, columns=["score"]), subject)
+    assert one(c.Golden(GOLDEN, columns=["score"], tolerance=0.002), context).passed
+    scores = one(c.Golden(GOLDEN, columns=["score"]), context)
     assert scores.metadata["largest_difference/score"] == pytest.approx(0.001)
-    assert not one(c.Golden(GOLDEN, columns=["vector"]), subject).passed
-    assert one(c.Golden(GOLDEN, columns=["vector"], max_distance=1e-6), subject).passed
+    assert not one(c.Golden(GOLDEN, columns=["vector"]), context).passed
+    assert one(c.Golden(GOLDEN, columns=["vector"], max_distance=1e-6), context).passed
     large = {"id": [1], "x": [1e12]}
     other = stage(tmp_path, pa.table({"id": [1], "x": [1e12 + 1]}))
     assert one(c.Golden(large), other).passed
@@ -783,8 +783,8 @@ def test_golden_tolerance_and_distance(tmp_path: Path):
 
 
 def test_at_most_five_golden_ids_are_named(tmp_path: Path):
-    subject = stage(tmp_path, rows(x=["a"] * 20))
-    found = one(vd.checks.Golden({"id": range(9), "x": ["b"] * 9}), subject)
+    context = stage(tmp_path, rows(x=["a"] * 20))
+    found = one(vd.checks.Golden({"id": range(9), "x": ["b"] * 9}), context)
     assert found.metadata["differing_ids"] == "0, 1, 2, 3, 4"
     assert found.metadata["differing"] == 9
     assert "4 more" in found.description

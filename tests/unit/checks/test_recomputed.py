@@ -21,9 +21,9 @@ from vane_dagster.checks.reproducible import OUTCOME, compare
 from vane_dagster.engine.check_runner import package_versions
 from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
-from vane_dagster.planning.sample_plan import MOST_FRAGMENTS, choose
+from vane_dagster.planning.sample_plan import MAX_FRAGMENTS, choose
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Made, PartInfo
+from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.packages import distributions, installed
 from vane_dagster.storage.part_file import PartTarget, write_part
 
@@ -62,12 +62,12 @@ def test_a_write_stage_has_no_rows_of_its_own(tmp_path):
 )
 def test_rows_are_sampled_from_few_fragments(counts, rows, seed):
     chosen = choose(dict(enumerate(counts)), rows, seed)
-    assert len(chosen) <= MOST_FRAGMENTS
+    assert len(chosen) <= MAX_FRAGMENTS
     assert all(places for places in chosen.values())
     for index, places in chosen.items():
         assert list(places) == sorted(set(places))
         assert all(0 <= place < counts[index] for place in places)
-    few = sorted(count for count in counts if count)[:MOST_FRAGMENTS]
+    few = sorted(count for count in counts if count)[:MAX_FRAGMENTS]
     assert min(rows, sum(few)) <= sum(map(len, chosen.values())) <= rows
     assert choose(dict(enumerate(counts)), rows, seed) == chosen
 
@@ -235,7 +235,7 @@ def test_modules_are_told_by_the_packages_that_they_are_in():
 def test_parts_without_packages_are_read_as_before():
     old = {"run_id": "r", "workers": ["w"], "at": 1.0, "seconds": 2.0}
     record = {"key": "0" * 40, "digest": "1" * 16, "rows": 1, "bytes": 1, "made": old}
-    assert PartInfo.from_record(record).made == Made("r", ("w",), 1.0, 2.0)
+    assert PartInfo.from_record(record).made == PartProvenance("r", ("w",), 1.0, 2.0)
     new = part("r", "numpy==1.0")
     assert PartInfo.from_record(json.loads(json.dumps(new.as_record()))) == new
     assert "packages" not in part("r").as_record()["made"], "older versions can read it"

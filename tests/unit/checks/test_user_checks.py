@@ -17,7 +17,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.checks.builtin import merge
-from vane_dagster.engine.check_runner import ManifestContext, evaluate, verdicts
+from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for
 from vane_dagster.storage.manifest import CheckResult, Manifest
 
 
@@ -256,7 +256,7 @@ def test_a_stored_result_counts_until_the_code_is_edited(module: Any):
     context = stored(x=[1])
     check = module(MODULE).Far()
     manifest = replace(context.manifest, checks=evaluate([check], context))
-    assert verdicts([check], manifest)["far"].passed
+    assert results_for([check], manifest)["far"].passed
     edited = module(MODULE.replace("far(4)", "far(1)")).Far()
-    assert verdicts([edited], manifest) == {}
+    assert results_for([edited], manifest) == {}
     assert not evaluate([edited], context)[0].passed

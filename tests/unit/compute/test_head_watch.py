@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from vane_dagster.compute import head_watch
-from vane_dagster.compute.client import KeeperClient
+from vane_dagster.compute.client import PoolManagerClient
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.errors import ClusterLostError
 
@@ -75,22 +75,22 @@ def test_a_watch_that_is_closed_finds_nothing():
 def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):
     """After `ray.shutdown` any call would have Ray connect again, to a head that is gone."""
     asked = []
-    keeper = KeeperClient.__new__(KeeperClient)
-    keeper.watch = HeadWatch(Gcs(), "node", 60.0)
-    keeper.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
+    pool_manager = PoolManagerClient.__new__(PoolManagerClient)
+    pool_manager.watch = HeadWatch(Gcs(), "node", 60.0)
+    pool_manager.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
 
     def wait(calls, timeout):
         """As if the head was found to be gone while the answer is waited for."""
         asked.append(calls)
-        keeper.watch.lost = "the head is gone"
+        pool_manager.watch.lost = "the head is gone"
         return calls, []
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", asked.append)
     with pytest.raises(ClusterLostError, match="the head is gone"):
-        keeper.ask("heartbeat")
+        pool_manager.call("heartbeat")
     with pytest.raises(ClusterLostError, match="the head is gone"):
-        keeper.ask("heartbeat")
+        pool_manager.call("heartbeat")
     assert asked == [["call"]]
 
 

@@ -9,134 +9,134 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.pool_claims import ONE, ask, claim, spec
-from vane_dagster.compute.admission import check_can_fit, pack_waves
+from vane_dagster.compute.admission import check_can_fit, plan_waves
 from vane_dagster.compute.api import Capacity
-from vane_dagster.compute.placement import Room, fits
-from vane_dagster.compute.pool_state import LEASE_SECONDS, Books, LeaseRecord, Sharer
+from vane_dagster.compute.placement import FreeResources, fits
+from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseRecord, PoolState, Sharer
 from vane_dagster.errors import ComputeError
 
 TWO = {"n1": {"CPU": 4.0, "GPU": 1.0}, "n2": {"CPU": 4.0, "GPU": 1.0}}
 
 
-def sizes(books: Books) -> dict[str, int]:
-    return {identity: len(pool.workers) for identity, pool in books.pools.items()}
+def sizes(pool_state: PoolState) -> dict[str, int]:
+    return {identity: len(pool.workers) for identity, pool in pool_state.pools.items()}
 
 
 # First come, first served
 
 
 def test_a_request_waits_until_the_resource_is_free():
-    books = Books()
-    assert ask(books, "1", claim("a", GPU=1)) is not None
-    assert ask(books, "2", claim("b", GPU=1)) is None
-    assert books.ahead("2") == ["run-1"]
-    books.release("1", 1.0)
-    grant = ask(books, "2", claim("b", GPU=1), now=1.0)
+    pool_state = PoolState()
+    assert ask(pool_state, "1", claim("a", GPU=1)) is not None
+    assert ask(pool_state, "2", claim("b", GPU=1)) is None
+    assert pool_state.blocking_runs("2") == ["run-1"]
+    pool_state.release("1", 1.0)
+    grant = ask(pool_state, "2", claim("b", GPU=1), now=1.0)
     assert grant is not None
     assert len(grant.kill) == 1
-    assert sizes(books) == {"b": 1}
+    assert sizes(pool_state) == {"b": 1}
 
 
 def test_nobody_overtakes_where_resources_compete():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
-    assert ask(books, "2", claim("b", GPU=1)) is None
-    assert ask(books, "3", claim("a", GPU=1)) is None, "a is warm, but 2 was first"
-    assert books.ahead("3") == ["run-1", "run-2"]
-    books.release("1", 1.0)
-    assert ask(books, "3", claim("a", GPU=1), now=1.0) is None
-    assert ask(books, "2", claim("b", GPU=1), now=1.0) is not None
-    books.release("2", 2.0)
-    assert ask(books, "3", claim("a", GPU=1), now=2.0) is not None
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
+    assert ask(pool_state, "2", claim("b", GPU=1)) is None
+    assert ask(pool_state, "3", claim("a", GPU=1)) is None, "a is warm, but 2 was first"
+    assert pool_state.blocking_runs("3") == ["run-1", "run-2"]
+    pool_state.release("1", 1.0)
+    assert ask(pool_state, "3", claim("a", GPU=1), now=1.0) is None
+    assert ask(pool_state, "2", claim("b", GPU=1), now=1.0) is not None
+    pool_state.release("2", 2.0)
+    assert ask(pool_state, "3", claim("a", GPU=1), now=2.0) is not None
 
 
 def test_who_wants_other_resources_does_not_wait():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
-    assert ask(books, "2", claim("b", GPU=1)) is None
-    assert ask(books, "3", claim("c", CPU=1)) is not None
-    assert ask(books, "4", claim("d")) is not None
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
+    assert ask(pool_state, "2", claim("b", GPU=1)) is None
+    assert ask(pool_state, "3", claim("c", CPU=1)) is not None
+    assert ask(pool_state, "4", claim("d")) is not None
 
 
 def test_a_request_that_is_not_repeated_loses_its_place():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
-    assert ask(books, "2", claim("b", GPU=1)) is None
-    books.release("1", 1.0)
-    assert ask(books, "3", claim("c", GPU=1), now=5.0) is None
-    assert ask(books, "3", claim("c", GPU=1), now=20.0) is not None
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
+    assert ask(pool_state, "2", claim("b", GPU=1)) is None
+    pool_state.release("1", 1.0)
+    assert ask(pool_state, "3", claim("c", GPU=1), now=5.0) is None
+    assert ask(pool_state, "3", claim("c", GPU=1), now=20.0) is not None
 
 
 def test_all_pools_of_a_request_or_none():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
-    assert ask(books, "2", claim("b", CPU=1), claim("c", GPU=1)) is None
-    assert sizes(books) == {"a": 1}, "nothing is held while it waits"
-    books.release("1", 1.0)
-    assert ask(books, "2", claim("b", CPU=1), claim("c", GPU=1), now=1.0) is not None
-    assert sizes(books) == {"b": 1, "c": 1}
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
+    assert ask(pool_state, "2", claim("b", CPU=1), claim("c", GPU=1)) is None
+    assert sizes(pool_state) == {"a": 1}, "nothing is held while it waits"
+    pool_state.release("1", 1.0)
+    assert ask(pool_state, "2", claim("b", CPU=1), claim("c", GPU=1), now=1.0) is not None
+    assert sizes(pool_state) == {"b": 1, "c": 1}
 
 
 def test_a_request_asked_twice_has_one_lease():
-    books = Books()
-    first = ask(books, "1", claim("a", (2, 2), CPU=1))
-    again = ask(books, "1", claim("a", (2, 2), CPU=1))
+    pool_state = PoolState()
+    first = ask(pool_state, "1", claim("a", (2, 2), CPU=1))
+    again = ask(pool_state, "1", claim("a", (2, 2), CPU=1))
     assert first is not None
     assert again is not None
     assert again.workers == first.workers
     assert not again.start
-    assert sizes(books) == {"a": 2}
+    assert sizes(pool_state) == {"a": 2}
 
 
 # Priority
 
 
 def test_the_highest_priority_goes_first_then_who_came_first():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
     waiting = {"2": 0, "3": 5, "4": 5}
     for now, (id, priority) in enumerate(waiting.items()):
-        assert ask(books, id, claim("b", GPU=1), now=float(now), priority=priority) is None
-    assert books.ahead("2") == ["run-1", "run-3", "run-4"]
-    assert books.ahead("3") == ["run-1"]
-    books.release("1", 5.0)
+        assert ask(pool_state, id, claim("b", GPU=1), now=float(now), priority=priority) is None
+    assert pool_state.blocking_runs("2") == ["run-1", "run-3", "run-4"]
+    assert pool_state.blocking_runs("3") == ["run-1"]
+    pool_state.release("1", 5.0)
     granted = []
     while waiting:
         for id, priority in list(waiting.items()):
-            if ask(books, id, claim("b", GPU=1), now=6.0, priority=priority) is not None:
+            if ask(pool_state, id, claim("b", GPU=1), now=6.0, priority=priority) is not None:
                 granted.append(id)
                 del waiting[id]
-                books.release(id, 6.0)
+                pool_state.release(id, 6.0)
     assert granted == ["3", "4", "2"]
 
 
 def test_a_leased_pool_is_not_taken_for_a_higher_priority():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
-    assert ask(books, "2", claim("b", GPU=1), priority=9) is None
-    assert set(books.pools) == {"a"}
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
+    assert ask(pool_state, "2", claim("b", GPU=1), priority=9) is None
+    assert set(pool_state.pools) == {"a"}
 
 
 def test_a_low_priority_does_not_wait_for_ever():
-    books = Books()
-    ask(books, "held", claim("a", GPU=1))
-    assert ask(books, "low", claim("b", GPU=1), now=0.0) is None
+    pool_state = PoolState()
+    ask(pool_state, "held", claim("a", GPU=1))
+    assert ask(pool_state, "low", claim("b", GPU=1), now=0.0) is None
     for now in range(10, 1800, 10):  # runs of a higher priority keep coming, each for ten seconds
-        ask(books, "low", claim("b", GPU=1), now=float(now))
-        ask(books, f"high-{now}", claim("c", GPU=1), now=float(now), priority=2)
-    books.release("held", 1800.0)
-    assert ask(books, "high-1790", claim("c", GPU=1), now=1800.0, priority=2) is None
-    assert ask(books, "low", claim("b", GPU=1), now=1800.0) is not None
+        ask(pool_state, "low", claim("b", GPU=1), now=float(now))
+        ask(pool_state, f"high-{now}", claim("c", GPU=1), now=float(now), priority=2)
+    pool_state.release("held", 1800.0)
+    assert ask(pool_state, "high-1790", claim("c", GPU=1), now=1800.0, priority=2) is None
+    assert ask(pool_state, "low", claim("b", GPU=1), now=1800.0) is not None
 
 
 def test_a_new_lease_gets_workers_that_no_higher_priority_uses():
-    books = Books()
+    pool_state = PoolState()
     nodes = {"n": {"GPU": 2.0}}
-    high = ask(books, "1", claim("a", GPU=1), nodes=nodes, priority=5)
-    second = ask(books, "2", claim("a", (2, 2), GPU=1), nodes=nodes)
-    books.release("2", 1.0)
-    low = ask(books, "3", claim("a", GPU=1), nodes=nodes, now=1.0)
-    lower = ask(books, "4", claim("a", GPU=1), nodes=nodes, now=2.0)
+    high = ask(pool_state, "1", claim("a", GPU=1), nodes=nodes, priority=5)
+    second = ask(pool_state, "2", claim("a", (2, 2), GPU=1), nodes=nodes)
+    pool_state.release("2", 1.0)
+    low = ask(pool_state, "3", claim("a", GPU=1), nodes=nodes, now=1.0)
+    lower = ask(pool_state, "4", claim("a", GPU=1), nodes=nodes, now=2.0)
     assert high is not None
     assert second is not None
     assert low is not None
@@ -146,24 +146,24 @@ def test_a_new_lease_gets_workers_that_no_higher_priority_uses():
 
 
 def test_who_shares_workers_is_known_by_worker():
-    books = Books()
-    first = ask(books, "1", claim("a", GPU=1), priority=3)
-    ask(books, "2", claim("a", GPU=1))
-    ask(books, "3", claim("other"))
+    pool_state = PoolState()
+    first = ask(pool_state, "1", claim("a", GPU=1), priority=3)
+    ask(pool_state, "2", claim("a", GPU=1))
+    ask(pool_state, "3", claim("other"))
     assert first is not None
     (worker,) = first.workers["a"]
-    assert books.sharers("2") == {worker: (Sharer("run-1", 3),)}
-    assert books.sharers("1") == {worker: (Sharer("run-2", 0),)}
-    assert books.sharers("3") == books.sharers("unknown") == {}
+    assert pool_state.sharers("2") == {worker: (Sharer("run-1", 3),)}
+    assert pool_state.sharers("1") == {worker: (Sharer("run-2", 0),)}
+    assert pool_state.sharers("3") == pool_state.sharers("unknown") == {}
 
 
 # Sharing and growing
 
 
 def test_runs_share_a_pool_and_it_grows_to_the_largest_lease():
-    books = Books()
-    first = ask(books, "1", claim("a", (1, 1), CPU=1))
-    second = ask(books, "2", claim("a", (2, 2), CPU=1))
+    pool_state = PoolState()
+    first = ask(pool_state, "1", claim("a", (1, 1), CPU=1))
+    second = ask(pool_state, "2", claim("a", (2, 2), CPU=1))
     assert first is not None
     assert second is not None
     assert len(second.start) == 1
@@ -172,96 +172,96 @@ def test_runs_share_a_pool_and_it_grows_to_the_largest_lease():
 
 
 def test_a_lease_gets_no_more_than_its_most_and_the_least_used_workers():
-    books = Books()
-    ask(books, "1", claim("a", (2, 2), CPU=1))
-    books.release("1", 0.0)
-    second = ask(books, "2", claim("a", CPU=1))
-    third = ask(books, "3", claim("a", CPU=1))
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", (2, 2), CPU=1))
+    pool_state.release("1", 0.0)
+    second = ask(pool_state, "2", claim("a", CPU=1))
+    third = ask(pool_state, "3", claim("a", CPU=1))
     assert second is not None
     assert third is not None
     assert set(second.workers["a"]).isdisjoint(third.workers["a"])
-    assert sizes(books) == {"a": 2}
+    assert sizes(pool_state) == {"a": 2}
 
 
 def test_min_and_max_takes_what_there_is_without_ending_anything():
-    books = Books()
-    ask(books, "1", claim("a", CPU=1))
-    books.release("1", 0.0)
-    grant = ask(books, "2", claim("b", (1, 8), CPU=1))
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", CPU=1))
+    pool_state.release("1", 0.0)
+    grant = ask(pool_state, "2", claim("b", (1, 8), CPU=1))
     assert grant is not None
     assert not grant.kill
-    assert sizes(books) == {"a": 1, "b": 3}
+    assert sizes(pool_state) == {"a": 1, "b": 3}
 
 
 def test_two_growing_pools_take_turns():
-    books = Books()
-    assert ask(books, "1", claim("a", (1, 8), CPU=1), claim("b", (1, 8), CPU=1)) is not None
-    assert sizes(books) == {"a": 2, "b": 2}
+    pool_state = PoolState()
+    assert ask(pool_state, "1", claim("a", (1, 8), CPU=1), claim("b", (1, 8), CPU=1)) is not None
+    assert sizes(pool_state) == {"a": 2, "b": 2}
 
 
 def test_workers_beyond_the_least_make_room_for_the_same_lease():
-    books = Books()
-    first = ask(books, "1", claim("a", (2, 2), GPU=1), nodes=TWO)
-    books.release("1", 0.0)
-    grant = ask(books, "2", claim("a", GPU=1), claim("b", GPU=1), nodes=TWO)
+    pool_state = PoolState()
+    first = ask(pool_state, "1", claim("a", (2, 2), GPU=1), nodes=TWO)
+    pool_state.release("1", 0.0)
+    grant = ask(pool_state, "2", claim("a", GPU=1), claim("b", GPU=1), nodes=TWO)
     assert first is not None
     assert grant is not None
     assert grant.kill == first.workers["a"][1:], "the elder stays"
-    assert sizes(books) == {"a": 1, "b": 1}
+    assert sizes(pool_state) == {"a": 1, "b": 1}
 
 
 # Eviction
 
 
 def test_the_least_recently_used_idle_pool_goes_first():
-    books = Books()
+    pool_state = PoolState()
     nodes = {"n": {"GPU": 3.0}}
     for name in "abc":
-        ask(books, name, claim(name, GPU=1), nodes=nodes)
+        ask(pool_state, name, claim(name, GPU=1), nodes=nodes)
     for at, name in enumerate("bca"):
-        books.release(name, float(at))
-    assert ask(books, "4", claim("d", GPU=1), nodes=nodes, now=9.0) is not None
-    assert set(books.pools) == {"a", "c", "d"}
+        pool_state.release(name, float(at))
+    assert ask(pool_state, "4", claim("d", GPU=1), nodes=nodes, now=9.0) is not None
+    assert set(pool_state.pools) == {"a", "c", "d"}
 
 
 def test_a_leased_pool_is_never_evicted():
-    books = Books()
+    pool_state = PoolState()
     nodes = {"n": {"GPU": 2.0}}
-    ask(books, "1", claim("a", GPU=1), nodes=nodes)
-    ask(books, "2", claim("b", GPU=1), nodes=nodes)
-    books.release("2", 1.0)
-    assert ask(books, "3", claim("c", (2, 2), GPU=1), nodes=nodes, now=1.0) is None
-    assert set(books.pools) == {"a", "b"}, "b alone would not have been enough"
+    ask(pool_state, "1", claim("a", GPU=1), nodes=nodes)
+    ask(pool_state, "2", claim("b", GPU=1), nodes=nodes)
+    pool_state.release("2", 1.0)
+    assert ask(pool_state, "3", claim("c", (2, 2), GPU=1), nodes=nodes, now=1.0) is None
+    assert set(pool_state.pools) == {"a", "b"}, "b alone would not have been enough"
 
 
 def test_pools_that_hold_nothing_of_use_are_spared():
-    books = Books()
+    pool_state = PoolState()
     nodes = {"n": {"GPU": 1.0, "CPU": 1.0}}
-    ask(books, "1", claim("cpu", CPU=1), nodes=nodes)
-    ask(books, "2", claim("free"), nodes=nodes)
-    ask(books, "3", claim("gpu", GPU=1), nodes=nodes)
+    ask(pool_state, "1", claim("cpu", CPU=1), nodes=nodes)
+    ask(pool_state, "2", claim("free"), nodes=nodes)
+    ask(pool_state, "3", claim("gpu", GPU=1), nodes=nodes)
     for at, id in enumerate("123"):
-        books.release(id, float(at))
-    assert ask(books, "4", claim("new", GPU=1), nodes=nodes, now=9.0) is not None
-    assert set(books.pools) == {"cpu", "free", "new"}
+        pool_state.release(id, float(at))
+    assert ask(pool_state, "4", claim("new", GPU=1), nodes=nodes, now=9.0) is not None
+    assert set(pool_state.pools) == {"cpu", "free", "new"}
 
 
 def test_idle_time_counts_from_the_last_release():
-    books = Books()
-    ask(books, "1", claim("a", idle=10))
-    ask(books, "2", claim("a", idle=10))
-    books.release("1", 100.0)
-    assert books.idle_too_long(500.0) == [], "still leased"
-    books.release("2", 500.0)
-    assert books.idle_too_long(509.0) == []
-    assert books.idle_too_long(511.0) == ["a"]
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", idle=10))
+    ask(pool_state, "2", claim("a", idle=10))
+    pool_state.release("1", 100.0)
+    assert pool_state.expired_pools(500.0) == [], "still leased"
+    pool_state.release("2", 500.0)
+    assert pool_state.expired_pools(509.0) == []
+    assert pool_state.expired_pools(511.0) == ["a"]
 
 
 def test_a_pool_on_the_wrong_node_is_moved_for_its_own_lease():
-    books = Books()
-    books.adopt(claim("a", GPU=1), "a-1", "big", 0.0)
+    pool_state = PoolState()
+    pool_state.adopt(claim("a", GPU=1), "a-1", "big", 0.0)
     nodes = {"big": {"GPU": 2.0}, "small": {"GPU": 1.0}}
-    grant = ask(books, "1", claim("a", GPU=1), claim("b", GPU=2), nodes=nodes)
+    grant = ask(pool_state, "1", claim("a", GPU=1), claim("b", GPU=2), nodes=nodes)
     assert grant is not None
     assert grant.kill == ("a-1",)
     assert {start.claim.identity: start.node for start in grant.start} == {
@@ -274,84 +274,84 @@ def test_a_pool_on_the_wrong_node_is_moved_for_its_own_lease():
 
 
 def test_a_lease_expires_without_heartbeats_and_is_not_learnt_again():
-    books = Books()
-    ask(books, "1", claim("a", GPU=1))
+    pool_state = PoolState()
+    ask(pool_state, "1", claim("a", GPU=1))
     beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0)
-    assert books.heartbeat(beat, 20.0)
-    assert books.expired(20.0 + LEASE_SECONDS) == []
-    assert books.expired(21.0 + LEASE_SECONDS) == ["1"]
-    books.release("1", 51.0)
-    assert not books.heartbeat(beat, 52.0), "its queued calls were revoked"
-    assert not books.leases
+    assert pool_state.heartbeat(beat, 20.0)
+    assert pool_state.expired(20.0 + LEASE_SECONDS) == []
+    assert pool_state.expired(21.0 + LEASE_SECONDS) == ["1"]
+    pool_state.release("1", 51.0)
+    assert not pool_state.heartbeat(beat, 52.0), "its queued calls were revoked"
+    assert not pool_state.leases
 
 
 def test_a_restarted_keeper_learns_leases_again_and_evicts_nothing_meanwhile():
-    books = Books(settled_at=LEASE_SECONDS)
-    books.adopt(claim("a", idle=1, GPU=1), "a-1", "n1", 0.0)
-    assert ask(books, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
-    assert books.idle_too_long(5.0) == []
+    pool_state = PoolState(settled_at=LEASE_SECONDS)
+    pool_state.adopt(claim("a", idle=1, GPU=1), "a-1", "n1", 0.0)
+    assert ask(pool_state, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
+    assert pool_state.expired_pools(5.0) == []
     beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0, workers=("a-1",))
-    assert books.heartbeat(beat, 5.0)
+    assert pool_state.heartbeat(beat, 5.0)
     for now in (10.0, 20.0, 31.0):
-        assert books.heartbeat(beat, now)
-        assert ask(books, "2", claim("b", GPU=1), now=now) is None
-    assert books.ahead("2") == ["run-1"]
-    books.release("1", 32.0)
-    grant = ask(books, "2", claim("b", GPU=1), now=32.0)
+        assert pool_state.heartbeat(beat, now)
+        assert ask(pool_state, "2", claim("b", GPU=1), now=now) is None
+    assert pool_state.blocking_runs("2") == ["run-1"]
+    pool_state.release("1", 32.0)
+    grant = ask(pool_state, "2", claim("b", GPU=1), now=32.0)
     assert grant is not None
     assert grant.kill == ("a-1",)
 
 
 def test_a_restarted_keeper_evicts_unclaimed_pools_after_a_lease_time():
-    books = Books(settled_at=LEASE_SECONDS)
-    books.adopt(claim("a", GPU=1), "a-1", "n1", 0.0)
+    pool_state = PoolState(settled_at=LEASE_SECONDS)
+    pool_state.adopt(claim("a", GPU=1), "a-1", "n1", 0.0)
     for now in range(0, 30, 10):
-        assert ask(books, "2", claim("b", GPU=1), now=float(now)) is None
-    assert ask(books, "2", claim("b", GPU=1), now=LEASE_SECONDS) is not None
+        assert ask(pool_state, "2", claim("b", GPU=1), now=float(now)) is None
+    assert ask(pool_state, "2", claim("b", GPU=1), now=LEASE_SECONDS) is not None
 
 
 # Lost workers
 
 
 def test_two_runs_that_lose_a_shared_worker_get_the_same_heir():
-    books = Books()
-    lost = ask(books, "1", claim("a", GPU=1)).workers["a"][0]
-    ask(books, "2", claim("a", GPU=1))
-    heir, start = books.replace(lost, claim("a", GPU=1), ONE)
+    pool_state = PoolState()
+    lost = ask(pool_state, "1", claim("a", GPU=1)).workers["a"][0]
+    ask(pool_state, "2", claim("a", GPU=1))
+    replacement, start = pool_state.replace(lost, claim("a", GPU=1), ONE)
     assert start is not None
     assert start.node == "n1"
-    assert books.replace(lost, claim("a", GPU=1), ONE) == (heir, None)
-    next_heir, start = books.replace(heir, claim("a", GPU=1), ONE)
+    assert pool_state.replace(lost, claim("a", GPU=1), ONE) == (replacement, None)
+    next_heir, start = pool_state.replace(replacement, claim("a", GPU=1), ONE)
     assert start is not None
-    assert books.replace(lost, claim("a", GPU=1), ONE) == (next_heir, None)
-    assert sizes(books) == {"a": 1}
+    assert pool_state.replace(lost, claim("a", GPU=1), ONE) == (next_heir, None)
+    assert sizes(pool_state) == {"a": 1}
 
 
 def test_a_worker_of_a_pool_that_was_evicted_by_force_is_replaced_too():
-    books = Books()
-    lost = ask(books, "1", claim("a", GPU=1)).workers["a"][0]
-    books.forget([lost])
-    heir, start = books.replace(lost, claim("a", GPU=1), ONE)
+    pool_state = PoolState()
+    lost = ask(pool_state, "1", claim("a", GPU=1)).workers["a"][0]
+    pool_state.remove_workers([lost])
+    replacement, start = pool_state.replace(lost, claim("a", GPU=1), ONE)
     assert start is not None
-    assert list(books.pools["a"].workers) == [heir]
+    assert list(pool_state.pools["a"].workers) == [replacement]
 
 
 def test_names_end_with_the_keepers_tag():
-    books = Books(".beef")
-    grant = ask(books, "1", claim("a", (2, 2)))
+    pool_state = PoolState(".beef")
+    grant = ask(pool_state, "1", claim("a", (2, 2)))
     assert grant is not None
     assert all(name.endswith(".beef") for name in grant.workers["a"])
 
 
 def test_what_died_of_an_idle_pool_is_struck_off():
-    books = Books()
-    leased = ask(books, "1", claim("a", GPU=1))
-    idle = ask(books, "2", claim("b", (2, 2), CPU=1))
+    pool_state = PoolState()
+    leased = ask(pool_state, "1", claim("a", GPU=1))
+    idle = ask(pool_state, "2", claim("b", (2, 2), CPU=1))
     assert leased is not None
     assert idle is not None
-    books.release("2", 0.0)
-    books.lose_idle({idle.workers["b"][0]})
-    assert sizes(books) == {"a": 1, "b": 1}, "a is for its own run to replace"
+    pool_state.release("2", 0.0)
+    pool_state.remove_dead_idle({idle.workers["b"][0]})
+    assert sizes(pool_state) == {"a": 1, "b": 1}, "a is for its own run to replace"
 
 
 # Room
@@ -365,14 +365,14 @@ def test_a_share_of_a_gpu_lies_on_one_gpu():
 
 
 def test_small_bundles_leave_the_large_node_free():
-    room = Room({"big": {"GPU": 4.0}, "small": {"GPU": 1.0}})
+    room = FreeResources({"big": {"GPU": 4.0}, "small": {"GPU": 1.0}})
     assert room.place({"GPU": 1}) == "small"
     assert room.place({"GPU": 4}) == "big"
     assert room.place({"GPU": 1}) is None
 
 
 def test_workers_that_reserve_nothing_spread_by_cpus():
-    room = Room({"head": {"CPU": 0.0}, "a": {"CPU": 2.0}, "b": {"CPU": 4.0}})
+    room = FreeResources({"head": {"CPU": 0.0}, "a": {"CPU": 2.0}, "b": {"CPU": 4.0}})
     placed = [room.place({}) for _ in range(6)]
     assert {node: placed.count(node) for node in set(placed)} == {"a": 2, "b": 4}
 
@@ -381,14 +381,14 @@ def test_waves_hold_what_fits_together_and_keep_the_order():
     capacity = Capacity(({"CPU": 4, "GPU": 1},), 0)
     upstream = {"clean": [], "a": ["clean"], "b": ["clean"], "c": ["a"], "join": ["a", "b", "c"]}
     pools = {"a": spec("a", GPU=1), "b": spec("b", GPU=1), "c": spec("c", GPU=1)}
-    waves = pack_waves(capacity, list(upstream), upstream, pools)
+    waves = plan_waves(capacity, list(upstream), upstream, pools)
     assert waves == [["clean", "a"], ["b"], ["c", "join"]]
 
 
 def test_stages_of_one_pool_share_a_wave():
     capacity = Capacity(({"CPU": 4, "GPU": 1},), 0)
     pools = {"a": spec("m", GPU=1), "b": spec("m", GPU=1)}
-    assert pack_waves(capacity, ["a", "b"], {"a": [], "b": ["a"]}, pools) == [["a", "b"]]
+    assert plan_waves(capacity, ["a", "b"], {"a": [], "b": ["a"]}, pools) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -428,10 +428,10 @@ REQUESTS = st.lists(
 )
 
 
-def over_committed(books: Books, nodes) -> list[str]:
+def over_committed(pool_state: PoolState, nodes) -> list[str]:
     """Nodes of which more is held than there is."""
     held = {id: {"CPU": 0.0, "GPU": 0.0} for id in nodes}
-    for pool in books.pools.values():
+    for pool in pool_state.pools.values():
         for node in pool.workers.values():
             for name, amount in pool.claim.bundle.items():
                 held[node][name] += amount
@@ -453,18 +453,18 @@ def test_never_over_committed_and_nobody_starves(node_list, models, wishes, rand
         if fits(node_list, needed):
             requests.append((str(number), tuple(claims.values())))
 
-    books, held, waiting = Books(), [], list(requests)
+    pool_state, held, waiting = PoolState(), [], list(requests)
     for now in itertools.count():
         assert now < 40 * (1 + len(requests)), f"{len(waiting)} requests starve"
         if not waiting and not held:
             break
         for id, claims in list(waiting):
-            before = {i: dict(pool.workers) for i, pool in books.pools.items()}
-            grant = ask(books, id, *claims, nodes=nodes, now=float(now))
+            before = {i: dict(pool.workers) for i, pool in pool_state.pools.items()}
+            grant = ask(pool_state, id, *claims, nodes=nodes, now=float(now))
             if grant is None:
-                assert before == {i: p.workers for i, p in books.pools.items()}, "half granted"
+                assert before == {i: p.workers for i, p in pool_state.pools.items()}, "half granted"
                 continue
-            leased = {c.identity for lease in books.leases.values() for c in lease.claims}
+            leased = {c.identity for lease in pool_state.leases.values() for c in lease.claims}
             mine = {c.identity for c in claims}
             others = {w for i in leased - mine for w in before.get(i, {})}
             assert not others & set(grant.kill), "a leased pool was evicted"
@@ -472,8 +472,8 @@ def test_never_over_committed_and_nobody_starves(node_list, models, wishes, rand
                 assert c.workers[0] <= len(grant.workers[c.identity]) <= c.workers[1]
             waiting.remove((id, claims))
             held.append(id)
-        assert not over_committed(books, nodes)
+        assert not over_committed(pool_state, nodes)
         if held and random.random() < 0.5:
-            books.release(held.pop(random.randrange(len(held))), float(now))
-        for identity in books.idle_too_long(float(now)):
-            books.forget(list(books.pools[identity].workers))
+            pool_state.release(held.pop(random.randrange(len(held))), float(now))
+        for identity in pool_state.expired_pools(float(now)):
+            pool_state.remove_workers(list(pool_state.pools[identity].workers))

@@ -15,13 +15,13 @@ from vane_dagster.compute.api import Worker
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
-from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import look_up_parts
 from vane_dagster.engine.fragment_queue import FragmentQueue
-from vane_dagster.engine.fragment_state import FragmentRun
+from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.worker_group import Lane, Sharing
+from vane_dagster.engine.worker_group import WorkerQueue, WorkerSharing
 from vane_dagster.errors import UdfError
 from vane_dagster.events import Committed, Event, Failed, Waiting
 from vane_dagster.planning.plan import Part, RunPlan
@@ -41,12 +41,12 @@ def ask(
     now: float = 0.0,
     release: str = "",
     age: float = 0.0,
-    lasts: float = 30.0,
+    ttl_seconds: float = 30.0,
 ) -> ClaimAnswer:
     """Each letter of a group is a key; all are of one scope."""
     wanted = [Group("scope", tuple(letter.encode() for letter in group)) for group in groups]
     keys = [letter.encode() for letter in release]
-    return table.ask(ClaimRequest(run, run, lasts, wanted, keys, {"scope": age}), now)
+    return table.ask(ClaimRequest(run, run, ttl_seconds, wanted, keys, {"scope": age}), now)
 
 
 def test_a_group_is_claimed_whole_or_not_at_all():
@@ -82,8 +82,8 @@ def test_only_the_holder_releases_a_key():
 
 def test_claims_expire_with_a_holder_that_is_not_heard_of():
     table = ClaimTable()
-    ask(table, "one", "a", lasts=10.0)
-    ask(table, "one", now=8.0, lasts=10.0)
+    ask(table, "one", "a", ttl_seconds=10.0)
+    ask(table, "one", now=8.0, ttl_seconds=10.0)
     assert table.expire(17.0) == []
     assert table.expire(19.0) == ["one"]
     taken = ask(table, "two", "a", now=20.0, age=20.0)
@@ -149,27 +149,27 @@ class Run:
         self.state = RunState(planned, store, run_id, emit, {}, judge, self.claims)
         self.state.begin()
         stages = planned.selected
-        counts = Counts(self.state, stages)
+        counts = WaveProgress(self.state, stages)
         look_up = look_up_parts(self.state)
         waits = Waits(emit)
         self.queue = FragmentQueue(self.state, stages, self.claims, look_up, counts, waits)
         self.computed: list[tuple[int, str]] = []
 
-    def take(self) -> FragmentRun | None:
+    def take(self) -> FragmentState | None:
         """The next fragment once the claims are answered, None if there is none at present."""
         for _ in range(2):
-            self.queue.ask_ahead(idle=True)
-            while self.queue.is_asking and not (self.queue._asking and self.queue._asking.done()):
+            self.queue.claim_ahead(idle=True)
+            while self.queue.is_claiming and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
-            self.queue.take_answer()
+            self.queue.apply_claims()
             self.queue.drop_given_up()
             if self.queue.peek():
                 return self.queue.pop()
         return None
 
-    def write(self, run: FragmentRun, *stages: str) -> None:
+    def write(self, run: FragmentState, *stages: str) -> None:
         """Writes the parts of a fragment, as workers would."""
-        for stage in stages or tuple(run.nodes):
+        for stage in stages or tuple(run.task_states):
             partition = self.state.plan.partitions[run.partition]
             table = partition.schemas[stage].empty_table()
             pipeline = self.state.pipeline.name
@@ -177,7 +177,7 @@ class Run:
             key = partition.stages[stage].keys[run.index]
             info = write_part(table, PartTarget(folder, key, "id"))
             self.state.add_part(run.partition, stage, run.index, Part(folder, info))
-            run.nodes[stage].done = True
+            run.task_states[stage].done = True
             self.queue.release(run, [stage])
             self.computed.append((run.index, stage))
         if run.finished:
@@ -205,7 +205,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two runs of one partition of eight fragments in two stages, planned at the same time."""
     monkeypatch.setattr("vane_dagster.engine.fragment_queue._RETRY_IDLE_SECONDS", 0.0)
     monkeypatch.setattr("vane_dagster.engine.fragment_queue._RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr("vane_dagster.engine.fragment_queue._TELL_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._REPORT_AFTER_SECONDS", 0.0)
     for number in range(8):
         write_source(tmp_path / "src", {"id": [number]}, f"{number}.parquet")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -268,7 +268,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
         mine += 1
     assert mine + len(held) == 8
     assert not second.queue.is_empty
-    second.queue.tell_waits(idle=True)
+    second.queue.report_waits(idle=True)
     (waiting,) = second.told(Waiting)
     assert waiting.text == f"waiting for {len(held)} fragments that run first--- is computing"
     assert waiting.runs == ("first---run",)
@@ -277,7 +277,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
         first.write(fragment)
     first.drain()
     second.drain()
-    second.queue.tell_waits(idle=True)
+    second.queue.report_waits(idle=True)
     (_, ended) = second.told(Waiting)
     assert ended.over
     assert ended.text.startswith("no longer waiting for run first--- (")
@@ -367,31 +367,31 @@ class SharedLease:
 def shared() -> Any:
     """A lane of two workers with two slots each, at work, and who shares them."""
     workers = [Worker(name, "m") for name in ("m-1", "m-2")]
-    lane = Lane(2, {worker: [10] for worker in workers})
+    worker_queue = WorkerQueue(2, {worker: [10] for worker in workers})
     now, told, lease = [0.0], [], SharedLease()
     waits = Waits(told.append, lambda: now[0])
-    sharing = Sharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
+    sharing = WorkerSharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
 
     def follow(at: float) -> None:
         now[0] = at
-        sharing.follow({"m": lane})
+        sharing.follow({"m": worker_queue})
 
-    return lane, workers, lease, told, follow
+    return worker_queue, workers, lease, told, follow
 
 
 def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time(shared):
-    lane, (first, second), lease, _, follow = shared
+    worker_queue, (first, second), lease, _, follow = shared
     lease.found = {"m-1": (Sharer("high", 2),), "m-2": (Sharer("equal", 1),)}
     follow(0.0)
-    assert lane.free_worker() == second
-    lane.begin(second, 10)
-    assert lane.free_worker() is None
-    lane.end(first, 10)
-    assert lane.free_worker() == first, "it is never without a call for long"
-    lane.begin(first, 10)
+    assert worker_queue.pick_worker() == second
+    worker_queue.begin(second, 10)
+    assert worker_queue.pick_worker() is None
+    worker_queue.end(first, 10)
+    assert worker_queue.pick_worker() == first, "it is never without a call for long"
+    worker_queue.begin(first, 10)
     lease.found = {}
     follow(1.0)
-    assert lane.free_worker() == first
+    assert worker_queue.pick_worker() == first
 
 
 def test_who_shares_a_models_workers_is_told_after_some_seconds(shared):
@@ -410,12 +410,12 @@ def test_who_shares_a_models_workers_is_told_after_some_seconds(shared):
 
 
 def test_workers_are_still_shared_while_this_run_is_idle(shared):
-    lane, workers, lease, told, follow = shared
+    worker_queue, workers, lease, told, follow = shared
     lease.found = {"m-1": (Sharer("0123456789", 0),)}
     follow(0.0)
     follow(6.0)
     assert len(told) == 1
-    lane.busy = {worker: [] for worker in workers}
+    worker_queue.calls_by_worker = {worker: [] for worker in workers}
     follow(20.0)
     assert len(told) == 1, "nothing has changed but that this run has no call under way"
     lease.found = {}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.accounting import RowCounts
-from vane_dagster.engine.fragment_state import FragmentRun, make_nodes
+from vane_dagster.engine.accounting import PartVerifier
+from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.events import StageStats
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
@@ -33,22 +33,22 @@ def pipeline() -> vd.Pipeline:
     return docs
 
 
-def counts(pipeline: vd.Pipeline, most: int = 3) -> RowCounts:
+def counts(pipeline: vd.Pipeline, most: int = 3) -> PartVerifier:
     state: Any = SimpleNamespace(
         pipeline=pipeline,
         parts=defaultdict(dict),
         plan=SimpleNamespace(partitions=[SimpleNamespace(sample=None, source_rows=100)]),
         stats={(0, name): StageStats(faults=5) for name in pipeline.stages},
-        most_faults=lambda index, stage: most,
+        max_faults=lambda index, stage: most,
     )
-    requests: Any = SimpleNamespace(culprit=lambda run, stage: f"stage {stage!r}")
-    return RowCounts(state, requests)
+    requests: Any = SimpleNamespace(location=lambda run, stage: f"stage {stage!r}")
+    return PartVerifier(state, requests)
 
 
-def run(pipeline: vd.Pipeline) -> FragmentRun:
+def run(pipeline: vd.Pipeline) -> FragmentState:
     specs = [stage.spec for stage in pipeline]
     record = FragmentRecord("file:///a", 0, 10, "f", 10)
-    return FragmentRun(0, 0, 0, record, make_nodes(specs))
+    return FragmentState(0, 0, 0, record, make_task_states(specs))
 
 
 def part(rows: int, **counted: int) -> Part:
@@ -73,7 +73,7 @@ def part(rows: int, **counted: int) -> Part:
 )
 def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
     """The part is only looked at: `Folder` can delete nothing."""
-    error = counts(pipeline).violation(run(pipeline), pipeline[stage].spec, written)
+    error = counts(pipeline).verify_part(run(pipeline), pipeline[stage].spec, written)
     assert (error is None) == is_right
     if error:
         assert "expected every row of 'source' to be one of these" in str(error)
@@ -83,7 +83,7 @@ def test_more_faults_than_a_stage_allows():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
     report: Any = SimpleNamespace(faults=("id 7: ValueError",))
-    assert counts(docs, most=5).too_many_faults(run(docs), "all", report) is None
-    error = counts(docs, most=4).too_many_faults(run(docs), "all", report)
+    assert counts(docs, most=5).report_faults(run(docs), "all", report) is None
+    error = counts(docs, most=4).report_faults(run(docs), "all", report)
     assert "stage 'all': 5 of at most 100 rows of the partition failed" in str(error)
     assert "id 7: ValueError" in str(error)

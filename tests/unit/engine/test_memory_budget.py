@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 import vane_dagster as vd
-from vane_dagster.engine.fragment_state import FragmentRun, bytes_read, make_nodes
-from vane_dagster.engine.memory_budget import Budget
+from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
+from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 
@@ -19,7 +19,7 @@ def same(batch: pa.Table) -> pa.Table:
     return batch
 
 
-def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentRun]:
+def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
     """Fragments of `mib` MiB: a wide project and a map, joined."""
     pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     quick = pipeline.project("quick", ["id"])
@@ -29,85 +29,85 @@ def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentRun]:
     made = []
     for order in range(count):
         record = FragmentRecord("file:///a", 0, 1, str(order), mib * MIB)
-        run = FragmentRun(order, 0, order, record, make_nodes(specs))
+        run = FragmentState(order, 0, order, record, make_task_states(specs))
         run.bytes_read = read_mib * MIB
         made.append(run)
     return made
 
 
-def finish(budget: Budget, run: FragmentRun, mib: int) -> None:
+def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
     """A fragment comes to its end, which held `mib` MiB at most."""
     budget.charge(run)
     budget.take(run, "quick", "whole", mib * MIB)
-    for node in run.nodes.values():
-        node.done = True
+    for task_state in run.task_states.values():
+        task_state.done = True
     budget.release(run)
 
 
-def admitted(budget: Budget, waiting: list[FragmentRun]) -> int:
+def admitted(budget: MemoryBudget, waiting: list[FragmentState]) -> int:
     """Starts as many fragments as are admitted."""
     count = 0
-    while waiting and budget.admits(waiting[0]):
+    while waiting and budget.make_room_for(waiting[0]):
         budget.charge(waiting.pop(0))
         count += 1
     return count
 
 
 def test_a_large_expansion_is_assumed_until_a_fragment_has_come_through():
-    budget, (first, *waiting) = Budget(1000 * MIB, 100), runs(50)
+    budget, (first, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     assert admitted(budget, list(waiting)) == 3, "32 times 10 MiB each"
     finish(budget, first, 40)
     assert admitted(budget, waiting[3:]) == 25 - 3, "40 MiB each"
 
 
 def test_one_is_always_admitted():
-    budget, waiting = Budget(1, 100), runs(2)
+    budget, waiting = MemoryBudget(1, 100), runs(2)
     assert admitted(budget, waiting) == 1
 
 
 def test_fragments_are_counted_too():
-    budget, waiting = Budget(1 << 60, 4), runs(9)
+    budget, waiting = MemoryBudget(1 << 60, 4), runs(9)
     assert admitted(budget, waiting) == 4
 
 
 def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
-    budget, (resumed, abandoned, alike, *waiting) = Budget(1000 * MIB, 100), runs(50)
+    budget, (resumed, abandoned, alike, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     for run in (resumed, alike):
-        run.nodes = make_nodes([run.nodes["quick"].spec])
+        run.task_states = make_task_states([run.task_states["quick"].spec])
     abandoned.abandon({"slow", "joined"})
     finish(budget, resumed, 20)
     finish(budget, abandoned, 20)
     assert admitted(budget, waiting) == 3
-    assert budget.admits(alike), "its like is known: 30 MiB"
+    assert budget.make_room_for(alike), "its like is known: 30 MiB"
 
 
 def test_mended_fragments_say_nothing_of_whole_ones():
-    budget, (mended, *waiting) = Budget(1000 * MIB, 100), runs(50)
+    budget, (mended, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     folder: Any = None
-    mended.mends["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
+    mended.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
     finish(budget, mended, 20)
     assert admitted(budget, waiting) == 3
 
 
 def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_after_it():
-    budget, (known, *waiting) = Budget(1000 * MIB, 100), runs(50)
+    budget, (known, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     finish(budget, known, 30)
     first, second, third = waiting[:3]
     assert admitted(budget, waiting[:20]) == 20
-    assert budget.admits(waiting[20])
-    assert budget.lets(third)
+    assert budget.make_room_for(waiting[20])
+    assert budget.may_continue(third)
     budget.take(first, "slow", "slice", 400 * MIB)
-    assert not budget.admits(waiting[20])
-    assert budget.lets(first)
-    assert budget.lets(second), "800 MiB"
-    assert not budget.lets(third)
+    assert not budget.make_room_for(waiting[20])
+    assert budget.may_continue(first)
+    assert budget.may_continue(second), "800 MiB"
+    assert not budget.may_continue(third)
     budget.release(first)
-    assert budget.lets(third)
+    assert budget.may_continue(third)
 
 
 def test_what_is_dropped_on_the_way_is_not_held():
     (run,) = runs(1)
-    slow = run.nodes["slow"]
+    slow = run.task_states["slow"]
     run.hold("slow", "load", 5)
     slow.given = object()
     run.hold("slow", "slice", 10)
@@ -124,14 +124,14 @@ def test_what_is_dropped_on_the_way_is_not_held():
 
 
 def test_tiny_sources_are_charged_and_measured_by_a_mebibyte():
-    budget, (first, *waiting) = Budget(96 * MIB, 100), runs(50, mib=0)
+    budget, (first, *waiting) = MemoryBudget(96 * MIB, 100), runs(50, mib=0)
     assert admitted(budget, list(waiting)) == 3
     finish(budget, first, 12)
     assert admitted(budget, waiting[3:]) == 8 - 3
 
 
 def test_parts_that_a_wave_begins_with_count_as_its_source():
-    assert admitted(Budget(1000 * MIB, 100), runs(50, mib=1, read_mib=10)) == 3
+    assert admitted(MemoryBudget(1000 * MIB, 100), runs(50, mib=1, read_mib=10)) == 3
     pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     low = pipeline.project("low", ["id"])
     mid = low.project("mid", ["id"])
@@ -146,47 +146,47 @@ def test_parts_that_a_wave_begins_with_count_as_its_source():
 # Rows that wait for a join
 
 
-def waiting_for_join(budget: Budget, run: FragmentRun, mib: int) -> None:
+def waiting_for_join(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
     """The wide project of a fragment is done, and the map that its rows are joined with is not."""
     budget.take(run, "quick", "whole", mib * MIB)
-    quick = run.nodes["quick"]
+    quick = run.task_states["quick"]
     quick.done, quick.table = True, object()
-    run.nodes["joined"].waits_for.discard("quick")
-    run.nodes["slow"].started = True
+    run.task_states["joined"].waits_for.discard("quick")
+    run.task_states["slow"].started = True
 
 
 def test_rows_that_wait_for_a_join_make_room_for_the_next_fragment():
-    budget, (known, first, second, third) = Budget(100 * MIB, 100), runs(4)
+    budget, (known, first, second, third) = MemoryBudget(100 * MIB, 100), runs(4)
     finish(budget, known, 60)
     assert admitted(budget, [first, second]) == 1
     waiting_for_join(budget, first, 50)
-    assert budget.admits(second)
-    assert first.nodes["quick"].table is not None, "asking drops nothing"
+    assert budget.make_room_for(second)
+    assert first.task_states["quick"].table is not None, "asking drops nothing"
     budget.charge(second)
-    assert first.nodes["quick"].table is None, "it is read from its part again"
+    assert first.task_states["quick"].table is None, "it is read from its part again"
     assert (first.held, first.dropped, first.peak) == (0, 50 * MIB, 60 * MIB - 10 * MIB)
-    assert not budget.admits(third), "10 and 60 MiB are taken"
+    assert not budget.make_room_for(third), "10 and 60 MiB are taken"
     first.read("quick")
     assert first.dropped == 0
 
 
 def test_rows_are_kept_where_dropping_them_would_not_make_enough_room():
-    budget, (known, first, second) = Budget(100 * MIB, 100), runs(3)
+    budget, (known, first, second) = MemoryBudget(100 * MIB, 100), runs(3)
     finish(budget, known, 60)
     budget.charge(first)
     waiting_for_join(budget, first, 15)
-    assert not budget.admits(second)
-    assert first.nodes["quick"].table is not None
+    assert not budget.make_room_for(second)
+    assert first.task_states["quick"].table is not None
 
 
 def test_rows_that_a_stage_needs_now_are_kept():
     for change in ("joined starts", "slow is done"):
-        budget, (known, first, second) = Budget(100 * MIB, 100), runs(3)
+        budget, (known, first, second) = MemoryBudget(100 * MIB, 100), runs(3)
         finish(budget, known, 60)
         budget.charge(first)
         waiting_for_join(budget, first, 50)
-        first.nodes["joined"].started = change == "joined starts"
+        first.task_states["joined"].started = change == "joined starts"
         if change == "slow is done":
-            first.nodes["joined"].waits_for.clear()
-        assert not budget.admits(second), change
-        assert first.nodes["quick"].table is not None
+            first.task_states["joined"].waits_for.clear()
+        assert not budget.make_room_for(second), change
+        assert first.task_states["quick"].table is not None

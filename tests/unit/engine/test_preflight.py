@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from vane_dagster.compute import versions
-from vane_dagster.engine.preflight import Finding, refuse
+from vane_dagster.engine.preflight import PreflightFinding, refuse
 from vane_dagster.errors import PreflightError
 
 
 def test_one_finding_stands_alone():
     with pytest.raises(PreflightError) as caught:
-        refuse([Finding("a", "b", "c"), Finding("a", "b", "c")])
+        refuse([PreflightFinding("a", "b", "c"), PreflightFinding("a", "b", "c")])
     assert str(caught.value) == "a: b. c"
     assert caught.value.findings == ("a: b. c",)
     refuse([])

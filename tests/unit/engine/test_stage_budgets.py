@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.token_budget import Spending
+from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.storage.manifest import PartInfo
 
@@ -27,7 +27,7 @@ def pipeline() -> vd.Pipeline:
 
 
 def test_a_budget_that_is_used_up_is_told_once(pipeline):
-    spending = Spending(pipeline)
+    spending = TokenBudget(pipeline)
     assert spending.take("asked", part(prompt_tokens=40)) is None
     error = spending.take("asked", part(prompt_tokens=15, completion_tokens=5))
     assert "stage 'p/asked': this run has used 60 tokens, max_tokens=60" in str(error)
@@ -35,7 +35,7 @@ def test_a_budget_that_is_used_up_is_told_once(pipeline):
 
 
 def test_stages_without_a_budget_use_nothing(pipeline):
-    assert Spending(pipeline).take("clean", part(prompt_tokens=1000)) is None
+    assert TokenBudget(pipeline).take("clean", part(prompt_tokens=1000)) is None
 
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():

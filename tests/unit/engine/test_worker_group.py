@@ -5,41 +5,41 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from vane_dagster.compute.api import IO_POOL, Done, Worker
-from vane_dagster.engine.worker_group import Crew, Lane
+from vane_dagster.compute.api import IO_WORKERS, Done, Worker
+from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.events import Noticed
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
 
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
 
-def lane(slots: int = 2) -> Lane:
-    return Lane(slots, {FIRST: [], SECOND: []})
+def lane(slots: int = 2) -> WorkerQueue:
+    return WorkerQueue(slots, {FIRST: [], SECOND: []})
 
 
 def test_the_least_loaded_worker_gets_the_next_call():
     both = lane()
     both.begin(FIRST, 10)
-    assert both.free_worker() == SECOND
+    assert both.pick_worker() == SECOND
     both.begin(SECOND, 20)
-    assert both.free_worker() == FIRST
+    assert both.pick_worker() == FIRST
     both.begin(FIRST, 1)
     both.begin(SECOND, 1)
-    assert both.free_worker() is None
+    assert both.pick_worker() is None
     both.end(SECOND, 20)
-    assert both.free_worker() == SECOND
+    assert both.pick_worker() == SECOND
 
 
 def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
     both = lane()
     both.begin(FIRST, 10)
     both.begin(SECOND, 10)
-    assert both.free_worker(alone=True) is None
+    assert both.pick_worker(alone=True) is None
     both.end(FIRST, 10)
     both.begin(FIRST, 1, alone=True)
-    assert both.free_worker() == SECOND
+    assert both.pick_worker() == SECOND
     both.begin(SECOND, 5)
-    assert both.free_worker() is None
+    assert both.pick_worker() is None
 
 
 def test_items_leave_by_priority_then_in_the_order_of_their_coming():
@@ -55,7 +55,7 @@ def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
     both = lane()
     both.begin(FIRST, 10)
     both.retire(FIRST)
-    assert both.free_worker() == SECOND
+    assert both.pick_worker() == SECOND
     assert both.drained == []
     both.end(FIRST, 10)
     assert both.drained == both.drained == [FIRST], "asking removes none"
@@ -93,7 +93,7 @@ class Group:
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
         self.lease: Any = Lease(*workers)
-        self.crew = Crew(
+        self.crew = WorkerGroup(
             self.lease,
             {"model": PoolSpec("m", "Model", (1, 2))},
             self.events.append,
@@ -120,7 +120,7 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     lane.begin(FIRST, 10)
     lane.begin(FIRST, 20)
     group.crew.ended(FIRST, 10, "has answered 2 calls")
-    assert lane.free_worker() is None
+    assert lane.pick_worker() is None
     assert group.lease.loading == {}, "it has one more call"
     group.crew.ended(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
@@ -140,9 +140,9 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
 
 
 def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answered():
-    io = Worker("io-1", IO_POOL)
+    io = Worker("io-1", IO_WORKERS)
     group = Group(FIRST, SECOND, io)
     group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
     assert [text for _, text in group.given_up] == ["no weights"]
     group.answer(io)
-    assert group.crew.lane("model", calls_model=False).free_worker() == io
+    assert group.crew.lane("model", calls_model=False).pick_worker() == io

@@ -16,8 +16,8 @@ from vane_dagster.events import (
     Committed,
     Failed,
     Noticed,
-    Planned,
     Progress,
+    RunPlanned,
     StageStats,
     Unchanged,
     Waiting,
@@ -181,12 +181,12 @@ def test_a_total_follows_the_filter_above_and_ends_exact():
     for fragment in range(10):
         rows.expect(0, fragment, 100)
     assert rows.total == 1000
-    rows.know(0, 0, 10)
+    rows.set_input_rows(0, 0, 10)
     assert rows.total == 100
-    rows.know(0, 1, 30)
+    rows.set_input_rows(0, 1, 30)
     assert rows.total == 200
     for fragment in range(2, 10):
-        rows.know(0, fragment, 7)
+        rows.set_input_rows(0, fragment, 7)
     rows.add(0, 96)
     assert (rows.done, rows.total) == (96, 96)
 
@@ -196,12 +196,12 @@ def test_a_partition_that_is_given_up_leaves_the_total():
     for partition in (0, 1):
         for fragment in range(2):
             rows.expect(partition, fragment, 100)
-    rows.know(0, 0, 50)
+    rows.set_input_rows(0, 0, 50)
     rows.add(0, 20)
     rows.give_up(0)
     assert rows.total == 20 + 200
-    rows.know(1, 0, 50)
-    rows.know(1, 1, 50)
+    rows.set_input_rows(1, 0, 50)
+    rows.set_input_rows(1, 1, 50)
     rows.add(0, 5)  # what was under way
     rows.add(1, 100)
     assert rows.done == rows.total == 125
@@ -211,7 +211,7 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
     rows = StageRows()
     for fragment in range(3):
         rows.expect(0, fragment, 100)
-    rows.know(0, 0, 50)
+    rows.set_input_rows(0, 0, 50)
     rows.drop(0, 0)
     rows.drop(0, 1)
     assert rows.total == 100
@@ -220,7 +220,7 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
 def test_a_fragment_that_starts_over_is_counted_once():
     rows = StageRows()
     rows.expect(0, 0, 100)
-    rows.know(0, 0, 100)
+    rows.set_input_rows(0, 0, 100)
     rows.add(0, 60)
     rows.add(0, -60)
     rows.add(0, 100)
@@ -312,7 +312,7 @@ def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
     report = RunReport(context, None, None, pipeline, None, [None], None)
     plan = RunPlan(pipeline, (), (), {}, {}, "", None)
     with contextlib.suppress(KeyboardInterrupt), report:
-        report.listen(Planned(plan))
+        report.listen(RunPlanned(plan))
         report.listen(Waiting("fragments", "waiting for run b", ("b",)))
         if error:
             raise error

@@ -9,7 +9,7 @@ from support.counted_runs import (
     source,  # noqa: F401  # fixtures
 )
 from vane_dagster.events import Progress
-from vane_dagster.worker.protocol import Report, Tally
+from vane_dagster.worker.protocol import Tally, WorkReport
 
 
 def test_partitions_at_work_at_once_share_the_time():
@@ -20,13 +20,13 @@ def test_partitions_at_work_at_once_share_the_time():
     clock.now = 4.0
     counted.begin(fragment(1), "a")
     clock.now = 6.0
-    counted.end(fragment(0), "a", Report(seconds=6.0, batches=2))
+    counted.end(fragment(0), "a", WorkReport(seconds=6.0, batches=2))
     clock.now = 7.0
     counted.end(fragment(1), "a", None)
     clock.now = 20.0  # nothing was in flight
     counted.begin(fragment(1), "a")
     clock.now = 21.0
-    counted.end(fragment(1), "a", Report(seconds=1.0))
+    counted.end(fragment(1), "a", WorkReport(seconds=1.0))
 
     assert stats[0, "a"].seconds == 5.0
     assert stats[1, "a"].seconds == 3.0
@@ -38,10 +38,10 @@ def test_slices_of_a_fragment_that_starts_over_are_taken_back():
     told: list = []
     counted, stats = counts(Clock(), told)
     half = Tally(rows_in=50, quarantined=2)
-    counted.add(fragment(0), "a", "slice", Report(tally=half))
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=half))
     counted.start_over(fragment(0, half))
-    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=100, quarantined=3)))
-    counted.tell(last=True)
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=Tally(rows_in=100, quarantined=3)))
+    counted.emit_progress(last=True)
 
     assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
     assert told[0].done == {"a": 100}
@@ -50,8 +50,8 @@ def test_slices_of_a_fragment_that_starts_over_are_taken_back():
 def test_the_last_progress_is_complete_whatever_was_given_up():
     told: list[Progress] = []
     counted, _ = counts(Clock(), told)
-    counted.add(fragment(0), "a", "slice", Report(tally=Tally(rows_in=40)))
-    counted.tell(last=True)
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=Tally(rows_in=40)))
+    counted.emit_progress(last=True)
 
     assert told[0].done == told[0].total == {"a": 40}
 

@@ -22,7 +22,7 @@ from support.paths import TESTS
 from support.plans import double, keys, missing, plan, settle, source, triple
 from vane_dagster.checks.base import Check
 from vane_dagster.compute import local_head
-from vane_dagster.engine.check_runner import verdicts
+from vane_dagster.engine.check_runner import results_for
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.hashing import digest
@@ -37,8 +37,8 @@ from vane_dagster.providers import registry
 from vane_dagster.providers.base import Answer
 from vane_dagster.storage import manifest as records
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.gc import Terms, collect
-from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo, Published
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo, PartProvenance, Published
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.publish.base import publish
 from vane_dagster.storage.quarantine import read_faults
@@ -153,7 +153,7 @@ def test_force_and_retries_start_from_the_former_store(former):
     retried = planned(former, retry_quarantined=True, selected=("scaled", "merged"))
     first, second = (p.stages["scaled"] for p in retried.partitions)
     assert (first.generation, first.missing, second.done is not None) == (1, (0,), True)
-    mended = first.mends[0].info
+    mended = first.row_retries[0].info
     assert (mended.rows, mended.quarantined) == (3, 1)
     assert missing(retried) == {"scaled": 1, "merged": 1}
 
@@ -163,11 +163,11 @@ def test_checks_of_the_former_store_are_not_evaluated_again(former):
     for stage in pipeline.stages:
         for partition in frozen.PARTITIONS:
             manifest = store.in_force("frozen", stage, partition)
-            found = verdicts(pipeline.checks(stage), manifest)
+            found = results_for(pipeline.checks(stage), manifest)
             stored = [check.name for check in pipeline.checks(stage) if check.lasting]
             assert list(found) == stored, stage
     lists = store.in_force("frozen", "lists", "a")
-    assert verdicts([vd.checks.NullRate(0.2)], lists) == {}, "another threshold"
+    assert results_for([vd.checks.NullRate(0.2)], lists) == {}, "another threshold"
 
 
 def test_rows_of_the_former_store_are_computed_again_by_the_same_code(former):
@@ -205,7 +205,7 @@ def test_a_row_of_the_former_store_is_traced_to_its_source(former):
 
 def test_nothing_of_the_former_store_is_garbage(former):
     store = Store(Location(str(former / "store")))
-    terms = Terms(now=4e9, keep=0, grace=0)
+    terms = GcPolicy(now=4e9, keep=0, grace=0)
     for _ in range(2):
         for stage in collect(store, terms):
             assert [stage.condemned, stage.deleted, stage.manifests] == [{}, {}, {}], stage
@@ -325,7 +325,7 @@ def test_accepted_parts_are_no_garbage(tmp_path, store, monkeypatch):
     source(tmp_path, {"b.parquet": 4})
     settle(plan(docs(tmp_path), store), store)
     for _ in range(2):
-        for stage in collect(store, Terms(now=4e9, keep=0, grace=0)):
+        for stage in collect(store, GcPolicy(now=4e9, keep=0, grace=0)):
             assert [stage.condemned, stage.deleted] == [{}, {}], stage
     assert missing(plan(docs(tmp_path), store)) == {}
 
@@ -454,7 +454,7 @@ def test_our_own_classes_count_by_their_public_names():
 
 
 def sample_manifest() -> Manifest:
-    made = Made("run", ("w",), 1.0, 2.0)
+    made = PartProvenance("run", ("w",), 1.0, 2.0)
     part = PartInfo("k", "d", 1, 2, 3, 4, 5, 6, 7, 8, "f", made, {"c": {"nulls": 1}})
     check = CheckResult("c", True, False, "WARN", "d", {"n": 1}, "0")
     return Manifest(
@@ -506,9 +506,17 @@ def test_names_on_disk_are_frozen():
 
 @pytest.mark.parametrize(
     "kind",
-    [Made, PartInfo, records.FragmentRecord, records.FileRecord, CheckResult, Published, Manifest,
-     local_head.Head],
-)  # fmt: skip
+    [
+        PartProvenance,
+        PartInfo,
+        records.FragmentRecord,
+        records.FileRecord,
+        CheckResult,
+        Published,
+        Manifest,
+        local_head.Head,
+    ],
+)
 def test_each_attribute_of_a_record_has_a_name_on_disk(kind):
     """A new attribute that no table names would be lost without a word."""
     codecs = [getattr(records, n) for n in dir(records) if n.endswith("_CODEC")]
@@ -573,7 +581,7 @@ def test_nothing_is_deleted_where_there_is_a_newer_manifest(former, one_newer):
     (garbage / f"{'0' * 40}-{'0' * 16}.parquet").write_bytes(b"x")
     before = snapshot(former)
     with refused(one_newer.name):
-        list(collect(store, Terms(now=4e9, keep=0, grace=0)))
+        list(collect(store, GcPolicy(now=4e9, keep=0, grace=0)))
     assert snapshot(former) == before
 
 
@@ -614,7 +622,7 @@ def test_newer_settings_are_refused(former, name):
         if name == "fragments.json":
             planned(former)
         else:
-            list(collect(store, Terms(now=4e9, keep=0, grace=0)))
+            list(collect(store, GcPolicy(now=4e9, keep=0, grace=0)))
     assert snapshot(former) == before
 
 

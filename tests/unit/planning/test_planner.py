@@ -29,7 +29,7 @@ from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import _ranges, read_footers
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.gc import Terms, collect
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
 from vane_dagster.types.sql import _asked, tokens
 
@@ -39,9 +39,9 @@ def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path / "store")))
 
 
-def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+def list_files(source: Any, partition: str | None, location: str) -> Any:
     """The source's files in one partition."""
-    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
+    return source.required(source.list_files([partition], location)[partition], partition, location)
 
 
 def refusal(planned: RunPlan) -> str:
@@ -85,16 +85,16 @@ def test_a_row_larger_than_the_cap_is_a_fragment(tmp_path):
     st.integers(1, 60),
     st.integers(1, 1000),
 )
-def test_ranges_cover_every_row_once(groups, most, most_bytes):
+def test_ranges_cover_every_row_once(groups, most, max_bytes):
     rows, sizes = [rows for rows, _ in groups], [rows * each for rows, each in groups]
-    ranges = list(_ranges(rows, most, sizes, most_bytes))
+    ranges = list(_ranges(rows, most, sizes, max_bytes))
     edges = [0, *(stop for _, stop in ranges)]
     assert [start for start, _ in ranges] == edges[:-1]
     assert edges[-1] == sum(rows)
     assert all(0 < stop - start <= most for start, stop in ranges)
     above = np.interp(edges, np.cumsum([0, *rows]), np.cumsum([0, *sizes]))
     assert all(
-        stop - start == 1 or held <= 2 * most_bytes
+        stop - start == 1 or held <= 2 * max_bytes
         for (start, stop), held in zip(ranges, np.diff(above))
     ), "cut evenly, a piece may have a row more than its share"
 
@@ -371,7 +371,7 @@ def test_garbage_of_the_former_name_is_none_of_the_new_one(tmp_path, store):
     settle(plan(renamed(tmp_path), store), store)
     settle(plan(renamed(tmp_path, "axcd"), store), store)
     shutil.rmtree(tmp_path / "store/docs/stage_b")
-    later = Terms(now=time.time() + 10**6, keep=1, grace=1)
+    later = GcPolicy(now=time.time() + 10**6, keep=1, grace=1)
     found = [one for _ in range(2) for one in collect(store, later)]
     assert not any(one.condemned or one.deleted for one in found)
     assert missing(plan(renamed(tmp_path, "axcd"), store)) == {}

@@ -22,7 +22,7 @@ from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.store import read_part_info
-from vane_dagster.storage.transient_errors import may_pass, persistently
+from vane_dagster.storage.transient_errors import is_transient_storage_error, with_retries
 
 # Errors that may pass
 
@@ -68,14 +68,14 @@ def s3_error(code: str, status: int) -> Exception:
 )
 @pytest.mark.usefixtures("quick")
 def test_which_errors_may_pass(error, passing):
-    assert may_pass(error) is passing
+    assert is_transient_storage_error(error) is passing
     action = Flaky(error)
     if passing:
-        assert persistently(action) == "done"
+        assert with_retries(action) == "done"
         assert action.calls == 2
     else:
         with pytest.raises(type(error)):
-            persistently(action)
+            with_retries(action)
         assert action.calls == 1
 
 
@@ -83,7 +83,7 @@ def test_which_errors_may_pass(error, passing):
 def test_an_error_that_does_not_pass_is_raised_in_the_end():
     action = Flaky(*[ConnectionResetError(str(n)) for n in range(10)])
     with pytest.raises(ConnectionResetError, match="3"):
-        persistently(action)
+        with_retries(action)
     assert action.calls == 4
 
 

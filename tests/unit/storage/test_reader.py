@@ -147,8 +147,8 @@ def test_partitions_that_came_later(local_store):
 
 
 def test_large_rows_and_many_rows_are_cut(local_store, monkeypatch):
-    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 512)
-    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 512)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_BYTES", 1 << 20)
     kept = keep(local_store, "many", None, table(0, 1300))
     assert [part.rows for part in kept.parts] == [512, 512, 276]
     wide = pa.table({"id": range(1000), "blob": [b"x" * 10_000] * 1000})
@@ -166,7 +166,7 @@ def test_files_do_not_depend_on_how_rows_come(local_store):
 
 
 def test_the_same_rows_twice(local_store, monkeypatch):
-    monkeypatch.setattr("vane_dagster.storage.asset_writer._MOST_ROWS", 256)
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 256)
     rows = pa.table({"id": [1] * 700})
     for form in FORMS:
         kept = keep(local_store, "docs", None, rows)

@@ -52,7 +52,7 @@ class JsonLines(Publisher):
             raise vd.DefinitionError(f"{where}: root_key is empty")
         return declared
 
-    def check(self, schema: pa.Schema, culprit: str) -> None:
+    def check(self, schema: pa.Schema, location: str) -> None:
         pass
 
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
@@ -168,7 +168,7 @@ def test_what_a_killed_run_has_staged_is_collected(tmp_path, store):
     store.keep_target("docs", "out", str(tmp_path / "out" / "None"), "jsonl")
     part = stage_part(publisher, [1], "a")
     url = publisher.staging.file_url(part.name)
-    later = gc.Terms(now=4e9, keep=10, grace=10)
+    later = gc.GcPolicy(now=4e9, keep=10, grace=10)
     assert [list(found.condemned) for found in gc.collect(store, later)] == [[url]]
     assert store.target("docs", "out") == (str(tmp_path / "out" / "None"), "jsonl")
 
@@ -179,7 +179,7 @@ def test_a_format_that_is_not_registered(tmp_path, store):
             "out", "/t", format="csv"
         )
     store.keep_target("docs", "out", str(tmp_path), "newer")
-    (found,) = gc.collect(store, gc.Terms(now=4e9, keep=10, grace=10))
+    (found,) = gc.collect(store, gc.GcPolicy(now=4e9, keep=10, grace=10))
     assert "no publisher is registered for format 'newer'" in found.unreadable[str(tmp_path)]
 
 

@@ -8,12 +8,12 @@ import pytest
 import vane_dagster as vd
 from support.devices import Device
 from vane_dagster.pipeline.options import AUTO
-from vane_dagster.worker.batch_size import BatchSize
+from vane_dagster.worker.batch_size import BatchSizer
 
 
-def found(cost, fits: int | None = None, calls: int = 200) -> BatchSize:
+def found(cost, fits: int | None = None, calls: int = 200) -> BatchSizer:
     """What a worker finds whose batches cost seconds by their rows."""
-    sizes = BatchSize()
+    sizes = BatchSizer()
     for _ in range(calls):
         rows = sizes.of(AUTO, 10**9)
         if fits is not None and rows > fits:
@@ -46,14 +46,14 @@ def test_it_stays_within_memory():
 
 
 def test_a_size_that_is_given_is_kept():
-    sizes = BatchSize()
+    sizes = BatchSizer()
     assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), 4)] == [4, 4, 2]
     assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), None)] == [10]
     assert sizes.used(4) is None
 
 
 def test_noise_of_small_last_batches_counts_for_nothing():
-    sizes = BatchSize()
+    sizes = BatchSizer()
     for _ in range(50):
         sizes.learn(3, 10.0)
     assert sizes.of(AUTO, 100) == 16
@@ -68,7 +68,7 @@ def test_other_words_are_refused():
 def test_memory_that_was_short_for_a_while_is_tried_again(monkeypatch):
     now = 1000.0
     monkeypatch.setattr("vane_dagster.worker.batch_size.time.monotonic", lambda: now)
-    sizes, table = BatchSize(), pa.table({"x": range(64)})
+    sizes, table = BatchSizer(), pa.table({"x": range(64)})
     sizes.limit(4)
 
     def lengths() -> list[int]:

@@ -16,7 +16,7 @@ class Refused(CostlyError):
 
 def test_errors_that_cost_something_are_added_up():
     batch = pa.table({"id": [1, 2, 3]})
-    tried = attempt(batch, Policy("quarantine"), "id", most_faults=2)
+    tried = attempt(batch, Policy("quarantine"), "id", max_faults=2)
     next(tried)
     try:
         tried.send(Partial(batch.slice(0, 1), {1: Refused("no"), 2: ValueError("no")}))

@@ -11,7 +11,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, HeldRows, ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, ModelSpec, TableRows, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):
@@ -27,7 +27,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
     work = Work(
         "stage 'docs/m', fragment 0",
         CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 5, "one_to_one", 16, ("id",)),
-        (HeldRows(0),),
+        (TableRows(0),),
         pa.schema({"id": pa.int64()}),
         "id",
         PartTarget(Location(str(tmp_path)), "key", "id"),

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vane_dagster.errors import UdfError
-from vane_dagster.pipeline.keys import JoinShape, Side
+from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.worker.batch_formats import with_ids
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.operators import join
@@ -117,7 +117,7 @@ def test_a_join_is_what_arrow_joins(left, right, third, how, chunks):
     ]
     if chunks:
         tables = [pa.concat_tables([t.slice(0, len(t) // 2), t.slice(len(t) // 2)]) for t in tables]
-    sides = tuple(Side(name, "id", "id", ("id",)) for name in "bc")
+    sides = tuple(JoinSide(name, "id", "id", ("id",)) for name in "bc")
     op = Join(how, JoinShape("a", "id", sides), ("a", "b", "c"), {})
     schema = pa.schema([("id", pa.int64()), *((n, pa.string()) for n in "abc")])
     found, given_rows = join(op, tables, work(schema, "id"))
@@ -144,7 +144,7 @@ def test_lists_of_children_are_what_a_loop_gathers(parents, children, how):
     )
     struct = pa.list_(pa.struct([("child", pa.int64()), ("w", pa.string())]))
     schema = pa.schema([("id", pa.int64()), ("below", struct)])
-    side = Side("below", "child", "id", ("id",), "below")
+    side = JoinSide("below", "child", "id", ("id",), "below")
     op = Join(how, JoinShape("above", "id", (side,)), ("above", "below"), {"below": (("w", "v"),)})
     found, _ = join(op, [above, below], work(schema, "id"))
     wanted = [

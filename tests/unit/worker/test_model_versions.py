@@ -26,14 +26,14 @@ from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import constructor_identity
-from vane_dagster.pipeline.options import Upkeep
+from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.model_versions import MOST_VERSIONS, Turns, view
+from vane_dagster.worker.model_versions import MAX_VERSIONS, VersionLock, view
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import CallUdf, HeldRows, LoadReport, ModelSpec, Work
-from vane_dagster.worker.state_mark import state_mark
+from vane_dagster.worker.protocol import CallUdf, LoadReport, ModelSpec, TableRows, Work
+from vane_dagster.worker.state_mark import state_fingerprint
 from vane_dagster.worker.user_code import activate, discard, unpack
 
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
@@ -100,7 +100,7 @@ class Worker:
             name, udf.stateful, udf.style, bundle.digest, bundle.payload,
             shares_state=separable if shared is None else shared, exact=exact,
         )  # fmt: skip
-        report = self.host.load(model, bundle.archive, 0, {}, Upkeep())
+        report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
         return report, lambda *ids: self.call(model, *ids)
 
     def call(self, model: ModelSpec, *ids: int) -> list[int]:
@@ -109,10 +109,10 @@ class Worker:
             cloudpickle.dumps(((), {})), None, "pyarrow", None, "one_to_one", 4, ("id",),
             version=model.version,
         )  # fmt: skip
-        work = Work("stage 'docs/m', fragment 0", op, (HeldRows(0),), SCHEMA, "id", None, True)
+        work = Work("stage 'docs/m', fragment 0", op, (TableRows(0),), SCHEMA, "id", None, True)
         rows, report = self.host.run(work, table)
         assert report.fault is None, report.fault
-        assert not report.sick, report.sick
+        assert not report.unhealthy_reason, report.unhealthy_reason
         assert rows is not None
         return rows["out"].to_pylist()
 
@@ -232,7 +232,7 @@ def test_code_that_cannot_be_imported_twice_is_not_shared(worker, monkeypatch):
     bundle, udf, _ = worker.packed("Model")
     monkeypatch.setattr(sys, "imported", True, raising=False)
     model = ModelSpec("Model", True, udf.style, bundle.digest, bundle.payload, shares_state=True)
-    report = worker.host.load(model, bundle.archive, 0, {}, Upkeep())
+    report = worker.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
     assert "cannot take over this run's code (AssertionError: once)" in report.outdated
     assert call(1) == [101]
     assert "once" not in sys.modules
@@ -241,11 +241,11 @@ def test_code_that_cannot_be_imported_twice_is_not_shared(worker, monkeypatch):
 def test_only_so_many_versions_are_kept(worker):
     _, call = worker.load()
     calls = []
-    for number in range(MOST_VERSIONS):
+    for number in range(MAX_VERSIONS):
         worker.project.edit("parts/later.py", f"VALUE = {100 + number}", f"VALUE = {101 + number}")
         calls.append(worker.load()[1])
     assert call(0) == [100], "what has constructed the state is kept"
-    assert [each(0) for each in calls[1:]] == [[102 + n] for n in range(MOST_VERSIONS - 1)]
+    assert [each(0) for each in calls[1:]] == [[102 + n] for n in range(MAX_VERSIONS - 1)]
     with pytest.raises(AssertionError, match="no longer has this run's code"):
         calls[0](0)
     assert calls[1](0) == [102]
@@ -255,9 +255,9 @@ def test_the_model_of_each_version_is_asked_how_it_is(worker):
     probe = "    def check_health(self):\n        if self.start == 0:\n            {}\n\n"
     place = "    def __call__("
     worker.project.edit("defs.py", place, probe.format("pass") + place)
-    assert worker.load()[0].sick == ""
+    assert worker.load()[0].unhealthy_reason == ""
     worker.project.edit("defs.py", "            pass", "            raise OSError('gone')")
-    assert "OSError: gone" in worker.load()[0].sick
+    assert "OSError: gone" in worker.load()[0].unhealthy_reason
 
 
 ASYNC = """
@@ -324,7 +324,7 @@ def test_calls_in_flight_of_two_versions_do_not_meet(worker, monkeypatch):
 
 
 def test_turns_go_in_order_and_none_is_passed():
-    turns, order, entered, go = Turns(), [], threading.Event(), threading.Event()
+    turns, order, entered, go = VersionLock(), [], threading.Event(), threading.Event()
 
     def hold() -> None:
         with turns.turn("a", lambda: order.append("to a")):
@@ -352,7 +352,7 @@ def test_turns_go_in_order_and_none_is_passed():
 
 
 def test_a_switch_that_fails_leaves_the_next_to_switch_back():
-    turns, order = Turns(), []
+    turns, order = VersionLock(), []
     with turns.turn("a", lambda: order.append("to a")):
         pass
 
@@ -416,10 +416,10 @@ class Plain:
 )
 def test_a_change_of_plain_state_shows(change):
     model = Plain()
-    before = state_mark(model)
-    assert state_mark(model) == before
+    before = state_fingerprint(model)
+    assert state_fingerprint(model) == before
     change(model)
-    assert state_mark(model) != before
+    assert state_fingerprint(model) != before
 
 
 class Part:
@@ -444,30 +444,30 @@ def made_generator() -> Iterator[int]:
 def test_state_that_is_changed_by_reading_is_like_no_other(value):
     model = Plain()
     model.other = [value]
-    assert state_mark(model, {__name__}) != state_mark(model, {__name__})
+    assert state_fingerprint(model, {__name__}) != state_fingerprint(model, {__name__})
 
 
 @pytest.mark.parametrize("value", [numpy.zeros(3), Part({"a": 1}), bytearray(b"a")])
 def test_a_change_inside_of_an_object_shows(value):
     model = Plain()
     model.other = value
-    before = state_mark(model, {__name__})
-    assert state_mark(model, {__name__}) == before
+    before = state_fingerprint(model, {__name__})
+    assert state_fingerprint(model, {__name__}) == before
     if isinstance(value, Part):
         value.value["a"] = 2
     else:
         value[0] = 2
-    assert state_mark(model, {__name__}) != before
+    assert state_fingerprint(model, {__name__}) != before
 
 
 def test_a_change_of_a_tensor_shows():
     torch = pytest.importorskip("torch")
     model = Plain()
     model.other = torch.zeros(3)
-    before = state_mark(model)
-    assert state_mark(model) == before
+    before = state_fingerprint(model)
+    assert state_fingerprint(model) == before
     model.other.view(-1)[0] += 1
-    assert state_mark(model) != before
+    assert state_fingerprint(model) != before
 
 
 def test_a_view_shares_the_state_of_an_instance():

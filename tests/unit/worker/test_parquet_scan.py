@@ -35,13 +35,13 @@ from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
 from vane_dagster.worker.operators import project
-from vane_dagster.worker.protocol import Gather, HeldRows, Project, SourceRows, Work
+from vane_dagster.worker.protocol import Gather, Project, SourceRows, TableRows, Work
 from vane_dagster.worker.source_rows import scan, scan_projected
 
 
-def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+def list_files(source: Any, partition: str | None, location: str) -> Any:
     """The source's files in one partition."""
-    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
+    return source.required(source.list_files([partition], location)[partition], partition, location)
 
 
 def source_rows(
@@ -206,7 +206,7 @@ def assert_kept(written: pa.Array, folder: Path) -> None:
         op = Project(columns, where)
         bound = bind(op.columns, where, schema, "here")
         assert bound.field("y").type == array.type
-        for given_rows, tables in ((rows, []), (HeldRows(0), [read])):
+        for given_rows, tables in ((rows, []), (TableRows(0), [read])):
             found, _ = project(op, given_rows, tables, work(op, given_rows, schema))
             assert found.column("y").combine_chunks().equals(expected)
             assert found.cast(bound).column("n").to_pylist() == [i + 1 for i in left]
@@ -222,7 +222,7 @@ def in_file_and_in_memory(
         file, 0, table.num_rows, table.schema, listed_file(file, vd.parquet(file)), "id"
     )
     found: list[Any] = []
-    for given_rows, tables in ((rows, []), (HeldRows(0), [table])):
+    for given_rows, tables in ((rows, []), (TableRows(0), [table])):
         try:
             found.append(
                 project(op, given_rows, tables, work(op, rows, table.schema))[0].to_pydict()
@@ -294,7 +294,7 @@ def test_an_expression_over_a_type_that_sql_widens(tmp_path):
     columns = (("id", "id"), ("first", "v[1]"), ("twice", "[v, v]"), ("ms", "epoch_ms(t)"))
     op = Project(columns, None)
     bound = bind(columns, None, schema, "here")
-    for given_rows, tables in ((rows, []), (HeldRows(0), [scan(rows, work(op, rows, schema))])):
+    for given_rows, tables in ((rows, []), (TableRows(0), [scan(rows, work(op, rows, schema))])):
         found = project(op, given_rows, tables, work(op, given_rows, schema))[0].cast(bound)
         assert found["first"].to_pylist() == [0.5, None, 2.5]
         assert found["twice"].to_pylist()[0] == [[0.5, 1.5], [0.5, 1.5]]

@@ -16,7 +16,7 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
-from vane_dagster.worker.protocol import ERRORS, Fault, FaultKind, Report, Tally, fault_kind
+from vane_dagster.worker.protocol import ERRORS, Fault, FaultKind, Tally, WorkReport, fault_kind
 from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 
 
@@ -75,11 +75,11 @@ def test_an_error_has_the_kind_of_its_nearest_known_base(error: VaneError, kind:
 
 
 def test_a_report_is_vain_where_no_row_came_through_user_code() -> None:
-    assert Report(fault=Fault("UdfError", "x")).is_vain
-    assert not Report(fault=Fault("ComputeError", "x")).is_vain
-    assert Report(tally=Tally(3, quarantined=1, nulled=2)).is_vain
-    assert not Report(tally=Tally(3, quarantined=2)).is_vain
-    assert not Report().is_vain
+    assert WorkReport(fault=Fault("UdfError", "x")).all_rows_failed
+    assert not WorkReport(fault=Fault("ComputeError", "x")).all_rows_failed
+    assert WorkReport(tally=Tally(3, quarantined=1, nulled=2)).all_rows_failed
+    assert not WorkReport(tally=Tally(3, quarantined=2)).all_rows_failed
+    assert not WorkReport().all_rows_failed
     assert ERRORS["UdfError"] is UdfError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.bad_rows import OutOfMemoryError, double
 from vane_dagster.storage.quarantine import attach, detach
-from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
 from vane_dagster.worker.frameworks import is_out_of_memory
 from vane_dagster.worker.retry import (
     BatchError,
@@ -119,9 +119,9 @@ def test_errors_are_told_apart(error, passing):
 
 
 def test_the_server_says_how_long_to_wait():
-    assert waiting_time(Busy(429, **{"retry-after": "7"}), 1) == 7
-    assert waiting_time(Busy(429, **{"retry-after": "86400"}), 1) == 60
-    assert waiting_time(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
+    assert backoff_seconds(Busy(429, **{"retry-after": "7"}), 1) == 7
+    assert backoff_seconds(Busy(429, **{"retry-after": "86400"}), 1) == 60
+    assert backoff_seconds(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
 
 
 def test_memory_is_known_by_the_names_that_libraries_use():

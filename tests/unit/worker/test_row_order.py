@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.engine.fragment_state import Node
+from vane_dagster.engine.fragment_state import StageTaskState
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
 from vane_dagster.worker.operators import arrange, restore
 
@@ -100,25 +100,25 @@ def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
 
 
 def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
-    node = Node(None, set(), 0)
-    node.give("table", 100, (10, 70, 100))
+    task_state = StageTaskState(None, set(), 0)
+    task_state.give("table", 100, (10, 70, 100))
 
     def few(most: int) -> int:
         return min(most, 25)
 
-    assert node.take(0, few) == (0, 10)
-    assert node.take(0, few) == (45, 70), "the second share has the most left"
-    assert node.take(1, few) == (10, 35)
-    assert node.take(4, few) == (35, 45), "counted round"
-    assert node.take(1, few) == (75, 100)
-    assert node.take(2, few) == (70, 75)
-    assert (node.rows_left, node.left) == (0, [(10, 10), (45, 45), (75, 75)])
+    assert task_state.take(0, few) == (0, 10)
+    assert task_state.take(0, few) == (45, 70), "the second share has the most left"
+    assert task_state.take(1, few) == (10, 35)
+    assert task_state.take(4, few) == (35, 45), "counted round"
+    assert task_state.take(1, few) == (75, 100)
+    assert task_state.take(2, few) == (70, 75)
+    assert (task_state.rows_left, task_state.left) == (0, [(10, 10), (45, 45), (75, 75)])
 
 
 def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
-    node = Node(None, set(), 0)
-    node.give("table", 5)
-    assert [node.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
+    task_state = StageTaskState(None, set(), 0)
+    task_state.give("table", 5)
+    assert [task_state.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
         (0, 2), (2, 4), (4, 5),
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.udf_calls import IDS, call, refused
-from vane_dagster.pipeline.keys import JoinShape, Side
+from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.worker.batch_formats import to_format
 from vane_dagster.worker.operators import join
 from vane_dagster.worker.protocol import Join, Work
@@ -777,7 +777,7 @@ def test_joins_are_those_of_pandas(inputs, how):
     fields = {field.name: field for table in inputs for field in table.schema}
     schema = pa.schema(list(fields.values()))
     nodes = tuple(f"t{i}" for i in range(len(inputs)))
-    sides = tuple(Side(node, "id", "id", ("id",)) for node in nodes[1:])
+    sides = tuple(JoinSide(node, "id", "id", ("id",)) for node in nodes[1:])
     op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
     joined, _ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
 

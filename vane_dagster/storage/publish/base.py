@@ -17,9 +17,14 @@ import pyarrow as pa
 
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import Location, Stored
+from vane_dagster.storage.filesystem import FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
-from vane_dagster.storage.publish.compaction import Bundle, Made, bundles, write_bundles
+from vane_dagster.storage.publish.compaction import (
+    CompactedFile,
+    CompactionGroup,
+    plan_compaction,
+    write_compacted,
+)
 from vane_dagster.storage.store import Store
 
 STAGING = "_vane_staging"
@@ -139,7 +144,7 @@ class Publisher(abc.ABC):
         """
 
     @classmethod
-    def staged_parts(cls, url: str, storage_options: Mapping[str, Any]) -> dict[str, Stored]:
+    def staged_parts(cls, url: str, storage_options: Mapping[str, Any]) -> dict[str, FileInfo]:
         """All files that workers have staged in a stage's targets, by URL, for garbage collection.
 
         Args:
@@ -166,7 +171,7 @@ class Publisher(abc.ABC):
         """The folders that a run writes into, which preflight tries."""
         return [self.staging]
 
-    def stored(self, schema: pa.Schema, culprit: str) -> pa.Schema:
+    def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         """The schema in which rows are published.
 
         Raises:
@@ -175,7 +180,7 @@ class Publisher(abc.ABC):
         return schema
 
     @abc.abstractmethod
-    def check(self, schema: pa.Schema, culprit: str) -> None:
+    def check(self, schema: pa.Schema, location: str) -> None:
         """Sees, before anything is computed, whether the target takes rows of a stored schema.
 
         Raises:
@@ -262,9 +267,9 @@ class Publisher(abc.ABC):
         staged = self.staging.names()
         self.staging.delete([part.name for part in parts if part.name in staged])
 
-    def _bundles(self, parts: Sequence[PartInfo]) -> list[Bundle]:
+    def _compaction_groups(self, parts: Sequence[PartInfo]) -> list[CompactionGroup]:
         assert self._declared.target_bytes is not None
-        return bundles(parts, self._declared.target_bytes)
+        return plan_compaction(parts, self._declared.target_bytes)
 
     def _require_staged(self, parts: Iterable[PartInfo]) -> None:
         staged = self.staging.names()
@@ -275,16 +280,16 @@ class Publisher(abc.ABC):
             )
 
     def _write(
-        self, wanted: Sequence[tuple[Bundle, Sequence[str]]], manifest: Manifest
-    ) -> Mapping[str, Made]:
+        self, wanted: Sequence[tuple[CompactionGroup, Sequence[str]]], manifest: Manifest
+    ) -> Mapping[str, CompactedFile]:
         self._require_staged(part for bundle, _ in wanted for part in bundle.parts)
-        return write_bundles(
+        return write_compacted(
             wanted, self.staging, self.target, manifest.schema, manifest.keys[0],
             self._declared.compression,
         )  # fmt: skip
 
 
-def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, Stored]:
+def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo]:
     """All files that workers have staged below a target, by URL.
 
     Where the pattern has placeholders, everything below its literal beginning is listed.

@@ -27,7 +27,7 @@ _BATCH_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Bundle:
+class CompactionGroup:
     """Consecutive parts, and how many files of equally many rows are made of them."""
 
     parts: tuple[PartInfo, ...]
@@ -52,7 +52,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Made:
+class CompactedFile:
     """A file as it was written: bytes, rows and range of the ids."""
 
     size: int
@@ -61,9 +61,9 @@ class Made:
     id_max: Any
 
 
-def bundles(parts: Iterable[PartInfo], target_bytes: int) -> list[Bundle]:
+def plan_compaction(parts: Iterable[PartInfo], target_bytes: int) -> list[CompactionGroup]:
     """Cuts parts, in their order, into bundles for files of about `target_bytes`."""
-    found: list[Bundle] = []
+    found: list[CompactionGroup] = []
     current: list[PartInfo] = []
     size = 0
     for part in parts:
@@ -76,19 +76,19 @@ def bundles(parts: Iterable[PartInfo], target_bytes: int) -> list[Bundle]:
     return [*found, _bundle(current, size, target_bytes)] if current else found
 
 
-def _bundle(parts: Sequence[PartInfo], size: int, target_bytes: int) -> Bundle:
+def _bundle(parts: Sequence[PartInfo], size: int, target_bytes: int) -> CompactionGroup:
     rows = sum(part.rows for part in parts)
-    return Bundle(tuple(parts), max(1, min(rows, round(size / target_bytes))))
+    return CompactionGroup(tuple(parts), max(1, min(rows, round(size / target_bytes))))
 
 
-def write_bundles(
-    wanted: Iterable[tuple[Bundle, Sequence[str]]],
+def write_compacted(
+    wanted: Iterable[tuple[CompactionGroup, Sequence[str]]],
     staging: Location,
     target: Location,
     schema: pa.Schema,
     id: str,
     compression: str,
-) -> dict[str, Made]:
+) -> dict[str, CompactedFile]:
     """Writes the files of bundles, each seen whole or not at all; a few bundles side by side.
 
     Args:
@@ -100,7 +100,7 @@ def write_bundles(
         compression: Their codec.
     """
 
-    def write(item: tuple[Bundle, Sequence[str]]) -> list[Made]:
+    def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
         bundle, names = item
         rows = _rows(bundle, staging, schema)
         repetitive = _repetitive(bundle, staging)
@@ -137,7 +137,7 @@ class _Rows:
         return table.slice(0, most)
 
 
-def _rows(bundle: Bundle, staging: Location, schema: pa.Schema) -> _Rows:
+def _rows(bundle: CompactionGroup, staging: Location, schema: pa.Schema) -> _Rows:
     def tables() -> Generator[pa.Table, None, None]:
         for part in bundle.parts:
             with staging.fs.open(staging.file(part.name), "rb") as opened:
@@ -155,7 +155,7 @@ def _rows(bundle: Bundle, staging: Location, schema: pa.Schema) -> _Rows:
     return _Rows(tables())
 
 
-def _repetitive(bundle: Bundle, staging: Location) -> list[str]:
+def _repetitive(bundle: CompactionGroup, staging: Location) -> list[str]:
     """The columns for which the first part with rows has a dictionary."""
     part = next((part for part in bundle.parts if part.rows), None)
     if part is None:
@@ -174,7 +174,7 @@ def _write(
     id: str,
     compression: str,
     repetitive: list[str],
-) -> Made:
+) -> CompactedFile:
     """Writes the next `count` rows to a local file, in row groups of a bounded size."""
     lows, highs = [], []
     left = count
@@ -194,7 +194,9 @@ def _write(
             low, high = id_range(group.column(id))
             lows.append(low)
             highs.append(high)
-    return Made(os.path.getsize(path), count, min(lows, default=None), max(highs, default=None))
+    return CompactedFile(
+        os.path.getsize(path), count, min(lows, default=None), max(highs, default=None)
+    )
 
 
 @contextlib.contextmanager

@@ -25,12 +25,12 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, Target
-from vane_dagster.storage.publish.compaction import Made
+from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.delta_types import delta_type, shape, table_options
 
 _ATTEMPTS = 12
 _MOVERS = 8
-_LONGEST = 255
+_MAX_NAME_LENGTH = 255
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
 _MISREAD = re.compile(r"[%\\?#]")
@@ -82,30 +82,30 @@ class DeltaPublisher(Publisher):
             raise DefinitionError(f"{where}: {clash}")
         return declared
 
-    def stored(self, schema: pa.Schema, culprit: str) -> pa.Schema:
+    def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         if clash := _clash(self._column, schema.names):
-            raise SchemaError(f"{culprit}: {clash}")
+            raise SchemaError(f"{location}: {clash}")
         fields = []
         for field in schema:
             kind = delta_type(field.type)
             if kind is None:
                 raise SchemaError(
-                    f"{culprit}: column {field.name!r} is {field.type}, which a Delta table cannot "
-                    "hold; cast it in a project, for example to BIGINT, TIMESTAMP or VARCHAR"
+                    f"{location}: column {field.name!r} is {field.type}, which a Delta table "
+                    "cannot hold; cast it in a project, for example to BIGINT, TIMESTAMP or VARCHAR"
                 )
             fields.append(pa.field(field.name, kind))
         return pa.schema(fields)
 
-    def check(self, schema: pa.Schema, culprit: str) -> None:
+    def check(self, schema: pa.Schema, location: str) -> None:
         if self._column:
             self._folder()
-        with self._told("read"):
+        with self._storage_errors("read"):
             table = self._opened()
             if table is not None:
-                self._fit(table, schema, culprit)
+                self._fit(table, schema, location)
 
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        with self._told("read"):
+        with self._storage_errors("read"):
             active = self._active(self._opened())
         if former is not None and active is not None and active == set(former.files):
             return former
@@ -121,13 +121,13 @@ class DeltaPublisher(Publisher):
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
-        culprit = f"stage '{manifest.pipeline}/{manifest.stage}'"
+        location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
-        made: Mapping[str, Made] | None = None
+        made: Mapping[str, CompactedFile] | None = None
         for attempt in range(_ATTEMPTS):
-            with self._told("written"):
+            with self._storage_errors("written"):
                 table = self._opened() or self._create(manifest.schema)
-                self._fit(table, manifest.schema, culprit)
+                self._fit(table, manifest.schema, location)
                 if self._active(table) == set(files):
                     return Published(self.target.url, files, "delta", table.version())
                 if made is None:
@@ -142,7 +142,7 @@ class DeltaPublisher(Publisher):
         )
 
     def holds(self, files: Sequence[str]) -> bool:
-        with self._told("read"):
+        with self._storage_errors("read"):
             return self._active(self._opened()) == set(files)
 
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
@@ -156,10 +156,11 @@ class DeltaPublisher(Publisher):
                 "partition, as Delta takes it for null; give the partition another key"
             )
         folder = f"{self._column}={quote(self._key or '', safe='')}"
-        if len(folder) > _LONGEST:
+        if len(folder) > _MAX_NAME_LENGTH:
             raise StoreError(
                 f"Delta table {self.target.url!r}: the partition's key {self._key!r} is too long "
-                f"for the name of a folder, {len(folder)} bytes where {_LONGEST} are possible"
+                f"for the name of a folder, {len(folder)} bytes where {_MAX_NAME_LENGTH} are "
+                "possible"
             )
         return folder
 
@@ -171,13 +172,13 @@ class DeltaPublisher(Publisher):
             return [(part, [f"{below}{part.name[:-8]}-{unique}.parquet"]) for part in rows]
         return [
             (bundle, [f"{below}{stem}-{unique}.parquet" for stem in bundle.stems])
-            for bundle in self._bundles(rows)
+            for bundle in self._compaction_groups(rows)
         ]
 
     def _names(self, parts: Sequence[PartInfo], unique: str) -> list[str]:
         return [name for _, named in self._named(parts, unique) for name in named]
 
-    def _place(self, manifest: Manifest) -> Mapping[str, Made]:
+    def _place(self, manifest: Manifest) -> Mapping[str, CompactedFile]:
         """Brings the files into the table's folder, where no reader sees them yet."""
         assert manifest.published is not None
         if not manifest.published.files:
@@ -191,7 +192,7 @@ class DeltaPublisher(Publisher):
         with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
             list(threads.map(self._move, named))
         return {
-            name: Made(sizes[part.name], part.rows, part.id_min, part.id_max)
+            name: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
             for part, (name,) in named
         }
 
@@ -244,25 +245,25 @@ class DeltaPublisher(Publisher):
             paths = [path for path, key in zip(paths, keys) if key == self._key]
         return {unquote(path) for path in paths}
 
-    def _fit(self, table: Any, schema: pa.Schema, culprit: str) -> None:
+    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
         """Raises SchemaError where the table has other columns or partitions."""
         columns = [self._column] if self._column else []
         if (found := list(table.metadata().partition_columns)) != columns:
             raise SchemaError(
-                f"{culprit}: Delta table {self.target.url!r} is partitioned by {found}, expected "
+                f"{location}: Delta table {self.target.url!r} is partitioned by {found}, expected "
                 f"{columns}. Publish into another table"
             )
         wanted, there = shape(self._delta_schema(schema)), shape(table.schema())
         for name in dict.fromkeys([*wanted, *there]):
             if wanted.get(name) != there.get(name):
                 raise SchemaError(
-                    f"{culprit}: column {name!r} is {wanted.get(name, 'no column')} here, but "
+                    f"{location}: column {name!r} is {wanted.get(name, 'no column')} here, but "
                     f"{there.get(name, 'no column')} in the Delta table {self.target.url!r}. Make "
                     "the rows fit with a project, change the table (deltalake's table.alter), or "
                     "publish into another one"
                 )
 
-    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, Made]) -> bool:
+    def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
         """One transaction: the partition's files out, the new ones in; False on a conflict."""
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties
@@ -273,8 +274,8 @@ class DeltaPublisher(Publisher):
             AddAction(path, file.size, key, now, True, _statistics(file, manifest.keys[0]))
             for path, file in made.items()
         ]
-        told = {"vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}"}
-        told["vane_dagster.run_id"] = manifest.run_id
+        properties = {"vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}"}
+        properties["vane_dagster.run_id"] = manifest.run_id
         try:
             table.create_write_transaction(
                 actions,
@@ -282,7 +283,7 @@ class DeltaPublisher(Publisher):
                 self._delta_schema(manifest.schema),
                 partition_by=list(key),
                 partition_filters=[(self._column, "=", self._key)] if key else None,
-                commit_properties=CommitProperties(custom_metadata=told),
+                commit_properties=CommitProperties(custom_metadata=properties),
             )
         except CommitFailedError:
             return False
@@ -304,7 +305,7 @@ class DeltaPublisher(Publisher):
         return None if self.target.is_local else table_options(self.target)
 
     @contextmanager
-    def _told(self, verb: str) -> Iterator[None]:
+    def _storage_errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except VaneError:
@@ -328,7 +329,7 @@ def _clash(column: str | None, columns: Iterable[str]) -> str | None:
     return None
 
 
-def _statistics(file: Made, id: str) -> str:
+def _statistics(file: CompactedFile, id: str) -> str:
     """A file's statistics, by which readers pass over it."""
     found: dict[str, Any] = {"numRecords": file.rows, "nullCount": {id: 0}}
     if file.id_min is not None:

@@ -15,7 +15,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, STAGING, Publisher, Target
-from vane_dagster.storage.publish.compaction import Bundle
+from vane_dagster.storage.publish.compaction import CompactionGroup
 from vane_dagster.storage.store import Store
 
 _MERGED = re.compile(r"[0-9a-f]{32}-\d+-of-\d+\.parquet")
@@ -44,14 +44,18 @@ class FolderPublisher(Publisher):
             )
         return replace(declared, partition_column=None)
 
-    def check(self, schema: pa.Schema, culprit: str) -> None:
+    def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
         self._refuse_table()  # which may have been created since the plan was made
         if self._declared.target_bytes is None:
             return Published(self.target.url, [part.name for part in manifest.parts])
-        files = [name for bundle in self._bundles(manifest.parts) for name in _file_names(bundle)]
+        files = [
+            name
+            for bundle in self._compaction_groups(manifest.parts)
+            for name in _file_names(bundle)
+        ]
         return Published(self.target.url, files)
 
     def publish(self, manifest: Manifest) -> Published:
@@ -60,7 +64,9 @@ class FolderPublisher(Publisher):
             self._promote(manifest.parts)
         else:
             present = self.target.names()
-            named = [(bundle, _file_names(bundle)) for bundle in self._bundles(manifest.parts)]
+            named = [
+                (bundle, _file_names(bundle)) for bundle in self._compaction_groups(manifest.parts)
+            ]
             self._write([n for n in named if any(f not in present for f in n[1])], manifest)
         self.require(manifest.published.files)
         return manifest.published
@@ -110,5 +116,5 @@ class FolderPublisher(Publisher):
             list(threads.map(lambda name: self.staging.move(name, self.target, name), moved))
 
 
-def _file_names(bundle: Bundle) -> list[str]:
+def _file_names(bundle: CompactionGroup) -> list[str]:
     return [f"{stem}.parquet" for stem in bundle.stems]
