@@ -379,9 +379,8 @@ class WorkerSharing:
             if not others:
                 self._end(label)
                 continue
-            if not any(
-                worker_queue.calls_by_worker.values()
-            ):  # idle: nothing to report, still shared
+            is_idle = not any(worker_queue.calls_by_worker.values())
+            if is_idle:  # nothing to report, and the workers are still shared
                 continue
             runs = sorted({other.run_id for found in others.values() for other in found})
             workers = len(worker_queue.calls_by_worker)

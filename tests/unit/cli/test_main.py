@@ -58,7 +58,7 @@ class SilentKeeper:
 
 
 def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_keepers", lambda name, address: {"keeper-1": SilentKeeper})
+    monkeypatch.setattr(pools, "_pool_managers", lambda name, address: {"keeper-1": SilentKeeper})
     listed = CliRunner().invoke(main, ["pools", "--json"])
     assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
     assert listed.stderr.startswith("keeper-1 does not answer: ")

@@ -48,14 +48,14 @@ def test_a_lost_worker_was_at_its_oldest_calls():
 
 def test_rows_that_only_waited_are_given_out_again_as_they_are():
     losses, fragment = WorkerLosses(), run()
-    assert losses.again(fragment, stage().spec, 10, 40, False, False) == [Retry(10, 40)]
+    assert losses.plan_retries(fragment, stage().spec, 10, 40, False, False) == [Retry(10, 40)]
     assert fragment.losses == {}
 
 
 def test_rows_at_which_a_worker_died_are_halved_down_to_one():
     losses, fragment, spec = WorkerLosses(), run(), stage().spec
     losses.record_death(fragment, spec, 10, 5)
-    halves = losses.again(fragment, spec, 10, 5, True, False)
+    halves = losses.plan_retries(fragment, spec, 10, 5, True, False)
     assert halves == [Retry(10, 2), Retry(12, 3)]
     assert fragment.losses == {}, "no single row is to blame yet"
 
@@ -65,9 +65,9 @@ def test_a_row_that_ends_two_workers_is_given_up(hung, error):
     losses, fragment, spec = WorkerLosses(), run(), stage().spec
     losses.record_death(fragment, spec, 12, 1)
     for _ in range(3):  # asking does not count
-        assert losses.again(fragment, spec, 12, 1, True, hung) == [Retry(12, 1)]
+        assert losses.plan_retries(fragment, spec, 12, 1, True, hung) == [Retry(12, 1)]
     losses.record_death(fragment, spec, 12, 1)
-    given_up = losses.again(fragment, spec, 12, 1, True, hung, "out of memory")
+    given_up = losses.plan_retries(fragment, spec, 12, 1, True, hung, "out of memory")
     assert given_up == [Retry(12, 1, error, "out of memory")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from vane_dagster.compute.api import IO_WORKERS, Done, Worker
+from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.events import Noticed
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
@@ -34,9 +34,9 @@ def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
     both = lane()
     both.begin(FIRST, 10)
     both.begin(SECOND, 10)
-    assert both.pick_worker(alone=True) is None
+    assert both.pick_worker(exclusive=True) is None
     both.end(FIRST, 10)
-    both.begin(FIRST, 1, alone=True)
+    both.begin(FIRST, 1, exclusive=True)
     assert both.pick_worker() == SECOND
     both.begin(SECOND, 5)
     assert both.pick_worker() is None
@@ -54,14 +54,14 @@ def test_items_leave_by_priority_then_in_the_order_of_their_coming():
 def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
     both = lane()
     both.begin(FIRST, 10)
-    both.retire(FIRST)
+    both.drain(FIRST)
     assert both.pick_worker() == SECOND
     assert both.drained == []
     both.end(FIRST, 10)
     assert both.drained == both.drained == [FIRST], "asking removes none"
-    assert both.lose(FIRST)
+    assert both.remove(FIRST)
     assert both.drained == []
-    assert not both.lose(FIRST)
+    assert not both.remove(FIRST)
 
 
 class Lease:
@@ -93,7 +93,7 @@ class Group:
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
         self.lease: Any = Lease(*workers)
-        self.crew = WorkerGroup(
+        self.group = WorkerGroup(
             self.lease,
             {"model": PoolSpec("m", "Model", (1, 2))},
             self.events.append,
@@ -106,7 +106,7 @@ class Group:
         ticket = self.lease.loading.pop(worker)
         lost = report.pop("lost", "")
         answer = LoadReport(False, 1.0, 1, "cpu", "node", **report)
-        self.crew.settle(Done(ticket, None if lost else answer, lost=lost))
+        self.group.handle_done(CallResult(ticket, None if lost else answer, lost=lost))
 
     @property
     def told(self) -> list[str]:
@@ -116,13 +116,13 @@ class Group:
 def test_a_spent_worker_is_replaced_after_its_last_answer():
     group = Group(FIRST)
     group.answer(FIRST)
-    lane = group.crew.lanes["m"]
+    lane = group.group.worker_queues["m"]
     lane.begin(FIRST, 10)
     lane.begin(FIRST, 20)
-    group.crew.ended(FIRST, 10, "has answered 2 calls")
+    group.group.ended(FIRST, 10, "has answered 2 calls")
     assert lane.pick_worker() is None
     assert group.lease.loading == {}, "it has one more call"
-    group.crew.ended(FIRST, 20, "has answered 3 calls")
+    group.group.ended(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.told == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
 
@@ -145,4 +145,4 @@ def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answ
     group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
     assert [text for _, text in group.given_up] == ["no weights"]
     group.answer(io)
-    assert group.crew.lane("model", calls_model=False).pick_worker() == io
+    assert group.group.worker_queue("model", calls_model=False).pick_worker() == io

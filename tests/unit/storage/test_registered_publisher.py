@@ -111,7 +111,7 @@ def commit(store: Store, publisher: Publisher, made: Manifest) -> ManifestName |
             upstream={},
             waits_for=(),
             above={},
-            judge=lambda made: (),
+            evaluate_checks=lambda made: (),
             done=lambda made, outcome: outcomes.append(outcome),
         )
     )
