@@ -15,15 +15,15 @@ export VANE_DEMO_DATA := $(abspath $(DATA))
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo     materialize some partitions of the demo, and answer a question from them"
+	@echo "make demo     materialize partitions of the demo and answer a question"
 	@echo "make ui       open the demo in Dagster's UI"
-	@echo "make check    lint, types and unit tests, side by side"
+	@echo "make check    lint, types and unit tests: before each commit"
 	@echo "make unit     run the unit tests: no Ray, no Dagster runs, no processes"
-	@echo "make test     run the tests but for chaos, engines and large models, two files at a time"
+	@echo "make test     run all tests except chaos, engines and large models"
 	@echo "make test-all run all tests"
-	@echo "make lint     ruff, rules and format"
+	@echo "make lint     ruff: rules and format"
 	@echo "make type     mypy, strict"
-	@echo "make install  install all that the tests need into $(VENV)"
+	@echo "make install  install everything that the tests need into $(VENV)"
 	@echo "make clean    remove the environment, the demo's data and the caches"
 
 demo: $(VENV)/.demo
@@ -72,7 +72,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
-	@echo "Installing the tests' needs into $(VENV); the first time takes some minutes."
+	@echo "Installing what the tests need into $(VENV); the first time takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@# vLLM asks for these; they are not used here, and transformers fails where they fit no CPU.
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec

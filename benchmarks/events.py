@@ -31,7 +31,7 @@ import sqlalchemy
 from sqlalchemy.engine import Engine
 
 import vane_dagster as vd
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.run import run_pipeline
 
 STAGES = ("clean", "embedded", "labels")
@@ -148,7 +148,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         listen=lambda event: None,
         log=lambda text: None,
         check=lambda: None,
-        judge=Judge(pipeline, store),
+        judge=CheckRunner(pipeline, store),
     )
     return {"seconds": time.perf_counter() - start}
 

@@ -26,14 +26,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import machine
 from vane_dagster.engine import committer
-from vane_dagster.pipeline.source import parquet
-from vane_dagster.planning.source_files import listed_file
+from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources.files import listed_file
+from vane_dagster.sources.parquet import parquet
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.worker import batch_formats, host, parquet_scan
-from vane_dagster.worker.operations import CallUdf, FileRows
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker import batch_formats, host, source_rows
+from vane_dagster.worker.protocol import CallUdf, ModelSpec, SourceRows, Work
 
 ROWS = 250_000
 REPEATS = 7
@@ -116,9 +116,10 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     table = pa.table({"id": ids, "v": vectors, "x": pa.array(floats[:, 0])})
     pq.write_table(table, file)
     schema = pa.schema([("id", ids.type), ("y", pa.float32())])
-    rows = FileRows(
-        str(file), 0, len(ids), table.schema, listed_file(str(file), parquet(str(file))), "id"
-    )
+    source = parquet(str(file))
+    fragment = FragmentRecord(str(file), 0, len(ids), "", 0)
+    files = (listed_file(str(file), source),)
+    rows = SourceRows(pack_source(source), fragment, table.schema, files, "id")
     arguments = cloudpickle.dumps(((), {}))
     op = CallUdf(arguments, None, "pyarrow", 8192, "one_to_one", 1, ("id",))
     worker = host.Host()
@@ -129,7 +130,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
         work = Work("stage", op, (rows,), schema, "id", target, False)
         spent = [0.0]
         restore = [
-            _timed(parquet_scan, "repeated_or_null", spent),
+            _timed(source_rows, "repeated_or_null", spent),
             _timed(batch_formats, "_check_returned", spent),
         ]
         started = time.perf_counter()

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 from benchmarks.report import machine
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed, Event
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.planning.plan import PartitionPlan, RunPlan
@@ -193,7 +193,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
         listen=listen,
         log=lambda _: None,
         check=lambda: None,
-        judge=Judge(pipeline, store),
+        judge=CheckRunner(pipeline, store),
     )
     assert len(commits) == len(STAGES) * given.run
     return {"seconds": commits[-1] - commits[0]}

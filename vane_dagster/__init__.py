@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
     from vane_dagster.orchestration.trace import trace as trace
     from vane_dagster.pipeline.pipeline import Stage as Stage
-    from vane_dagster.pipeline.source import ParquetSource as ParquetSource
-    from vane_dagster.pipeline.source import StoredSource as StoredSource
-    from vane_dagster.pipeline.source import parquet as parquet
-    from vane_dagster.pipeline.source import stored as stored
+    from vane_dagster.sources.parquet import ParquetSource as ParquetSource
+    from vane_dagster.sources.parquet import parquet as parquet
+    from vane_dagster.sources.stored import StoredSource as StoredSource
+    from vane_dagster.sources.stored import stored as stored
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
 
@@ -46,10 +46,10 @@ __version__ = "0.1.0"
 _HOME = {
     "Pipeline": "orchestration.pipeline",
     "Stage": "pipeline.pipeline",
-    "ParquetSource": "pipeline.source",
-    "StoredSource": "pipeline.source",
-    "parquet": "pipeline.source",
-    "stored": "pipeline.source",
+    "ParquetSource": "sources.parquet",
+    "StoredSource": "sources.stored",
+    "parquet": "sources.parquet",
+    "stored": "sources.stored",
     "load": "orchestration.read",
     "quarantine": "orchestration.read",
     "BudgetError": "errors",

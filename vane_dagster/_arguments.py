@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from vane_dagster.errors import DefinitionError
+from vane_dagster._secrets import holds_password
+from vane_dagster.errors import DefinitionError, names
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""A placeholder in a URL pattern; the group is its name."""
+
+
+def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
+    """A URL with a partition's key in place of its placeholders.
+
+    Args:
+        url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
+        key: The partition's key, which has one for each dimension where it is a multi-partition's.
+        escape: Makes the text that stands in the URL.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        dimension = match.group(1).partition(".")[2]
+        keys = getattr(key, "keys_by_dimension", {})
+        return escape(keys[dimension] if dimension else str(key))
+
+    return PLACEHOLDER.sub(value, url)
 
 
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
@@ -129,3 +154,58 @@ def selection(
     if repeated := sorted({n for n, _ in pairs if [m for m, _ in pairs].count(n) > 1}):
         raise DefinitionError(f"{where}: {repeated[0]!r} stands twice; give each its own name")
     return tuple(pairs)
+
+
+def check_url(where: str, url: str) -> None:
+    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
+    if not isinstance(url, str) or not url.strip():
+        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+    if "::" in url:
+        raise DefinitionError(
+            f"{where}: {url!r} chains file systems by '::', which is not supported; expected "
+            "a path or one URL, with storage_options for the rest"
+        )
+    if holds_password(url):
+        raise DefinitionError(
+            f"{where}: {url!r} holds a password, which would stand in manifests; give it in "
+            "storage_options"
+        )
+    for name in PLACEHOLDER.findall(url):
+        if name.partition(".")[0] != "partition_key":
+            raise DefinitionError(
+                f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
+                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
+            )
+
+
+def check_placeholders(
+    where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
+) -> None:
+    """Checks that a URL has a placeholder exactly where a pipeline has partitions.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        url: The URL.
+        partitions_def: The pipeline's partitions; None for an unpartitioned one.
+
+    Raises:
+        DefinitionError: If it does not, or names an unknown dimension.
+    """
+    fields = PLACEHOLDER.findall(url)
+    if partitions_def is None and fields:
+        raise DefinitionError(
+            f"{where}: {url!r} has {{{fields[0]}}}, but the pipeline has no "
+            "partitions_def; give it one, or take the placeholder out"
+        )
+    if partitions_def is not None and not fields:
+        raise DefinitionError(
+            f"{where}: {url!r} has no {{partition_key}}, so that every partition "
+            "would have the same files; put it in, or leave partitions_def out"
+        )
+    dimensions = [f.partition(".")[2] for f in fields if "." in f]
+    known = [d.name for d in getattr(partitions_def, "partitions_defs", ())]
+    if unknown := [d for d in dimensions if d not in known]:
+        raise DefinitionError(
+            f"{where}: {url!r} names the dimension {unknown[0]!r}; the partitions "
+            f"have {names(known)}"
+        )

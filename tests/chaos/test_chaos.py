@@ -29,7 +29,7 @@ from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.gc import Terms, collect
-from vane_dagster.storage.publish.parquet import STAGING
+from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.store import Store
 

@@ -235,7 +235,7 @@ import vane_dagster as vd
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker.retry import Policy
 from vane_dagster.worker.udf_caller import Caller
-from vane_dagster.worker.operations import CallUdf
+from vane_dagster.worker.protocol import CallUdf
 from vane_dagster.worker.protocol import ModelSpec, Work
 
 class Hangs(Exception):

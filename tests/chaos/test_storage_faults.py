@@ -42,7 +42,7 @@ from vane_dagster.engine import committer
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
-from vane_dagster.storage.publish.parquet import publish as committer_publish
+from vane_dagster.storage.publish.base import publish as committer_publish
 from vane_dagster.storage.store import Store, read_part_info
 
 ROWS = 30

@@ -7,13 +7,12 @@ from typing import Any
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 
@@ -80,12 +79,12 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commits a plan without computing it: an empty part for each that is missing."""
     assert not planned.failed, planned.failed
     told: list[Any] = []
-    state = RunState(planned, store, "run", told.append, {}, Judge(planned.pipeline, store))
+    state = RunState(planned, store, "run", told.append, {}, CheckRunner(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():
             spec = planned.pipeline[stage].spec
-            publisher = publisher_of(spec, partition.key)
+            publisher = spec.publisher(partition.key)
             folder = store.parts(planned.pipeline.name, stage, partition.key)
             folder = publisher.staging if publisher else folder
             for i in wanted.missing:

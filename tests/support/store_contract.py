@@ -16,8 +16,6 @@ import pytest
 import vane_dagster as vd
 from support.manifests import manifest, part
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
-from vane_dagster.pipeline.options import AssetOptions
-from vane_dagster.pipeline.specs import WriteSpec
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Manifest,
@@ -25,7 +23,8 @@ from vane_dagster.storage.manifest import (
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store, read_part_info
 
 # Folders
@@ -269,10 +268,7 @@ def publish(store: Store, target: Location, rows: dict[str, list[int]], plan: st
 
 
 def publisher(target: Location) -> Publisher:
-    spec = WriteSpec("s", (), AssetOptions(), target.url, target.storage_options, "zstd")
-    found = publisher_of(spec, None)
-    assert found is not None
-    return found
+    return FolderPublisher(Target(target.url, target.storage_options, "zstd"), None)
 
 
 def published(target: Location) -> list[int]:

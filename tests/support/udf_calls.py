@@ -11,8 +11,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.types.schema import parse_schema
-from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.udf_caller import Caller
 

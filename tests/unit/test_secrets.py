@@ -16,7 +16,7 @@ from support.planted import (
     planted,
 )
 from vane_dagster._secrets import errors_masked, keep_options, masked, url_parts
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.storage.filesystem import Location
 
 

@@ -5,6 +5,37 @@ Every stage has `IdsComplete` and `ErrorRate`; one that runs a function or a mod
 any. A check that is given replaces the default of its name; `Off`
 removes it. `Reproducible`, which computes rows again, is evaluated when it is executed, all others
 when a partition is committed.
+
+A check of your own is a frozen dataclass with an `evaluate` method, in a module of yours::
+
+    from dataclasses import dataclass
+
+    import vane_dagster as vd
+
+
+    @dataclass(frozen=True)
+    class LongTexts(vd.checks.Check):
+        column: str
+        max_characters: int = 8_000
+        max_share: float = 0.01
+
+        def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+            rows = long = 0
+            for batch in context.batches([self.column]):
+                texts = batch.column(0).to_pylist()
+                rows += len(texts)
+                long += sum(len(text or "") > self.max_characters for text in texts)
+            return vd.checks.CheckOutcome(
+                passed=long <= self.max_share * rows,
+                description=f"{long:,} of {rows:,} texts are too long",
+                metadata={"long": long, "rows": rows},
+            )
+
+
+    docs.map_batches("clean", clean, schema=schema, checks=[LongTexts("text", blocking=True)])
+
+It is evaluated again for a stored partition after an edit of its fields, its code or the code that
+it reaches. What it can ask is `CheckContext`.
 """
 
 from vane_dagster.checks.base import Check, CheckLike, Off
@@ -16,16 +47,35 @@ from vane_dagster.checks.builtin import (
     Text,
     Vectors,
 )
-from vane_dagster.checks.comparisons import Drift, Golden
+from vane_dagster.checks.context import (
+    CheckContext,
+    CheckOutcome,
+    ColumnStatistics,
+    PackageVersions,
+    PartCounts,
+    Recomputation,
+    RecomputedRows,
+    RowOutcomes,
+)
+from vane_dagster.checks.drift import Drift
+from vane_dagster.checks.golden import Golden
 from vane_dagster.checks.reproducible import Reproducible
 
 __all__ = [
     "Check",
+    "CheckContext",
     "CheckLike",
+    "CheckOutcome",
+    "ColumnStatistics",
     "IdsComplete",
     "ErrorRate",
     "NullRate",
+    "PackageVersions",
     "PackagesUnchanged",
+    "PartCounts",
+    "Recomputation",
+    "RecomputedRows",
+    "RowOutcomes",
     "Vectors",
     "Text",
     "Drift",

@@ -1,20 +1,23 @@
-"""What all checks have in common: a name, what follows from them, and a digest of thresholds."""
+"""What all checks have in common: a name, how they are evaluated, and a digest of thresholds."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, Union
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, one_of
+from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
-
-Severity = Literal["ERROR", "WARN"]
+from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.objects import value_digest
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _VERSION = 2
@@ -33,32 +36,41 @@ _COMMON = {"name": "name", "blocking": "blocking", "severity": "severity"}
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What all checks have.
+    """A rule for a stage's partition, shown in Dagster as an asset check.
+
+    A subclass defines `evaluate`, and its thresholds as fields. `vane_dagster.checks` has an
+    example.
 
     Attributes:
-        name: Its name at the stage's asset in Dagster.
-        blocking: Whether what lies below is withheld where it does not pass.
-        severity: "ERROR" or "WARN", of a result that did not pass. What blocks is an error.
+        name: Its name at the stage's asset in Dagster. Default: the name of the class, as
+            ``few_duplicates`` of ``FewDuplicates``.
+        blocking: Whether the stages below are not committed if it fails.
+        severity: "ERROR" or "WARN", of a result that did not pass. A blocking check is an error.
     """
 
     name: str = ""
     blocking: bool = False
     severity: Severity = "ERROR"
 
+    compares: ClassVar[bool] = False
+    """Whether it asks for the previous partition, which is then committed first."""
+    lasting: ClassVar[bool] = True
+    """Whether its result holds as long as the rows and its definition stay the same.
+
+    If not, it is evaluated in every run of the partition.
+    """
+
+    # Of built-in checks, whose definitions must not depend on their code:
     kind: ClassVar[str]
     """Its name in digests, which stays however the class is called."""
-    thresholds: ClassVar[Mapping[str, str]]
+    thresholds: ClassVar[Mapping[str, str]] = {}
     """What else counts in digests: the name there, which stays too, and the attribute."""
     formula: ClassVar[int] = 1
     """Raised when the same thresholds come to mean something else, so that it is evaluated anew."""
-    compares: ClassVar[bool] = False
-    """Whether it looks at the previous partition, which has to be committed first."""
-    lasting: ClassVar[bool] = True
-    """Whether what it found once holds as long as rows and thresholds stay the same."""
-    at_commit: ClassVar[bool] = True
-    """Whether it is evaluated when a partition is committed; else only when it is executed."""
 
     def __post_init__(self) -> None:
+        if self.name == "":
+            self._set(name=_words(type(self).__name__))
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DefinitionError(
                 f"{self._culprit}: name is {self.name!r}; expected letters, digits and '_'"
@@ -67,13 +79,46 @@ class Check:
             raise DefinitionError(
                 f"{self._culprit}: blocking is {self.blocking!r}; expected True or False"
             )
+        if self.blocking and self.rows_to_recompute:
+            raise DefinitionError(
+                f"{self._culprit}: blocking=True, but it is evaluated after the commit and "
+                "withholds nothing; leave it out"
+            )
         one_of(self._culprit, "severity", self.severity, ("ERROR", "WARN"))
         if self.blocking:
             object.__setattr__(self, "severity", "ERROR")
 
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Evaluate the check for a partition.
+
+        It is called in the run's process before the partition is committed. If it raises, the check
+        has failed with the error, and is evaluated again in the next run.
+
+        Args:
+            context: The stage's partition.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} defines no evaluate(self, context)")
+
+    @property
+    def description(self) -> str:
+        """What the check asks for, in a sentence. Default: the first line of the class's docs."""
+        text = (vars(type(self)).get("__doc__") or "").strip().partition("\n")[0].rstrip(".")
+        return self.name if text.startswith(f"{type(self).__name__}(") else text or self.name
+
+    @property
+    def rows_to_recompute(self) -> int:
+        """Input rows that are computed again for `CheckContext.recomputed`.
+
+        If it is not 0, the check is evaluated when it is executed alone, and not at a commit.
+        """
+        return 0
+
     @property
     def definition(self) -> str:
-        """Digest of the kind and the thresholds; 16 hex digits, the same in every process."""
+        """Digest of what decides a result: the code and the fields.
+
+        Of a built-in check, its kind and thresholds; 16 hex digits, the same in every process.
+        """
         return self.definitions[0]
 
     @property
@@ -82,16 +127,24 @@ class Check:
         return self._digests()
 
     @property
-    def description(self) -> str:
-        """What it asks for, in a sentence."""
-        raise NotImplementedError
+    def is_built_in(self) -> bool:
+        """Whether the class is one of ours, whose code is not part of its definition."""
+        return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def opened(self) -> Check:
         """The check with what it needs from files read; the definition is the same."""
         return self
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
-        """Raises DefinitionError where a column that it names is missing or of another kind."""
+        """Validate the check where a stage declares its schema. Default: nothing.
+
+        Args:
+            schema: The stage's schema.
+            culprit: The stage, for messages.
+
+        Raises:
+            DefinitionError: If a column that the check names is missing or of another type.
+        """
 
     @property
     def _culprit(self) -> str:
@@ -99,6 +152,8 @@ class Check:
 
     def _digests(self, **replaced: Any) -> tuple[str, ...]:
         """The definitions, some thresholds with other values than the attributes have."""
+        if not self.is_built_in:
+            return (self._code_digest(replaced),)
         names = {**_COMMON, **self.thresholds}
         values = {name: getattr(self, attribute) for name, attribute in names.items()} | replaced
         lines = [f"{name}={_token(value)}" for name, value in values.items()]
@@ -107,6 +162,19 @@ class Check:
             heads.append(_VERSION_1[self.kind])
         texts = ["\n".join([f"{head} {self.formula}", *lines, ""]) for head in heads]
         return tuple(hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for t in texts)
+
+    def _code_digest(self, replaced: Mapping[str, Any]) -> str:
+        """Digest of a user's class: its code, and the values of an instance."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | vars(self)
+        state = {
+            name: value
+            for name, value in {**values, **replaced}.items()
+            if name not in _COMMON and not _is_cached(type(self), name)
+        }
+        path = f"check {self.name!r}"
+        common = [f"{name}={_token(getattr(self, name))}" for name in _COMMON]
+        common.append(f"formula={self.formula}")  # of a built-in class that it inherits from
+        return combine("check", *common, value_digest([type(self), state], path))[:16]
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -183,6 +251,15 @@ def listed(columns: Sequence[str] | None) -> str:
 def percent(share: float) -> str:
     """A share as a percentage, as ``1%`` or ``0.05%``."""
     return f"{100 * share:g}%"
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
+
+
+def _words(name: str) -> str:
+    """A class's name in lower case with underscores."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _is_number(value: Any) -> bool:

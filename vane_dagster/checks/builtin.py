@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -13,31 +13,20 @@ from vane_dagster.checks.base import (
     Check,
     CheckLike,
     Off,
-    Severity,
     checked_columns,
     listed,
     percent,
     share,
 )
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
+from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_floats, is_text
-
-__all__ = [
-    "Check",
-    "CheckLike",
-    "ErrorRate",
-    "IdsComplete",
-    "NullRate",
-    "Off",
-    "PackagesUnchanged",
-    "Text",
-    "Vectors",
-    "defaults_for",
-    "merge",
-]
 
 DEFAULT_ERROR_RATE = 0.01
 """The share of rows that may be quarantined where a stage says nothing else."""
+
+_SHOWN = 50
+_DESCRIBED = 5
 
 
 @dataclass(frozen=True)
@@ -53,6 +42,29 @@ class IdsComplete(Check):
     @property
     def description(self) -> str:
         return "Every input row is in the output, filtered or quarantined, and no row is new"
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare each part with the rows that it was made from."""
+        parts = [part for part in context.parts if not part.unknown]
+        over = [p.rows + p.filtered + p.quarantined - p.rows_in for p in parts]
+        lost = sum(-n for n in over if n < 0)
+        if context.fan_out:
+            invented = sum(max(0, p.filtered + p.quarantined - p.rows_in) for p in parts)
+        else:
+            invented = sum(n for n in over if n > 0)
+        counts = context.counts
+        metadata = {**_counted(counts), "lost": lost, "invented": invented}
+        if counts.unknown:
+            metadata["rows_of_unknown_origin"] = counts.unknown
+        rows_in = f"{counts.rows_in:,} input rows"
+        if lost or invented:
+            described = (
+                f"{lost:,} of {rows_in} are missing from the output; {invented:,} output rows have "
+                "no input row"
+            )
+        else:
+            described = f"All {rows_in} are in the output, filtered or quarantined"
+        return CheckOutcome(not lost and not invented, described, metadata)
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,18 @@ class ErrorRate(Check):
     @property
     def description(self) -> str:
         return f"At most {percent(self.max_rate)} of the rows fail"
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the share of rows that failed with the largest allowed."""
+        counts = context.counts
+        failed = counts.quarantined + counts.nulled
+        rate = _share(failed, counts.rows_in)
+        shown, limit = _percents(rate, self.max_rate)
+        return CheckOutcome(
+            rate <= self.max_rate,
+            f"{failed:,} of {counts.rows_in:,} rows failed ({shown}); the limit is {limit}",
+            {**_counted(counts), "error_rate": rate, "max_rate": self.max_rate},
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +150,18 @@ class NullRate(Check):
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns or ())
 
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the share of nulls in each column with the largest allowed.
+
+        Raises:
+            SchemaError: If there is no such column.
+        """
+        columns = _columns(context, self.columns)
+        found, rows = context.statistics(columns), context.counts.rows
+        rates = {name: _share(found[name].nulls, rows) for name in columns}
+        limits = {name: self.rate_of(name) for name in columns}
+        return _by_column(rates, limits, "null_rate", "nulls", rows)
+
 
 @dataclass(frozen=True)
 class Vectors(Check):
@@ -170,6 +206,44 @@ class Vectors(Check):
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns, is_floats, "lists of floating-point numbers")
 
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the vectors' dimensions and values with those allowed.
+
+        Raises:
+            SchemaError: If there is no such column.
+        """
+        kind = "lists of floating-point numbers"
+        columns = _columns(context, self.columns, is_floats, kind)
+        schema = context.schema
+        fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
+        columns = columns if self.columns else fixed or columns
+        found, rows = context.statistics(columns), context.counts.rows
+        metadata: dict[str, Any] = {"rows": rows, "max_rate": self.max_rate}
+        texts, wrong = [], []
+        for name in columns:
+            bad, zero = found[name].not_finite, found[name].zero
+            vectors = rows - found[name].nulls
+            rate = _share(bad + zero, vectors)
+            metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
+            shown, limit = _percents(rate, self.max_rate)
+            text = (
+                f"{name}: {bad + zero:,} of {vectors:,} vectors are zero or not finite ({shown}; "
+                f"{zero:,} zero, {bad:,} not finite); the limit is {limit}"
+            )
+            texts.append(text)
+            if rate > self.max_rate:
+                wrong.append(text)
+            low, high = found[name].dim_min, found[name].dim_max
+            if low == high:
+                metadata |= {} if low is None else {f"dimension/{name}": low}
+            else:
+                metadata |= {f"dimension_min/{name}": low, f"dimension_max/{name}": high}
+            if not low == high == (self.dimension or high) and low is not None:
+                described = f"is {low}" if low == high else f"varies from {low} to {high}"
+                expected = self.dimension or "one dimension for all rows"
+                wrong.append(f"{name}: the dimension {described}; expected {expected}")
+        return CheckOutcome(not wrong, _first(wrong or texts), metadata)
+
 
 @dataclass(frozen=True)
 class Text(Check):
@@ -206,6 +280,18 @@ class Text(Check):
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns, is_text, "texts")
 
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the share of empty texts in each column with the largest allowed.
+
+        Raises:
+            SchemaError: If there is no such column.
+        """
+        columns = _columns(context, self.columns, is_text, "texts")
+        found, rows = context.statistics(columns), context.counts.rows
+        rates = {n: _share(found[n].empty, rows - found[n].nulls) for n in columns}
+        limits = dict.fromkeys(columns, self.max_empty_rate)
+        return _by_column(rates, limits, "empty_rate", "empty texts", rows)
+
 
 @dataclass(frozen=True)
 class PackagesUnchanged(Check):
@@ -227,6 +313,22 @@ class PackagesUnchanged(Check):
     def description(self) -> str:
         return "Packages that the code imports have the versions that the rows were computed with"
 
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the recorded versions with the current ones."""
+        packages = context.packages
+        changed = [package for package in packages if package.outdated]
+        metadata: dict[str, Any] = {"packages": len(packages), "changed": len(changed)}
+        texts = []
+        for each in changed:
+            then, now = " and ".join(each.outdated), " and ".join(each.current)
+            metadata |= {f"then/{each.name}": then, f"now/{each.name}": now}
+            share = f"{each.outdated_parts:,} of {len(context.parts):,} fragments"
+            texts.append(f"{each.name} is {now} and was {then} when {share} were computed")
+        if texts:
+            return CheckOutcome(False, _first(texts), metadata)
+        described = "Packages have the versions that the rows were computed with"
+        return CheckOutcome(True, described, metadata)
+
 
 def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -> tuple[Check, ...]:
     """The checks of a stage: those given replace defaults of the same name, `Off` removes one.
@@ -246,6 +348,15 @@ def merge(defaults: Sequence[Check], given: Sequence[CheckLike], culprit: str) -
             raise DefinitionError(
                 f"{culprit}: {each!r} in checks is no check; expected one of vd.checks, as "
                 f"vd.checks.NullRate(0.1), or vd.checks.Off('null_rate').{hint}"
+            )
+        if isinstance(each, Check) and type(each).evaluate is Check.evaluate:
+            raise DefinitionError(
+                f"{culprit}: check {type(each).__qualname__} defines no evaluate(self, context)"
+            )
+        if isinstance(each, Check) and not each.name:
+            raise DefinitionError(
+                f"{culprit}: check {type(each).__qualname__} has no name; call "
+                "super().__post_init__() in its __post_init__"
             )
         if each.name in seen:
             raise DefinitionError(
@@ -290,3 +401,77 @@ def defaults_for(
         if any(is_text(f.type) for f in columns):
             found.append(Text())
     return tuple(found)
+
+
+def _by_column(
+    rates: Mapping[str, float], limits: Mapping[str, float], measure: str, what: str, rows: int
+) -> CheckOutcome:
+    """The outcome of rates of `what`, such as nulls, with a limit for each column."""
+    above = [name for name, rate in rates.items() if rate > limits[name]]
+    shown = sorted(rates, key=lambda name: limits[name] - rates[name])[:_SHOWN]
+    metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
+    if not rates:
+        return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
+    told = {}
+    for name, rate in rates.items():
+        share, limit = _percents(rate, limits[name])
+        told[name] = f"{name}: {share} {what}; the limit is {limit}"
+    if above:
+        return CheckOutcome(False, _first([told[name] for name in above]), metadata)
+    worst = max(rates, key=lambda name: rates[name])
+    if not rates[worst]:
+        return CheckOutcome(True, f"There are no {what} in {names(list(rates))}", metadata)
+    most = "" if len(rates) == 1 else f" (the highest share of {len(rates)} columns)"
+    return CheckOutcome(True, told[worst] + most, metadata)
+
+
+def _columns(
+    context: CheckContext,
+    given: Sequence[str] | None,
+    is_kind: Callable[[pa.DataType], bool] | None = None,
+    kind: str = "",
+) -> list[str]:
+    """The columns that a check is about.
+
+    Raises:
+        SchemaError: If one is missing or of another kind, or there is none of the kind.
+    """
+    schema = context.schema
+    if missing := [name for name in given or () if name not in schema.names]:
+        raise SchemaError(
+            f"there is no column {missing[0]!r}; expected one of {names(schema.names)}"
+        )
+    columns = given or [name for name in schema.names if name not in context.keys]
+    if is_kind is None:
+        return list(columns)
+    fitting = [name for name in columns if is_kind(schema.field(name).type)]
+    if given and (other := [name for name in given if name not in fitting]):
+        raise SchemaError(f"column {other[0]!r} is {schema.field(other[0]).type}; expected {kind}")
+    if not fitting:
+        raise SchemaError(f"there is no column of {kind}; turn the check off")
+    return fitting
+
+
+def _counted(counts: PartCounts) -> dict[str, int]:
+    """The counts, for metadata."""
+    return {name: count for name, count in asdict(counts).items() if name != "unknown"}
+
+
+def _share(count: float, rows: float) -> float:
+    return count / rows if rows else 0.0
+
+
+def _first(told: Sequence[str]) -> str:
+    """What is said of the first columns; of the others only how many there are."""
+    more = f"; and {len(told) - _DESCRIBED} more" if len(told) > _DESCRIBED else ""
+    return "; ".join(told[:_DESCRIBED]) + more
+
+
+def _percents(rate: float, limit: float) -> tuple[str, str]:
+    """A rate and its limit, with as many digits as it takes to tell them apart."""
+    for digits in range(2, 9):
+        shown = f"{rate:.{digits}%}", f"{limit:.{digits}%}"
+        hidden = any(value and not float(text[:-1]) for value, text in zip((rate, limit), shown))
+        if not hidden and (rate == limit or shown[0] != shown[1]):
+            break
+    return shown

@@ -2,45 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.checks.comparisons import Drift, can_drift
-from vane_dagster.checks.context import Finding, Subject, sample
-from vane_dagster.errors import SchemaError
-from vane_dagster.types.kinds import is_floats, is_number
+from vane_dagster._arguments import positive
+from vane_dagster.checks.base import Check, bound
+from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
+from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import plain_type
 
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-
 Array = np.ndarray[Any, Any]
-_Compare = Callable[[Drift, "ds.Dataset", "ds.Dataset", str], Finding]
 
 
-def drift(check: Drift, subject: Subject) -> Finding:
-    """Compares the column with the previous partition's.
+def can_drift(kind: pa.DataType) -> bool:
+    """Whether `Drift` takes a column of the type."""
+    return is_number(kind) or is_text(kind) or is_floats(kind) or pa.types.is_boolean(kind)
 
-    Raises:
-        SchemaError: If a partition lacks the column, or it is of another kind.
+
+@dataclass(frozen=True)
+class Drift(Check):
+    """How far a column's distribution has moved since the previous partition.
+
+    Numbers, texts and booleans are compared by the population stability index, where 0.1 is
+    commonly read as a slight move and 0.2 as one to look at; vectors by the cosine distance of
+    their centroids. Rows are sampled from both partitions.
+
+    Attributes:
+        column: The column.
+        max_psi: The largest population stability index.
+        max_distance: The largest cosine distance, from 0 to 2.
+        bins: Bins of equal share in the previous partition for numbers, or its most frequent values
+            for texts; the rest is a bin, and so are nulls.
+        sample_rows: Rows that are read of each partition at most.
+        min_rows: With fewer rows in either partition it passes: chance alone moves the index by
+            about ``2 * bins / rows``.
     """
-    previous = subject.previous()
-    if previous is None:
-        return Finding(True, "There is no previous partition to compare with", {})
-    label, before = previous
-    now = subject.dataset()
-    kinds = [_kind(each, check.column) for each in (now, before)]
-    if kinds[0] is not kinds[1]:
-        types = [each.schema.field(check.column).type for each in (now, before)]
-        raise SchemaError(
-            f"column {check.column!r} is {types[0]} and was {types[1]} in partition {label!r}; "
-            "they cannot be compared"
+
+    kind: ClassVar[str] = "drift"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "column": "column",
+        "max_psi": "max_psi",
+        "max_distance": "max_distance",
+        "bins": "bins",
+        "sample_rows": "sample_rows",
+        "min_rows": "min_rows",
+    }
+
+    column: str
+    max_psi: float = field(default=0.2, kw_only=True)
+    max_distance: float = field(default=0.1, kw_only=True)
+    bins: int = field(default=10, kw_only=True)
+    sample_rows: int = field(default=100_000, kw_only=True)
+    min_rows: int = field(default=500, kw_only=True)
+    name: str = field(default="", kw_only=True)
+    severity: Severity = field(default="WARN", kw_only=True)
+
+    compares: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            raise DefinitionError(f"{self._culprit}: column is {self.column!r}; expected its name")
+        if not self.name:
+            plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.column)
+            self._set(name=f"drift_{plain}")
+        super().__post_init__()
+        for each in ("max_psi", "max_distance"):
+            self._set(**{each: bound(self._culprit, each, getattr(self, each))})
+        for each in ("bins", "sample_rows", "min_rows"):
+            positive(self._culprit, each, getattr(self, each))
+        if self.bins < 2:
+            raise DefinitionError(f"{self._culprit}: bins is 1; expected 2 or more")
+        if self.sample_rows < self.min_rows:
+            raise DefinitionError(
+                f"{self._culprit}: sample_rows is {self.sample_rows}, less than min_rows, "
+                f"{self.min_rows}, so that it would always pass; raise it"
+            )
+
+    @property
+    def description(self) -> str:
+        return (
+            f"The distribution of {self.column} is close to the previous partition's: a population "
+            f"stability index of at most {self.max_psi:g} or, for vectors, a cosine distance "
+            f"between the centroids of at most {self.max_distance:g}"
         )
-    return kinds[0](check, now, before, label)
+
+    def fit(self, schema: pa.Schema, culprit: str) -> None:
+        kinds = "numbers, texts, booleans or lists of floating-point numbers"
+        self._require(schema, culprit, [self.column], can_drift, kinds)
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the column with the previous partition's.
+
+        Raises:
+            SchemaError: If a partition lacks the column, or it is of another kind.
+        """
+        before = context.previous()
+        if before is None:
+            return CheckOutcome(True, "There is no previous partition to compare with")
+        kinds = [_kind(each.schema, self.column) for each in (context, before)]
+        if kinds[0] is not kinds[1]:
+            types = [each.schema.field(self.column).type for each in (context, before)]
+            raise SchemaError(
+                f"column {self.column!r} is {types[0]} and was {types[1]} in partition "
+                f"{before.partition!r}; they cannot be compared"
+            )
+        return kinds[0](self, context, before)
+
+
+_Compare = Callable[[Drift, CheckContext, CheckContext], CheckOutcome]
 
 
 def population_stability_index(counts: Array, before: Array) -> float:
@@ -54,12 +129,10 @@ def population_stability_index(counts: Array, before: Array) -> float:
     return float(np.sum((p - q) * np.log(p / q)))
 
 
-def _kind(
-    dataset: ds.Dataset, column: str
-) -> Callable[[Drift, ds.Dataset, ds.Dataset, str], Finding]:
-    if column not in dataset.schema.names:
-        raise SchemaError(f"there is no column {column!r}; expected one of {dataset.schema.names}")
-    kind = plain_type(dataset.schema.field(column).type)
+def _kind(schema: pa.Schema, column: str) -> _Compare:
+    if column not in schema.names:
+        raise SchemaError(f"there is no column {column!r}; expected one of {schema.names}")
+    kind = plain_type(schema.field(column).type)
     if not can_drift(kind):
         raise SchemaError(
             f"column {column!r} is {kind}; expected numbers, texts, booleans or lists of "
@@ -70,18 +143,24 @@ def _kind(
     return _of_numbers if is_number(kind) else _of_categories
 
 
-def _of_numbers(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -> Finding:
+def _values(context: CheckContext, check: Drift) -> Iterator[pa.Array]:
+    """The sampled values, batch by batch."""
+    for batch in context.sample([check.column], check.sample_rows):
+        yield batch.column(0)
+
+
+def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
     values = [_numbers(each, check) for each in (now, before)]
     edges = _edges(values[1], check.bins)
     counts = [_binned(each, edges) for each in values]
-    return _by_index(check, counts[0], counts[1], label)
+    return _by_index(check, counts[0], counts[1], before.partition)
 
 
-def _numbers(dataset: ds.Dataset, check: Drift) -> Array:
+def _numbers(context: CheckContext, check: Drift) -> Array:
     """The sampled numbers; nulls are NaN."""
     found = [
         batch.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
-        for batch in sample(dataset, check.column, check.sample_rows)
+        for batch in _values(context, check)
     ]
     return np.concatenate(found) if found else np.empty(0)
 
@@ -106,7 +185,7 @@ def _binned(values: Array, edges: Array) -> Array:
     return np.append(counts, np.count_nonzero(missing)).astype(float)
 
 
-def _of_categories(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -> Finding:
+def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
     counted = [_categories(each, check) for each in (now, before)]
     known = {value: count for value, count in counted[1].items() if value is not None}
     top = sorted(known, key=lambda value: (-known[value], str(value)))[: check.bins]
@@ -114,23 +193,23 @@ def _of_categories(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str
     for each in counted:
         shown = [each.get(value, 0) for value in (*top, None)]
         counts.append(np.array([*shown, sum(each.values()) - sum(shown)], dtype=float))
-    return _by_index(check, counts[0], counts[1], label)
+    return _by_index(check, counts[0], counts[1], before.partition)
 
 
-def _categories(dataset: ds.Dataset, check: Drift) -> dict[Any, int]:
-    found = [batch for batch in sample(dataset, check.column, check.sample_rows) if len(batch)]
+def _categories(context: CheckContext, check: Drift) -> dict[Any, int]:
+    found = [batch for batch in _values(context, check) if len(batch)]
     if not found:
         return {}
     values = pa.chunked_array(found).cast(plain_type(found[0].type))
     return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
 
 
-def _by_index(check: Drift, counts: Array, before: Array, label: str) -> Finding:
+def _by_index(check: Drift, counts: Array, before: Array, label: str | None) -> CheckOutcome:
     rows = (int(counts.sum()), int(before.sum()))
     if min(rows) < check.min_rows:
         return _too_few(check, rows, label)
     index = population_stability_index(counts, before)
-    return Finding(
+    return CheckOutcome(
         index <= check.max_psi,
         f"The population stability index of {check.column} against partition {label!r} is "
         f"{index:.4g}; the limit is {check.max_psi:g}",
@@ -138,13 +217,13 @@ def _by_index(check: Drift, counts: Array, before: Array, label: str) -> Finding
     )
 
 
-def _of_vectors(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -> Finding:
+def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
     (centroid, count), (other, others) = (_centroid(each, check) for each in (now, before))
-    rows = (count, others)
+    rows, label = (count, others), before.partition
     if min(rows) < check.min_rows:
         return _too_few(check, rows, label)
     if len(centroid) != len(other):
-        return Finding(
+        return CheckOutcome(
             False,
             f"The vectors in {check.column} have dimension {len(centroid)}; in partition "
             f"{label!r} they have dimension {len(other)}",
@@ -155,7 +234,7 @@ def _of_vectors(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -
             },
         )
     distance = cosine_distance(centroid, other)
-    return Finding(
+    return CheckOutcome(
         distance <= check.max_distance,
         f"The cosine distance between the centroids of {check.column} in this partition and in "
         f"partition {label!r} is {distance:.4g}; the limit is {check.max_distance:g}",
@@ -163,14 +242,14 @@ def _of_vectors(check: Drift, now: ds.Dataset, before: ds.Dataset, label: str) -
     )
 
 
-def _centroid(dataset: ds.Dataset, check: Drift) -> tuple[Array, int]:
+def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
     """The mean of the sampled vectors that are finite, and their count.
 
     Raises:
         SchemaError: If their dimensions differ.
     """
     total, count = np.empty(0), 0
-    for batch in sample(dataset, check.column, check.sample_rows):
+    for batch in _values(context, check):
         if not len(vectors := batch.drop_null()):
             continue
         lengths = pc.list_value_length(vectors)
@@ -202,8 +281,8 @@ def cosine_distance(a: Array, b: Array) -> float:
     return float(min(max(1 - cosine, 0.0), 2.0))
 
 
-def _too_few(check: Drift, rows: tuple[int, int], label: str) -> Finding:
-    return Finding(
+def _too_few(check: Drift, rows: tuple[int, int], label: str | None) -> CheckOutcome:
+    return CheckOutcome(
         True,
         f"Not compared: {check.column} has {rows[0]:,} rows here and {rows[1]:,} in partition "
         f"{label!r}; at least {check.min_rows:,} are needed in each",
@@ -211,5 +290,5 @@ def _too_few(check: Drift, rows: tuple[int, int], label: str) -> Finding:
     )
 
 
-def _sampled(rows: tuple[int, int], label: str) -> dict[str, Any]:
+def _sampled(rows: tuple[int, int], label: str | None) -> dict[str, Any]:
     return {"previous": label, "rows": rows[0], "rows_previous": rows[1]}

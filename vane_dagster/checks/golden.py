@@ -2,53 +2,195 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Union
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from vane_dagster.checks.comparisons import Golden
-from vane_dagster.checks.context import Finding, Subject, batches
+from vane_dagster._arguments import check_url, mapping
+from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
+from vane_dagster.checks.base import Check, bound, checked_columns
+from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.checks.drift import cosine_distance
-from vane_dagster.errors import SchemaError, names
+from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_list, is_number, is_numbers
 
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
+Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 
 _NAMED = 5
 
 
-def golden(check: Golden, subject: Subject) -> Finding:
-    """Compares the rows of the expected ids.
+@dataclass(frozen=True)
+class Golden(Check):
+    """Expected outputs of some rows.
 
-    Raises:
-        SchemaError: If columns or types do not fit, or expected ids are null or repeated.
+    Numbers and lists of numbers may differ by `tolerance`, all else has to be equal.
+
+    Attributes:
+        expected: The path or URL of a Parquet file, a `pyarrow.Table`, or lists by column: the id
+            and the columns that are expected. A file is read when the check is evaluated.
+        columns: The columns that are compared; by default all of them.
+        tolerance: The largest difference, as it is or as a share of the expected number.
+        max_distance: The largest cosine distance of vectors, which then stands in place of the
+            tolerance for them.
+        min_found: How many of the ids have to be in a partition. By default one that has none of
+            them passes.
+        storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
-    dataset = subject.dataset()
-    columns = _columns(check, subject.id, dataset.schema)
-    ids = _ids(check.rows, subject.id, dataset.schema)
-    actual = _rows(dataset, subject.id, columns, ids)
-    expected = check.rows.take(pc.index_in(actual.column(subject.id), value_set=ids))
-    differs = np.zeros(actual.num_rows, dtype=bool)
-    metadata: dict[str, Any] = {"expected": len(ids), "found": actual.num_rows}
-    for name in columns:
-        apart, largest = _compared(check, name, actual.column(name), expected.column(name))
-        differs |= apart
-        metadata[f"differing/{name}"] = int(np.count_nonzero(apart))
-        if largest is not None and math.isfinite(largest):
-            metadata[f"largest_difference/{name}"] = largest
-    count = int(np.count_nonzero(differs))
-    metadata["differing"] = count
-    if count:
-        first = np.flatnonzero(differs)[:_NAMED]
-        found = actual.column(subject.id).take(pa.array(first)).to_pylist()
-        metadata["differing_ids"] = ", ".join(map(str, found))
-    described = _described(check, actual.num_rows, len(ids), count, metadata)
-    return Finding(not count and actual.num_rows >= check.min_found, described, metadata)
+
+    kind: ClassVar[str] = "golden"
+    thresholds: ClassVar[Mapping[str, str]] = {
+        "expected": "expected",
+        "columns": "columns",
+        "tolerance": "tolerance",
+        "max_distance": "max_distance",
+        "min_found": "min_found",
+        "storage_options": "storage_options",
+    }
+
+    expected: Expected = field(hash=False)
+    columns: Sequence[str] | None = field(default=None, kw_only=True)
+    tolerance: float = field(default=1e-6, kw_only=True)
+    max_distance: float | None = field(default=None, kw_only=True)
+    min_found: int = field(default=0, kw_only=True)
+    storage_options: Mapping[str, Any] | None = field(
+        default=None, kw_only=True, repr=False, hash=False, compare=False
+    )
+    name: str = field(default="golden", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(
+            columns=checked_columns(self._culprit, self.columns),
+            tolerance=bound(self._culprit, "tolerance", self.tolerance),
+            storage_options=mapping(self._culprit, "storage_options", self.storage_options),
+            expected=self._parsed(),
+        )
+        if isinstance(self.expected, str):
+            url, found = url_parts(self.expected)
+            self._set(expected=url, storage_options=with_options(found, self.storage_options))
+        if self.max_distance is not None:
+            distance = bound(self._culprit, "max_distance", self.max_distance)
+            self._set(max_distance=distance)
+        if type(self.min_found) is not int or self.min_found < 0:
+            raise DefinitionError(
+                f"{self._culprit}: min_found is {self.min_found!r}; expected a number from 0 up"
+            )
+        if isinstance(self.expected, pa.Table):
+            self._require(self.expected.schema, f"{self._culprit}: expected", self.columns)
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """Digests of the thresholds and of the expected rows; reads the file."""
+        rows = hashlib.blake2b(_serialized(self.opened().rows), digest_size=16)
+        return self._digests(expected=rows.hexdigest(), storage_options=None)
+
+    @property
+    def rows(self) -> pa.Table:
+        """The expected rows, of a check that is opened."""
+        if not isinstance(self.expected, pa.Table):
+            raise TypeError(f"{self._culprit}: {self.expected!r} has not been read")
+        return self.expected
+
+    def opened(self) -> Golden:
+        """The check with its file read, which can change between two evaluations.
+
+        Raises:
+            OSError: If there is no such file.
+            DefinitionError: If it has no rows, or lacks a column.
+        """
+        if isinstance(self.expected, pa.Table):
+            return self
+        import fsspec
+
+        keep_options(self.storage_options or {})
+        with fsspec.open(self.expected, "rb", **revealed(self.storage_options or {})) as file:
+            content = file.read()
+        return replace(self, expected=pq.read_table(pa.BufferReader(content)))
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the rows of the expected ids.
+
+        Raises:
+            SchemaError: If columns or types do not fit, or expected ids are null or repeated.
+        """
+        id, schema = context.id, context.schema
+        columns = _columns(self, id, schema)
+        ids = _ids(self.rows, id, schema)
+        actual = context.lookup(ids, columns)
+        expected = self.rows.take(pc.index_in(actual.column(id), value_set=ids))
+        differs = np.zeros(actual.num_rows, dtype=bool)
+        metadata: dict[str, Any] = {"expected": len(ids), "found": actual.num_rows}
+        for name in columns:
+            apart, largest = _compared(self, name, actual.column(name), expected.column(name))
+            differs |= apart
+            metadata[f"differing/{name}"] = int(np.count_nonzero(apart))
+            if largest is not None and math.isfinite(largest):
+                metadata[f"largest_difference/{name}"] = largest
+        count = int(np.count_nonzero(differs))
+        metadata["differing"] = count
+        if count:
+            first = np.flatnonzero(differs)[:_NAMED]
+            found = actual.column(id).take(pa.array(first)).to_pylist()
+            metadata["differing_ids"] = ", ".join(map(str, found))
+        described = _described(self, actual.num_rows, len(ids), count, metadata)
+        passed = not count and actual.num_rows >= self.min_found
+        return CheckOutcome(passed, described, metadata)
+
+    @property
+    def description(self) -> str:
+        return f"Rows with known ids match the expected values within {self.tolerance:g}"
+
+    def fit(self, schema: pa.Schema, culprit: str) -> None:
+        self._require(schema, culprit, self.columns)
+        if isinstance(self.expected, pa.Table) and self.columns is None:
+            self._require(schema, culprit, self.expected.column_names)
+
+    def _parsed(self) -> str | pa.Table:
+        if isinstance(self.expected, (str, os.PathLike)):
+            url = os.fspath(self.expected)
+            check_url(self._culprit, url)
+            return url
+        if isinstance(self.expected, pa.Table):
+            table = self.expected
+        elif isinstance(self.expected, Mapping):
+            try:
+                table = pa.table({name: _plain(value) for name, value in self.expected.items()})
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DefinitionError(
+                    f"{self._culprit}: expected is no table ({error}); give lists of one length by "
+                    'column, as {"id": [1, 2], "label": ["a", "b"]}'
+                ) from None
+        else:
+            raise DefinitionError(
+                f"{self._culprit}: expected is a {type(self.expected).__name__}; give a path, a "
+                'pyarrow.Table or lists by column, as {"id": [1, 2], "label": ["a", "b"]}'
+            )
+        if not table.num_rows or table.num_columns < 2:
+            raise DefinitionError(
+                f"{self._culprit}: expected has {table.num_rows} rows and the columns "
+                f"{names(table.column_names)}; give the id and what is expected, of a row or more"
+            )
+        return table.replace_schema_metadata(None)
+
+
+def _plain(values: Any) -> Any:
+    """A matrix as a list of its rows, anything else as it is."""
+    return list(values) if getattr(values, "ndim", 1) == 2 else values
+
+
+def _serialized(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
 
 
 def _described(
@@ -89,19 +231,6 @@ def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
     if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
         raise SchemaError(f"the expected ids in {id!r} are null or repeated; give each id once")
     return ids
-
-
-def _rows(dataset: ds.Dataset, id: str, columns: Sequence[str], ids: pa.Array) -> pa.Table:
-    """The rows of the ids. Other columns are read of those fragments alone that have some."""
-    where = pc.field(id).isin(ids)
-    found: list[pa.RecordBatch] = []
-    for fragment in dataset.get_fragments():
-        if sum(map(len, found)) == len(ids):
-            break
-        if any(len(batch) for batch in batches(fragment, dataset.schema, [id], where)):
-            found += batches(fragment, dataset.schema, [id, *columns], where)
-    fields = [dataset.schema.field(name) for name in (id, *columns)]
-    return pa.Table.from_batches(found, pa.schema(fields))
 
 
 def _compared(

@@ -1,16 +1,29 @@
-"""The check that computes a sample of rows again."""
+"""The check that computes a sample of rows again, and compares them with those stored."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
 from vane_dagster.checks.base import Check, bound, checked_columns, listed
-from vane_dagster.errors import DefinitionError
+from vane_dagster.checks.context import CheckContext, CheckOutcome, Recomputation, RowOutcomes
+from vane_dagster.errors import DefinitionError, VaneError, names
+from vane_dagster.types.schema import ERROR_COLUMN
+
+OUTCOME = "(outcome)"
+"""In place of a column, where rows failed, were left out or became more or fewer."""
+
+_CHARACTERS = 60
+_LEAD = 12
+_SHOWN = 50
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,6 @@ class Reproducible(Check):
         "tolerance": "tolerance",
         "columns": "columns",
     }
-    at_commit: ClassVar[bool] = False
-
     rows: int = 20
     tolerance: float | tuple[float, float] = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
@@ -49,11 +60,6 @@ class Reproducible(Check):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.blocking:
-            raise DefinitionError(
-                f"{self._culprit}: blocking=True, but it is evaluated after the commit and "
-                "withholds nothing; leave it out"
-            )
         positive(self._culprit, "rows", self.rows)
         given = self.tolerance
         pair = given if isinstance(given, (tuple, list)) else (given, given)
@@ -84,3 +90,219 @@ class Reproducible(Check):
 
     def fit(self, schema: pa.Schema, culprit: str) -> None:
         self._require(schema, culprit, self.columns)
+
+    @property
+    def rows_to_recompute(self) -> int:
+        """Input rows of each partition that are computed again."""
+        return self.rows
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the sampled rows with those stored."""
+        again = context.recomputed()
+        metadata: dict[str, Any] = {"loads": again.loads, "warm": again.warm}
+        metadata["seed"] = str(again.seed)  # Dagster would plot a number
+        metadata["code_changed"] = again.code_changed
+        if again.error is not None:
+            return _failed("The rows could not be computed again", again.error, metadata)
+        try:
+            read = again.read()
+            rows = sum(len(each.ids) for each in read)
+            differences = [
+                difference
+                for each in read
+                for difference in compare(
+                    each.stored, each.computed, each.ids, self.columns, self.bounds
+                )
+            ]
+        except VaneError as error:
+            what = "The rows could not be compared with what is stored"
+            return _failed(what, error, metadata)
+        differing = list(dict.fromkeys(each.id for each in differences))
+        metadata |= {
+            "rows": rows,
+            "differing": len(differing),
+            "fragments": again.sampled_fragments,
+            "fragments_with_changed_source": again.changed_fragments,
+        }
+        skipped = _skipped(again)
+        if differences:
+            shown = [{n: str(v) for n, v in asdict(d).items()} for d in differences[:_SHOWN]]
+            metadata["differences"] = shown
+            columns = names(dict.fromkeys(each.column for each in differences))
+            described = _described(differing, rows, columns, again.code_changed)
+            return CheckOutcome(False, f"{described}{skipped}", metadata)
+        if not rows and again.changed_fragments:
+            described = f"Nothing could be compared{skipped}"
+            return CheckOutcome(False, described, metadata, severity="WARN")
+        return CheckOutcome(True, f"{_same(rows)}{skipped}", metadata)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs from the stored one.
+
+    Attributes:
+        id: The id of the input row.
+        column: The column, or `OUTCOME`.
+        stored: What is stored, shortened to where it differs.
+        computed: What came out now.
+    """
+
+    id: Any
+    column: str
+    stored: str
+    computed: str
+
+
+def _skipped(again: Recomputation) -> str:
+    if not again.changed_fragments:
+        return ""
+    return (
+        f". The source files of {again.changed_fragments:,} of {again.fragments:,} fragments "
+        "have changed since, so their rows were not compared; materialize it again"
+    )
+
+
+def _failed(what: str, error: VaneError, metadata: Mapping[str, Any]) -> CheckOutcome:
+    text = str(error)
+    described = f"{what}: {text.partition(chr(10))[0]}"
+    return CheckOutcome(False, described, {**metadata, "error": text})
+
+
+def _same(rows: int) -> str:
+    if rows < 2:
+        one = "1 row was computed again and matches the stored row"
+        return one if rows else "The partition has no row to compute again"
+    return f"{rows:,} rows were computed again; all match the stored rows"
+
+
+def _described(differing: Sequence[object], rows: int, columns: str, code_changed: bool) -> str:
+    more = f" and {len(differing) - _NAMED:,} more" if len(differing) > _NAMED else ""
+    ids = ", ".join(str(id) for id in differing[:_NAMED])
+    since = "; the stage's code has changed since" if code_changed else ""
+    return (
+        f"{len(differing):,} of {rows:,} rows differ from the stored rows: "
+        f"ids {ids}{more}, in {columns}{since}"
+    )
+
+
+def compare(
+    stored: RowOutcomes,
+    computed: RowOutcomes,
+    ids: Sequence[Any],
+    columns: Sequence[str] | None,
+    bounds: tuple[float, float],
+) -> list[Difference]:
+    """Where what was computed now differs from what is stored.
+
+    Args:
+        stored: What is stored.
+        computed: What came out now.
+        ids: The ids of the input rows.
+        columns: The columns that are compared; None for all.
+        bounds: The relative and the absolute tolerance of floating-point numbers.
+    """
+    wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
+    extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
+    found = []
+    for id in ids:
+        if stored.told(id) != computed.told(id):
+            if not (id in stored.failed and id in computed.failed):
+                found.append(Difference(id, OUTCOME, stored.told(id), computed.told(id)))
+            continue
+        if id in stored.failed:
+            continue
+        for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
+            for name in (*wanted, *extra):
+                if apart := _apart(before, now, name, bounds):
+                    found.append(Difference(id, name, *apart))
+    return found
+
+
+def _apart(
+    before: Mapping[str, Any], now: Mapping[str, Any], name: str, bounds: tuple[float, float]
+) -> tuple[str, str] | None:
+    """How a column differs in two rows; None if it does not."""
+    missing = "no such column"
+    if name not in before or name not in now:
+        return (
+            _short(before[name]) if name in before else missing,
+            _short(now[name]) if name in now else missing,
+        )
+    found = _differing(before[name], now[name], bounds)
+    if found is None:
+        return None
+    path, a, b = found
+    if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
+        shown = _windows(a, b)
+    else:
+        shown = _short(a), _short(b)
+    return f"{path}{shown[0]}", f"{path}{shown[1]}"
+
+
+def _differing(
+    stored: Any, computed: Any, bounds: tuple[float, float]
+) -> tuple[str, Any, Any] | None:
+    """The first place in two values where they differ, and what is there; None if nowhere."""
+    if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
+        pairs = [(f"{name}: ", stored[name], computed[name]) for name in stored]
+    elif (
+        isinstance(stored, (list, tuple))
+        and isinstance(computed, (list, tuple))
+        and len(stored) == len(computed)
+    ):
+        if (numbers := _float_lists(stored, computed)) is not None:
+            near = _near(*numbers, bounds)
+            if near.all():
+                return None
+            first = int(np.argmin(near))
+            return f"[{first}] ", stored[first], computed[first]
+        pairs = [(f"[{i}] ", a, b) for i, (a, b) in enumerate(zip(stored, computed))]
+    else:
+        return None if _equal(stored, computed, bounds) else ("", stored, computed)
+    for path, a, b in pairs:
+        if (found := _differing(a, b, bounds)) is not None:
+            return f"{path}{found[0]}", found[1], found[2]
+    return None
+
+
+def _equal(stored: Any, computed: Any, bounds: tuple[float, float]) -> bool:
+    if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
+        return bool(_near(np.asarray(stored, float), np.asarray(computed, float), bounds))
+    return bool(stored == computed) and type(stored) is type(computed)
+
+
+_FLOATS = (float, np.floating)
+
+
+def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Two lists of floating-point numbers as arrays; None if there is anything else in one."""
+    if not all(isinstance(each, _FLOATS) for values in (stored, computed) for each in values):
+        return None
+    return np.asarray(stored, float), np.asarray(computed, float)
+
+
+def _near(stored: Any, computed: Any, bounds: tuple[float, float]) -> Any:
+    """Whether numbers are within the tolerance; NaN is NaN, and infinity itself alone."""
+    relative, absolute = bounds
+    with np.errstate(invalid="ignore", over="ignore"):
+        within = np.abs(computed - stored) <= absolute + relative * np.abs(stored)
+        within &= np.isfinite(stored) & np.isfinite(computed)
+    return within | (stored == computed) | (np.isnan(stored) & np.isnan(computed))
+
+
+def _short(value: Any) -> str:
+    plain = isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal))
+    text = "null" if value is None else str(value) if plain else repr(value)
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
+
+
+def _windows(stored: Any, computed: Any) -> tuple[str, str]:
+    """Two texts from a little before the first place where they differ."""
+    same = next(
+        (i for i, (a, b) in enumerate(zip(stored, computed)) if a != b),
+        min(len(stored), len(computed)),
+    )
+    start = max(0, same - _LEAD) if max(len(stored), len(computed)) > _CHARACTERS else 0
+    lead = "..." if start else ""
+    return lead + _short(stored[start:]), lead + _short(computed[start:])

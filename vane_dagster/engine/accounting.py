@@ -1,4 +1,4 @@
-"""What a wave has done so far: counts by stage and partition, and progress told now and then."""
+"""What a wave has done: counts by stage and partition, progress, and rows that must add up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Callable, Sequence
 
 from vane_dagster.engine.fragment_state import FragmentRun, TaskKind
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.tasks import Requests
+from vane_dagster.errors import IntegrityError, UdfError, VaneError, names
 from vane_dagster.events import Progress
+from vane_dagster.pipeline.specs import SOURCE, StageSpec
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.worker.protocol import Report
 
 _TOLD_SECONDS = 0.5
@@ -213,3 +218,65 @@ def _expected(state: RunState, stage: str) -> StageRows:
             elif i in above:
                 rows.know(index, i, above[i].info.rows)
     return rows
+
+
+_MOST_IDS = 6
+
+
+class RowCounts:
+    """Looks at each part that was written."""
+
+    def __init__(self, state: RunState, requests: Requests) -> None:
+        self._state, self._requests = state, requests
+        self._pipeline = state.pipeline
+
+    def violation(self, run: FragmentRun, spec: StageSpec, part: Part) -> VaneError | None:
+        """What is wrong with a part's counts, for a part that its caller then removes."""
+        info = part.info
+        base = spec.base_node(self._pipeline)
+        above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
+        expected = above.info.rows if above else run.fragment.stop - run.fragment.start
+        sample = self._state.plan.partitions[run.partition].sample
+        expected = len(sample[run.index]) if sample else expected
+        passed = info.rows_in - info.filtered - info.quarantined
+        many = spec.makes_rows
+        if (
+            info.rows_in == expected
+            and (info.rows >= passed if many else info.rows == passed)
+            and (info.filtered == 0 or spec.may_filter)
+        ):
+            return None
+        told = f"{info.rows_in} rows in of {expected}, {info.filtered} filtered, "
+        ids = "" if above is None else self._missing_ids(spec, part, base, above)
+        return IntegrityError(
+            f"{self._requests.culprit(run, spec.name)}: {told}{info.quarantined} quarantined, "
+            f"{info.rows} out{ids}; expected every row of {base!r} to be one of these. The part "
+            "was removed; if what it reads was changed in the store by hand, materialize that "
+            "again with force"
+        )
+
+    def too_many_faults(self, run: FragmentRun, stage: str, report: Report) -> VaneError | None:
+        """The error of a stage of which more rows were set aside than it allows; else None.
+
+        That is judged early by all rows that the source has, and in the end by the stage's check.
+        """
+        faults = self._state.stats[run.partition, stage].faults
+        if faults <= self._state.most_faults(run.partition, stage):
+            return None
+        rows = self._state.plan.partitions[run.partition].source_rows
+        return UdfError(
+            f"{self._requests.culprit(run, stage)}: {faults} of at most {rows} rows of the "
+            f"partition failed, more than max_error_rate allows. The last: "
+            f"{'; '.join(report.faults)}"
+        )
+
+    def _missing_ids(self, spec: StageSpec, part: Part, base: str, above: Part) -> str:
+        """Ids that are in what the part was made from and not in the part, or the reverse."""
+        id = self._pipeline[base].id
+        try:
+            given = read_part(above.folder, above.info.name, [id]).column(id)
+            found = read_part(part.folder, part.info.name).column(id)
+        except (OSError, KeyError, VaneError):
+            return ""
+        differ = sorted(set(given.to_pylist()) ^ set(found.to_pylist()))
+        return f" (ids {names(differ[:_MOST_IDS])})" if differ else ""

@@ -1,20 +1,45 @@
-"""What a stage's checks find in a partition, and whether what lies below may be committed."""
+"""Evaluates the checks of a stage for a partition, from its manifest or from its rows."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from vane_dagster.checks.context import Subject
-from vane_dagster.checks.runner import evaluate, verdicts
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster._secrets import masked
+from vane_dagster.checks.base import Check
+from vane_dagster.checks.context import (
+    CheckContext,
+    CheckOutcome,
+    ColumnStatistics,
+    PackageVersions,
+    PartCounts,
+    Recomputation,
+)
+from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
-from vane_dagster.storage.manifest import CheckResult, Manifest
+from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
+from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
+from vane_dagster.worker.user_errors import contained
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 _LOOKED_BACK = 64
+_FRAGMENTS = 64
+_BATCH = 8192
 
 Earlier = Callable[[str], Iterable[str]]
 """The partitions before one, the nearest first."""
@@ -24,7 +49,7 @@ def _nothing(partition: str) -> Iterable[str]:
     return ()
 
 
-class Judge:
+class CheckRunner:
     """Evaluates the checks of a pipeline's stages.
 
     Args:
@@ -40,27 +65,42 @@ class Judge:
     ) -> None:
         self._pipeline, self._store, self._earlier = pipeline, store, earlier
         self._run_id = run_id
+        self._code_read = _read_code(pipeline)
 
     def results(self, manifest: Manifest) -> tuple[CheckResult, ...]:
-        """What the checks of the manifest's stage find.
+        """Evaluate the checks of the manifest's stage.
 
-        Found before by a check that is still the same, it stands in the manifest and counts.
+        A result in the manifest counts, if the check's definition is still the same.
         """
         checks = self._pipeline.checks(manifest.stage)
-        known = verdicts(checks, manifest)
-        subject = Subject(
-            manifest=manifest,
-            id=self._pipeline[manifest.stage].id,
-            dataset=lambda: self._dataset(manifest),
-            previous=lambda: self._previous(manifest),
-            run_id=self._run_id,
-        )
-        new = evaluate([check for check in checks if check.name not in known], subject)
+        known = verdicts(checks, manifest, self._definitions)
+        missing = [check for check in checks if check.name not in known]
+        new = evaluate(missing, self._context(manifest), self._definitions)
         known |= {result.name: result for result in new}
         return tuple(known[check.name] for check in checks)
 
-    def _previous(self, manifest: Manifest) -> tuple[str, Any] | None:
-        """The nearest earlier partition that was materialized, and its rows."""
+    def recomputed(
+        self, check: Check, manifest: Manifest, recomputation: Recomputation
+    ) -> CheckResult:
+        """Evaluate a check for a partition of which rows were computed again."""
+        context = replace(self._context(manifest), recomputation=recomputation)
+        (result,) = evaluate([check], context, self._definitions)
+        return result
+
+    def _definitions(self, check: Check) -> tuple[str, ...]:
+        return self._code_read.get(id(check)) or check.definitions
+
+    def _context(self, manifest: Manifest) -> ManifestContext:
+        return ManifestContext(
+            manifest=manifest,
+            id=self._pipeline[manifest.stage].id,
+            dataset=functools.cache(lambda: self._dataset(manifest)),
+            find_previous=functools.cache(lambda: self._previous(manifest)),
+            run_id=self._run_id,
+        )
+
+    def _previous(self, manifest: Manifest) -> ManifestContext | None:
+        """The nearest earlier partition that was materialized."""
         if manifest.partition is None:
             return None
         keys = list(itertools.islice(self._earlier(manifest.partition), _LOOKED_BACK))
@@ -69,10 +109,10 @@ class Judge:
             if key in found:
                 name = found[key]
                 earlier = self._store.read(manifest.pipeline, manifest.stage, key, name)
-                return key, self._dataset(earlier)
+                return self._context(earlier)
         return None
 
-    def _dataset(self, manifest: Manifest) -> Any:
+    def _dataset(self, manifest: Manifest) -> ds.Dataset:
         import pyarrow.dataset as ds
 
         folder, names = places(self._store, manifest)
@@ -80,3 +120,344 @@ class Judge:
             return ds.dataset(manifest.schema.empty_table())
         files = [folder.file(name) for name in names]
         return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
+
+
+def _definitions(check: Check) -> tuple[str, ...]:
+    return check.definitions
+
+
+def _read_code(pipeline: Pipeline) -> dict[int, tuple[str, ...]]:
+    """The definitions of users' checks as a run begins, by the checks' ids.
+
+    Files that are edited later are not the code that this process has loaded.
+    """
+    found = {}
+    for check in (check for stage in pipeline for check in pipeline.checks(stage.name)):
+        with contextlib.suppress(Exception):  # which shows again when it is evaluated
+            if not check.is_built_in:
+                found[id(check)] = check.definitions
+    return found
+
+
+def evaluate(
+    checks: Iterable[Check],
+    context: ManifestContext,
+    definitions: Callable[[Check], tuple[str, ...]] = _definitions,
+) -> tuple[CheckResult, ...]:
+    """Evaluate checks; one that raises has failed, with the error as its description.
+
+    Args:
+        checks: The checks.
+        context: The partition.
+        definitions: Returns a check's definitions.
+    """
+    alone = replace(context, find_previous=_refuse_previous)
+    return tuple(
+        _evaluated(check, context if check.compares else alone, definitions) for check in checks
+    )
+
+
+def _refuse_previous() -> ManifestContext:
+    raise DefinitionError(
+        "the check asks for the previous partition; set compares = True in its class, so that it "
+        "is committed first"
+    )
+
+
+def verdicts(
+    checks: Iterable[Check],
+    manifest: Manifest,
+    definitions: Callable[[Check], tuple[str, ...]] = _definitions,
+) -> dict[str, CheckResult]:
+    """The results in a manifest, by name, of checks that are still defined as they were.
+
+    Results of a former version of the definition are kept, as `Check.definitions` says. One that
+    has raised is not among them, so that it is evaluated again, nor is one that is not lasting.
+
+    Args:
+        checks: The checks.
+        manifest: The partition's manifest.
+        definitions: Returns a check's definitions.
+    """
+    stored = {result.name: result for result in manifest.checks}
+    found = {}
+    for check in checks:
+        if check.lasting and check.name in stored:
+            with contextlib.suppress(Exception):  # of reading the file of a `Golden`, by any driver
+                if stored[check.name].definition in definitions(check):
+                    found[check.name] = stored[check.name]
+    return found
+
+
+def _evaluated(
+    check: Check, context: ManifestContext, definitions: Callable[[Check], tuple[str, ...]]
+) -> CheckResult:
+    definition = ""
+    try:
+        opened = check.opened()
+        outcome = _validated(opened.evaluate(context))
+        definition = definitions(opened)[0]
+    except (Exception, SystemExit) as error:  # a check never stops a run
+        safe = contained(error)
+        text = masked(f"{type(safe).__name__}: {safe}")
+        described = f"The check could not be evaluated: {text}"
+        outcome = CheckOutcome(False, described, {"error": text})
+    return CheckResult(
+        name=check.name,
+        passed=outcome.passed,
+        blocking=check.blocking,
+        severity=check.severity if check.blocking else outcome.severity or check.severity,
+        description=outcome.description,
+        metadata=outcome.metadata,
+        definition=definition,
+    )
+
+
+def _validated(outcome: Any) -> CheckOutcome:
+    """An outcome as it can be stored.
+
+    Raises:
+        TypeError: If it is none, or has metadata that cannot be stored.
+    """
+    if not isinstance(outcome, CheckOutcome):
+        kind = type(outcome).__name__
+        raise TypeError(f"evaluate returned a {kind}; expected vd.checks.CheckOutcome(passed)")
+    if not isinstance(outcome.passed, (bool, np.bool_)):
+        kind = type(outcome.passed).__name__
+        raise TypeError(f"CheckOutcome.passed is a {kind}; expected True or False")
+    if outcome.severity not in (None, "ERROR", "WARN"):
+        raise TypeError(
+            f'CheckOutcome.severity is {outcome.severity!r}; expected "ERROR" or "WARN"'
+        )
+    return CheckOutcome(
+        bool(outcome.passed),
+        masked(str(outcome.description)),
+        {str(n): _plain(f"metadata[{n!r}]", value) for n, value in outcome.metadata.items()},
+        outcome.severity,
+    )
+
+
+def _plain(where: str, value: Any) -> Any:
+    """A value of metadata as JSON holds it, without secrets."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {str(n): _plain(f"{where}[{n!r}]", each) for n, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(f"{where}[{i}]", each) for i, each in enumerate(value)]
+    raise TypeError(
+        f"CheckOutcome.{where} is a {type(value).__name__}; expected a text, a number, a boolean, "
+        "or lists and mappings of them"
+    )
+
+
+@dataclass(frozen=True)
+class ManifestContext:
+    """The `CheckContext` of a stage's partition in the store.
+
+    Attributes:
+        manifest: Its manifest, with or without results of checks.
+        id: The column that identifies a row.
+        dataset: Opens its rows; called whenever a check reads some.
+        find_previous: Looks for the stage in the previous partition.
+        run_id: The run that asks; empty outside of one.
+        recomputation: Rows that were computed again.
+    """
+
+    manifest: Manifest
+    id: str
+    dataset: Callable[[], ds.Dataset]
+    find_previous: Callable[[], ManifestContext | None] = lambda: None
+    run_id: str = ""
+    recomputation: Recomputation | None = None
+
+    @property
+    def partition(self) -> str | None:
+        return self.manifest.partition
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.manifest.schema
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return tuple(dict.fromkeys((self.id, *self.manifest.keys)))
+
+    @property
+    def fan_out(self) -> bool:
+        return bool(self.manifest.info.get("children"))
+
+    @functools.cached_property
+    def counts(self) -> PartCounts:
+        return PartCounts.total(self.parts)
+
+    @functools.cached_property
+    def parts(self) -> Sequence[PartCounts]:
+        return [
+            PartCounts(
+                rows=part.rows,
+                rows_in=part.rows_in,
+                filtered=part.filtered,
+                quarantined=part.quarantined,
+                nulled=part.nulled,
+                unknown=0 if part.rows_in or part.made else part.rows,
+            )
+            for part in self.manifest.parts
+        ]
+
+    @property
+    def packages(self) -> Sequence[PackageVersions]:
+        return package_versions(self.manifest.parts, self.run_id)
+
+    def statistics(self, columns: Sequence[str]) -> Mapping[str, ColumnStatistics]:
+        self._require(columns)
+        measures = self._measured(columns)
+        counted = [each.name for each in fields(ColumnStatistics)]
+        return {
+            name: ColumnStatistics(**{n: int(v) for n, v in found.items() if n in counted})
+            for name, found in ((name, measures.get(name, {})) for name in columns)
+        }
+
+    def _measured(self, columns: Sequence[str]) -> Measures:
+        """Measures of the columns; counted now where the parts were written without."""
+        parts = [part for part in self.manifest.parts if part.rows]
+        missing = [name for name in columns if any(name not in part.measures for part in parts)]
+        known = [name for name in columns if name not in missing]
+        found = merge_measures({name: part.measures[name] for name in known} for part in parts)
+        if missing:
+            found |= merge_measures(
+                measure(pa.Table.from_batches([batch]), missing) for batch in self.batches(missing)
+            )
+        return found
+
+    def batches(
+        self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = self.schema.names if columns is None else columns
+        self._require(wanted)
+        dataset = self.dataset()
+        return (
+            batch
+            for fragment in dataset.get_fragments()
+            for batch in _batches(fragment, dataset.schema, wanted, where)
+        )
+
+    def sample(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        self._require(columns)
+        return sample(self.dataset(), columns, rows)
+
+    def lookup(self, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
+        wanted = list(dict.fromkeys((self.id, *columns)))
+        self._require(wanted)
+        dataset, where = self.dataset(), pc.field(self.id).isin(ids)
+        found: list[pa.RecordBatch] = []
+        for fragment in dataset.get_fragments():
+            if sum(map(len, found)) == len(ids):
+                break
+            # Other columns are read only of fragments that have some of the ids.
+            if any(len(b) for b in _batches(fragment, dataset.schema, [self.id], where)):
+                found += _batches(fragment, dataset.schema, wanted, where)
+        return pa.Table.from_batches(found, pa.schema([self.schema.field(n) for n in wanted]))
+
+    def previous(self) -> CheckContext | None:
+        return self.find_previous()
+
+    def recomputed(self) -> Recomputation:
+        if self.recomputation is None:
+            raise DefinitionError("no rows were computed again; define rows_to_recompute")
+        return self.recomputation
+
+    def _require(self, columns: Sequence[str]) -> None:
+        if missing := [name for name in columns if name not in self.schema.names]:
+            raise SchemaError(
+                f"there is no column {missing[0]!r}; expected one of {names(self.schema.names)}"
+            )
+
+
+def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:
+    """The packages that parts were computed with, and their versions now.
+
+    Now is what the workers have of the run that asks, as its own parts tell; without any, what is
+    installed here.
+
+    Args:
+        parts: The parts of a partition.
+        run_id: The run that asks.
+    """
+    workers = _versions(part for part in parts if part.made and part.made.run_id == run_id)
+    found = []
+    for name, recorded in _versions(parts).items():
+        here = version_of(name)
+        current = workers.get(name) or ([here] if here else [])
+        texts = {f"{name}=={version}" for version in recorded if version not in current}
+        outdated = sum(not texts.isdisjoint(part.made.packages) for part in parts if part.made)
+        found.append(PackageVersions(name, recorded, current, outdated if current else 0))
+    return found
+
+
+def _versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
+    """The packages that parts were computed with, each in all its versions."""
+    found: dict[str, list[str]] = {}
+    for text in sorted({text for part in parts if part.made for text in part.made.packages}):
+        name, _, version = text.partition("==")
+        found.setdefault(name, []).append(version)
+    return found
+
+
+def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Rows chosen at random, the same ones each time, batch by batch.
+
+    They are spread over the whole dataset, of whose fragments at most 64 are opened.
+
+    Args:
+        dataset: The rows.
+        columns: The columns that are read.
+        rows: How many are taken at most.
+    """
+    fragments = list(dataset.get_fragments())
+    if len(fragments) > _FRAGMENTS:
+        spread = np.linspace(0, len(fragments) - 1, _FRAGMENTS).round().astype(int)
+        fragments = [fragments[i] for i in spread]
+    counts = [fragment.count_rows() for fragment in fragments]
+    total = sum(counts)
+    chosen = np.arange(total)
+    if total > rows:
+        chosen = np.random.default_rng(0).choice(total, rows, replace=False, shuffle=False)
+        chosen.sort()
+    start = 0
+    for fragment, count in zip(fragments, counts):
+        if np.searchsorted(chosen, start) < np.searchsorted(chosen, start + count):
+            for batch in _batches(fragment, dataset.schema, columns):
+                low, high = np.searchsorted(chosen, [start, start + len(batch)])
+                yield batch.take(pa.array(chosen[low:high] - start))
+                start += len(batch)
+        else:
+            start += count
+
+
+def _batches(
+    fragment: ds.Fragment, schema: pa.Schema, columns: Sequence[str], where: Any = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a fragment, few at a time."""
+    import pyarrow.dataset as ds  # imports pandas where it is installed
+
+    options = {}
+    if isinstance(fragment, ds.ParquetFileFragment):
+        scan = ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+        options["fragment_scan_options"] = scan
+    scanner = fragment.scanner(
+        schema=schema,
+        columns=list(columns),
+        filter=where,
+        batch_size=_BATCH,
+        batch_readahead=1,
+        fragment_readahead=1,
+        **options,
+    )
+    yield from scanner.to_batches()

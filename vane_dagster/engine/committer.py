@@ -19,7 +19,7 @@ from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneErr
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import Location, duckdb_path
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
-from vane_dagster.storage.publish.parquet import Publisher, publish
+from vane_dagster.storage.publish.base import Publisher, publish
 from vane_dagster.storage.store import Store, read_part_info
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote

@@ -10,9 +10,9 @@ from vane_dagster.compute.admission import pack_waves
 from vane_dagster.compute.api import IO_POOL, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.failures import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.engine.fragment_queue import FoundParts
-from vane_dagster.engine.part_repair import MOST_PASSES, Mending, to_plan_again
 from vane_dagster.engine.preflight import Checked, Finding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import Stream
@@ -46,7 +46,7 @@ def execute(
     emit: Callable[[Event], None],
     cancelled: threading.Event,
     info: Mapping[str, Any],
-    judge: Judge,
+    judge: CheckRunner,
     plan_again: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:

@@ -112,17 +112,19 @@ class FragmentQueue:
         """Whether the next fragment is about to come."""
         return self._asking is not None and not self._ready
 
-    def peek(self) -> FragmentRun | None:
-        """The next fragment, None if there is none at present."""
-        while self._ready:
-            run = self._ready[0]
+    def drop_given_up(self) -> None:
+        """Takes failed stages out of the next fragments; drops fragments that have no others."""
+        while run := self.peek():
             if given_up := {s for s in run.nodes if (run.partition, s) in self._state.failed}:
                 run.abandon(given_up)
                 self.release(run, given_up)
             if run.nodes:
-                return run
+                return
             self.end(self.pop())
-        return None
+
+    def peek(self) -> FragmentRun | None:
+        """The next fragment, None if there is none at present."""
+        return self._ready[0] if self._ready else None
 
     def pop(self) -> FragmentRun:
         """Takes out the next fragment."""

@@ -38,15 +38,15 @@ class Budget:
         self._credited: dict[int, FragmentRun] = {}
 
     def admits(self, run: FragmentRun) -> bool:
-        """Whether there is room for a fragment; makes room by dropping what waits for a join."""
+        """Whether there is room for a fragment, counting what `charge` may drop for it."""
         if not self._runs:
             return True
-        if len(self._runs) >= self._most:
-            return False
-        return self._fits(self._charged + self._charge(run, _stages(run)))
+        return len(self._runs) < self._most and self._is_possible(self._wanted_to_begin(run))
 
     def charge(self, run: FragmentRun) -> None:
-        """Takes the bytes of a fragment that begins."""
+        """Takes the bytes of a fragment that begins, and drops what waits for a join for them."""
+        if self._runs:
+            self._make_room(self._wanted_to_begin(run))
         self._runs[run.order] = run
         self._stages[run.order] = _stages(run)
         self._recharge([run])
@@ -60,14 +60,16 @@ class Budget:
             self._recharge(self._runs.values())
 
     def lets(self, run: FragmentRun) -> bool:
-        """Whether a fragment under way may go on: those before it and it have room to grow."""
-        if self._charged <= self._limit or run.order <= min(self._runs, default=run.order):
-            return True
-        held = {order: under_way.held for order, under_way in self._runs.items()}
-        growth = sum(
-            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
-        )
-        return self._fits(sum(held.values()) + growth)
+        """Whether a fragment under way may go on: those before it and it have room to grow.
+
+        What `make_room` may drop for it counts as room.
+        """
+        return self._is_unrestrained(run) or self._is_possible(self._wanted_to_go_on(run))
+
+    def make_room(self, run: FragmentRun) -> None:
+        """Drops what waits for a join, as far as a fragment needs it to go on."""
+        if not self._is_unrestrained(run):
+            self._make_room(self._wanted_to_go_on(run))
 
     def release(self, run: FragmentRun) -> None:
         """Gives a fragment's bytes back."""
@@ -91,24 +93,45 @@ class Budget:
         expansion = self._expansion if is_known else max(self._expansion, _UNKNOWN_EXPANSION)
         return int(_source(run) * expansion) - run.dropped
 
-    def _fits(self, wanted: int) -> bool:
-        """Whether so many bytes are within the limit; drops what can be read again if that helps.
+    def _wanted_to_begin(self, run: FragmentRun) -> int:
+        """All bytes that would be charged if a fragment began."""
+        return self._charged + self._charge(run, _stages(run))
 
-        Of the youngest fragments first, whose joins are the furthest away.
+    def _is_unrestrained(self, run: FragmentRun) -> bool:
+        """Whether memory is no reason to hold a fragment under way back."""
+        return self._charged <= self._limit or run.order <= min(self._runs, default=run.order)
+
+    def _wanted_to_go_on(self, run: FragmentRun) -> int:
+        """The bytes that are held now, and what a fragment and those before it may grow by."""
+        held = {order: under_way.held for order, under_way in self._runs.items()}
+        growth = sum(
+            max(0, self._charges[order] - held[order]) for order in held if order <= run.order
+        )
+        return sum(held.values()) + growth
+
+    def _droppable(self) -> list[tuple[FragmentRun, str]]:
+        """Tables that can be read again, of the youngest fragments first.
+
+        Their joins are the furthest away.
         """
+        youngest_first = sorted(self._runs.values(), key=lambda run: -run.order)
+        return [(run, stage) for run in youngest_first for stage in run.droppable()]
+
+    def _is_possible(self, wanted: int) -> bool:
+        """Whether so many bytes are within the limit once all droppable tables are dropped."""
         short = wanted - self._limit
         if short <= 0:
             return True
-        youngest_first = sorted(self._runs.values(), key=lambda run: -run.order)
-        found = [(run, stage) for run in youngest_first for stage in run.droppable()]
-        if sum(run.nodes[stage].table_bytes for run, stage in found) < short:
-            return False
-        for run, stage in found:
+        return short <= sum(run.nodes[stage].table_bytes for run, stage in self._droppable())
+
+    def _make_room(self, wanted: int) -> None:
+        """Drops tables until so many bytes are within the limit; none where that is impossible."""
+        short = wanted - self._limit
+        for run, stage in self._droppable() if self._is_possible(wanted) else ():
             if short > 0:
                 short -= run.drop(stage)
                 self._credited[run.order] = run
         self._recharge(self._credited.values())
-        return True
 
 
 def _source(run: FragmentRun) -> int:

@@ -18,7 +18,6 @@ from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.definition import pool_identity
 from vane_dagster.storage.filesystem import TEMPORARY, Location
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 _ASKERS = 16
@@ -179,11 +178,11 @@ def _written(
     """The folders that a run writes into: the store's, and one target of each `write` stage."""
     found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
-        spec = pipeline[stage].spec
-        if spec.publishes and stage in partitions:
-            publisher = publisher_of(spec, partitions[stage])
-            assert publisher is not None
-            found.append((f"target of stage '{pipeline.name}/{stage}'", publisher.staging))
+        if stage not in partitions:
+            continue
+        if publisher := pipeline[stage].spec.publisher(partitions[stage]):
+            label = f"target of stage '{pipeline.name}/{stage}'"
+            found += [(label, folder) for folder in publisher.written]
     return found
 
 

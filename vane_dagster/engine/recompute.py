@@ -1,50 +1,35 @@
-"""What came of a sample of rows that were computed again."""
+"""The rows of a sample that was computed again, and those stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from vane_dagster.checks.recomputed import Difference, compare, read_outcome
-from vane_dagster.checks.reproducible import Reproducible
+from vane_dagster.checks.context import RecomputedRows, RowOutcomes
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
+from vane_dagster.planning.source_code import pack_source
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import FileRows, Gather, PartRows, SampledRows
 from vane_dagster.worker.operators import resolve
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Gather, PartRows, SampledRows, SourceRows, Work
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A partition's sample, compared.
-
-    Attributes:
-        rows: Input rows that were computed again.
-        differences: Where they differ from the stored rows.
-    """
-
-    rows: int
-    differences: Sequence[Difference]
-
-    @property
-    def differing(self) -> list[object]:
-        """The ids of the input rows whose output differs from what is stored."""
-        return list(dict.fromkeys(each.id for each in self.differences))
-
-
-def compare_sample(
+def read_sample(
     plan: RunPlan,
     partition: PartitionPlan,
     sampled: Sampled,
     made: Sequence[Part],
     store: Store,
-    check: Reproducible,
-) -> Compared:
-    """Compares the parts of a sample with those that are stored.
+) -> list[RecomputedRows]:
+    """Read a sample's rows as they are stored and as they were computed now.
 
     Args:
         plan: The plan of the sample.
@@ -52,7 +37,6 @@ def compare_sample(
         sampled: Where the sample comes from.
         made: The parts that were computed, one a fragment.
         store: Where parts are.
-        check: What is compared.
 
     Raises:
         VaneError: If something cannot be read.
@@ -61,14 +45,41 @@ def compare_sample(
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline.keys(stage)[1 if spec.makes_rows else 0].column
     folder = store.parts(pipeline.name, stage, partition.key)
-    rows, found = 0, []
+    found = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
         ids = _sampled_ids(plan, partition, index, store)
-        stored = read_outcome(folder, before, given, ids)
-        computed = read_outcome(now.folder, now.info, given, ids)
-        found += compare(stored, computed, ids.to_pylist(), check.columns, check.bounds)
-        rows += len(ids)
-    return Compared(rows, found)
+        stored = read_row_outcomes(folder, before, given, ids)
+        computed = read_row_outcomes(now.folder, now.info, given, ids)
+        found.append(RecomputedRows(ids.to_pylist(), stored, computed))
+    return found
+
+
+def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Array) -> RowOutcomes:
+    """Read what a part has of some input rows.
+
+    Args:
+        folder: Where the part is.
+        part: The part.
+        given: Its column with the id of the input row.
+        ids: The ids of the input rows.
+
+    Raises:
+        StoreError: If it cannot be read.
+    """
+    table = read_part(folder, part.name)
+    owners = table.column(given)
+    table = table.filter(pc.is_in(owners, value_set=ids.cast(owners.type)))
+    rows: dict[Any, list[Mapping[str, Any]]] = {}
+    values = {name: python_values(table.column(name)) for name in table.column_names}
+    for place, id in enumerate(values[given]):
+        rows.setdefault(id, []).append({name: column[place] for name, column in values.items()})
+    failed = {}
+    if part.faults:
+        records = read_part(folder, part.faults, ["id", "error"])
+        wanted = set(ids.to_pylist())
+        pairs = zip(*(records.column(name).to_pylist() for name in ("id", "error")))
+        failed = {id: error for id, error in pairs if id in wanted}
+    return RowOutcomes(rows, failed, table.column_names)
 
 
 def delete_parts(plan: RunPlan, store: Store) -> None:
@@ -91,10 +102,10 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     base, fragment = spec.base_node(pipeline), partition.fragments[index]
     id = pipeline.keys(base)[0].column
     schema = pa.schema([partition.schemas[base].field(id)])
-    rows: FileRows | PartRows
+    rows: SourceRows | PartRows
     if base == SOURCE:
-        span, file = (fragment.start, fragment.stop), partition.listed[fragment.url]
-        rows = FileRows(fragment.url, *span, schema, file, id, plan.source.storage_options)
+        files = tuple(partition.listed[span.url] for span in fragment.spans)
+        rows = SourceRows(pack_source(plan.source), fragment, schema, files, id)
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.token_budget import Spending
 from vane_dagster.errors import VaneError
@@ -26,11 +26,12 @@ from vane_dagster.events import (
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import VERSION, pool_identity
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
-from vane_dagster.planning.source_files import content_hash
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.parquet import Publisher, publisher_of
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import LoadReport
 
@@ -47,7 +48,7 @@ class RunState:
         run_id: str,
         emit: Callable[[Event], None],
         info: Mapping[str, Any],
-        judge: Judge,
+        judge: CheckRunner,
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:
@@ -121,7 +122,8 @@ class RunState:
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if spec.publishes:
-                self.store.keep_target(self.pipeline.name, stage, spec.url)
+                target = spec.target
+                self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)
@@ -225,7 +227,7 @@ class RunState:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
-        publisher = publisher_of(spec, partition.key)
+        publisher = spec.publisher(partition.key)
         manifest = Manifest(
             pipeline=self.pipeline.name,
             stage=stage,
@@ -247,6 +249,7 @@ class RunState:
             model=self._model(spec),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
+            source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             published=(
                 self._unpublished(publisher, partition, stage, parts) if publisher else None
             ),

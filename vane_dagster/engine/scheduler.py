@@ -10,28 +10,24 @@ from typing import Any
 
 from vane_dagster.compute.api import IO_POOL, Cancelled, Done, Lease, Worker
 from vane_dagster.compute.waits import Waits
-from vane_dagster.engine.accounting import Counts
+from vane_dagster.engine.accounting import Counts, RowCounts
 from vane_dagster.engine.failures import (
     FAILURES_IN_A_ROW,
     Again,
     Loss,
     Losses,
+    Mending,
     Streaks,
 )
 from vane_dagster.engine.fragment_queue import FoundParts, FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
 from vane_dagster.engine.memory_budget import Budget
-from vane_dagster.engine.part_repair import Mending
-from vane_dagster.engine.row_counts import RowCounts
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import Pacing
-from vane_dagster.engine.task_builder import Dispatch, Flight, Item
-from vane_dagster.engine.tasks import Requests
-from vane_dagster.engine.worker_group import Crew
-from vane_dagster.engine.worker_queue import Lane
-from vane_dagster.engine.worker_sharing import Sharing
+from vane_dagster.engine.tasks import Dispatch, Flight, Item, Requests
+from vane_dagster.engine.worker_group import Crew, Lane, Sharing
 from vane_dagster.errors import ClusterLostError, ComputeError, VaneError
-from vane_dagster.events import Printed
+from vane_dagster.events import Noticed, Printed
 from vane_dagster.planning.plan import Part
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Report
 
@@ -123,6 +119,7 @@ class Stream:
 
     def _admit(self) -> None:
         self._fragments.take_answer()
+        self._fragments.drop_given_up()
         while run := self._fragments.peek():
             if self._is_learning() or not self._budget.admits(run):
                 break
@@ -130,6 +127,7 @@ class Stream:
             self._budget.charge(run)
             self._active[run.order] = run
             self._start_ready(run)
+            self._fragments.drop_given_up()
         self._fragments.ask_ahead(idle=not self._active)
 
     def _start_ready(self, run: FragmentRun) -> None:
@@ -188,6 +186,7 @@ class Stream:
                 if not item.wanted:
                     lane.pop()
                 elif (worker := lane.free_worker(item.alone)) and self._budget.lets(item.run):
+                    self._budget.make_room(item.run)
                     self._hand(lane, item, worker)
                 else:
                     break
@@ -241,11 +240,14 @@ class Stream:
             )
         calls = flight.worker.pool != IO_POOL
         if calls and not report.is_vain:
-            self._streaks.succeeded(flight.worker)
-        elif calls and self._streaks.failed(flight.worker, item.run):
-            reason = f"it failed at {FAILURES_IN_A_ROW} fragments in a row"
-            self._lost(Loss(reason, True, innocent=True), done.ticket, flight)
-            return
+            self._streaks.record_success(flight.worker)
+        elif calls:
+            self._streaks.record_failure(flight.worker, item.run)
+            if self._streaks.should_replace(flight.worker):
+                self._streaks.record_replacement(flight.worker)
+                reason = f"it failed at {FAILURES_IN_A_ROW} fragments in a row"
+                self._lost(Loss(reason, True, innocent=True), done.ticket, flight)
+                return
         if not item.wanted:
             return
         if report.fault:
@@ -257,9 +259,12 @@ class Stream:
         self._budget.take(run, item.stage, item.kind, report.bytes_out)
         if self._counts.add(run, item.stage, item.kind, report):
             self._pacing.learn(item.stage, report.seconds, report.tally.rows_in)
-            if report.faults and (error := self._checker.too_many_faults(run, item.stage, report)):
+            if error := self._checker.too_many_faults(run, item.stage, report):
                 self._fail(run.partition, item.stage, error)
                 return
+            if report.faults:
+                where, told = self._requests.culprit(run, item.stage), "; ".join(report.faults)
+                self._state.emit(Noticed(f"{where}: some rows failed: {told}"))
         if item.kind == "load":
             self._give(run, item.stage, done.table, report.rows_out, report.shares)
         elif item.kind == "slice":
@@ -278,6 +283,7 @@ class Stream:
         assert report.part is not None
         part = Part(self._requests.folder(run, node.spec), report.part)
         if error := self._checker.violation(run, node.spec, part):
+            part.folder.delete([part.info.name])  # so that nothing builds on it
             self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, stage, report.rows_out)
@@ -305,7 +311,7 @@ class Stream:
     # Failures
 
     def _refused(self, item: Item, fault: Fault) -> None:
-        if error := self._mending.refused(item.run, item.stage, fault):
+        if error := self._mending.remove_damaged(item.run, item.stage, fault):
             self._fail(item.run.partition, item.stage, error)
             return
         item.run.abandon(set(item.run.nodes))
@@ -334,7 +340,9 @@ class Stream:
 
     def _lost(self, loss: Loss, ticket: int, flight: Flight) -> None:
         """A worker or its data is gone: the worker is replaced, what it was at is done again."""
-        at_work = not loss.worker or self._was_at_work(ticket, flight.worker)
+        if loss.worker:
+            self._record_loss(ticket, flight.worker)
+        at_work = not loss.worker or self._losses.was_at_work(flight.worker, ticket)
         guilty = at_work and not loss.innocent
         item = flight.item
         spec = self._state.pipeline[item.stage].spec
@@ -374,15 +382,17 @@ class Stream:
         item, node = flight.item, flight.item.run.nodes[flight.item.stage]
         why = loss.fault.message if loss.fault else ""
         rows = (flight.start, flight.rows)
+        if guilty:
+            self._losses.record_death(item.run, node.spec, *rows)
         again = self._losses.again(item.run, node.spec, *rows, guilty, hung, why)
         node.flying += len(again) - 1
         for part in again:
             self._queue(item.run, item.stage, "slice", part)
 
-    def _was_at_work(self, ticket: int, worker: Worker) -> bool:
+    def _record_loss(self, ticket: int, worker: Worker) -> None:
         queued = [t for t, flight in self._flights.items() if flight.worker == worker]
         at_once = self._crew.lanes[worker.pool].slots - 1
-        return self._losses.was_at_work(worker, ticket, queued, at_once)
+        self._losses.record_loss(worker, [ticket, *queued], at_once)
 
     def _tell(self) -> None:
         self._counts.tell()

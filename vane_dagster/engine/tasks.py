@@ -1,29 +1,32 @@
-"""The work for a node of a fragment: which inputs, which operation, where the result goes."""
+"""Tasks that wait for a worker, and the work made of them: inputs, operation, where it goes."""
 
 from __future__ import annotations
 
 import functools
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
-from vane_dagster.engine.fragment_state import FragmentRun, Node
+from vane_dagster.compute.api import Worker
+from vane_dagster.engine.failures import Again
+from vane_dagster.engine.fragment_state import FragmentRun, Node, TaskKind
+from vane_dagster.engine.slicing import Pacing
+from vane_dagster.engine.worker_group import Lane
 from vane_dagster.pipeline.options import AUTO, Failures
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
 from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.part_file import PartTarget
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
     Faults,
-    FileRows,
     Gather,
     HeldRows,
     Join,
@@ -37,9 +40,11 @@ from vane_dagster.worker.operations import (
     Restore,
     Rows,
     SampledRows,
+    SourceRows,
+    Tally,
+    Work,
 )
-from vane_dagster.worker.protocol import Tally, Work
-from vane_dagster.worker.retry import Policy, RowLoss
+from vane_dagster.worker.retry import TIMED_OUT, Policy, RowLoss
 
 _Inputs = tuple[Rows, ...]
 
@@ -71,6 +76,7 @@ class Requests:
         self._parts = parts
         self._lease = lease
         self._ops: dict[str, Op] = {}
+        self._packed: bytes | None = None
 
     def load(
         self, run: FragmentRun, node: Node, worker: str, shares: int
@@ -178,8 +184,8 @@ class Requests:
         """Stage, partition and fragment, for messages."""
         partition, fragment = self._plan.partitions[run.partition], run.fragment
         where = "" if partition.key is None else f", partition {partition.key!r}"
-        rows = f"rows {fragment.start} to {fragment.stop} of {fragment.url}"
-        return f"stage '{self._pipeline.name}/{stage}'{where}, fragment {run.index} ({rows})"
+        label = f"stage '{self._pipeline.name}/{stage}'{where}"
+        return f"{label}, fragment {run.index} ({fragment})"
 
     def _part(
         self,
@@ -223,7 +229,7 @@ class Requests:
             run_id=self._run_id,
             worker=worker,
             stage=f"{self._pipeline.name}/{stage}",
-            fragment=f"{run.fragment.url}, rows {run.fragment.start} to {run.fragment.stop}",
+            fragment=run.fragment.record_label,
         )
 
     def _schema(self, run: FragmentRun, node: Node) -> pa.Schema:
@@ -231,17 +237,20 @@ class Requests:
 
     def folder(self, run: FragmentRun, spec: StageSpec) -> Any:
         """Where a stage's parts of a partition are written."""
+        return self._folder(run, spec)[0]
+
+    def _folder(self, run: FragmentRun, spec: StageSpec) -> tuple[Any, str | None]:
+        """Where a stage's parts of a partition are written, and their codec if it is not ours."""
         key = self._plan.partitions[run.partition].key
-        if publisher := publisher_of(spec, key):
-            return publisher.staging
-        return self._store.parts(self._pipeline.name, spec.name, key)
+        if publisher := spec.publisher(key):
+            return publisher.staging, publisher.compression
+        return self._store.parts(self._pipeline.name, spec.name, key), None
 
     def _target(self, run: FragmentRun, node: Node) -> PartTarget:
         spec = node.spec
         plan = self._plan.partitions[run.partition].stages[spec.name]
-        compression = spec.compression if spec.publishes else None
         salt = secrets.token_hex(8) if run.index in plan.leaving else None
-        folder, key = self.folder(run, spec), plan.keys[run.index]
+        (folder, compression), key = self._folder(run, spec), plan.keys[run.index]
         measured = spec.made_columns(self._pipeline, self._schema(run, node))
         id = self._pipeline[spec.name].id
         return PartTarget(folder, key, id, measured, compression, salt, spec.sums)
@@ -252,11 +261,10 @@ class Requests:
         columns = self._columns(run, node.spec, upstream)
         if upstream == SOURCE:
             schema = self._upstream_schema(run, node.spec, upstream)
-            fragment, options = run.fragment, self._plan.source.storage_options
-            file = self._plan.partitions[run.partition].listed[fragment.url]
-            span, id = (fragment.start, fragment.stop), self._pipeline.id
-            rows: FileRows | PartRows
-            rows = FileRows(fragment.url, *span, schema, file, id, options)
+            listed = self._plan.partitions[run.partition].listed
+            files = tuple(listed[span.url] for span in run.fragment.spans)
+            rows: SourceRows | PartRows
+            rows = SourceRows(self._source(), run.fragment, schema, files, self._pipeline.id)
             return self._sampled(run, node, upstream, rows), []
         if (held := run.nodes.get(upstream)) is not None and held.table is not None:
             return HeldRows(position), [held.table]
@@ -264,8 +272,14 @@ class Requests:
         rows = PartRows(part.folder, part.info.name, columns)
         return self._sampled(run, node, upstream, rows), []
 
+    def _source(self) -> bytes:
+        """The source for the workers, pickled once."""
+        if self._packed is None:
+            self._packed = pack_source(self._plan.source)
+        return self._packed
+
     def _sampled(
-        self, run: FragmentRun, node: Node, upstream: str, rows: FileRows | PartRows
+        self, run: FragmentRun, node: Node, upstream: str, rows: SourceRows | PartRows
     ) -> Rows:
         """The rows that a stage is based on, where some of them alone are computed."""
         sample = self._plan.partitions[run.partition].sample
@@ -321,3 +335,100 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
         _policy(spec.failures),
         version=version,
     )
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that waits for a worker: loading a map's input, its slices, or whole work.
+
+    A slice has no rows yet, unless they are given out `again`.
+    """
+
+    run: FragmentRun
+    epoch: int
+    stage: str
+    kind: TaskKind
+    again: Again | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is a row that may end its worker, so that no other may be blamed for it."""
+        return self.again is not None and self.again.rows == 1 and self.again.error is None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its fragment is still under way, and has not started over."""
+        return self.epoch == self.run.epoch and self.stage in self.run.nodes
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A call at work, on `rows` rows from `start` on, since `began` by the monotonic clock."""
+
+    worker: Worker
+    item: Item
+    start: int
+    rows: int
+    began: float
+
+
+class Dispatch:
+    """Makes work of the items of lanes.
+
+    Args:
+        requests: Makes work for a worker.
+        pacing: Tells how many rows it gets.
+        workers: How many workers a map has.
+    """
+
+    def __init__(self, requests: Requests, pacing: Pacing, workers: Callable[[str], int]) -> None:
+        self._requests, self._pacing, self._workers = requests, pacing, workers
+
+    def work(
+        self, item: Item, lane: Lane, worker: Worker, last: bool
+    ) -> tuple[Work, list[Any], int, int]:
+        """Takes work from a lane's first item; the item leaves the lane with its last rows.
+
+        Args:
+            item: The item.
+            lane: Its lane.
+            worker: Who will do it.
+            last: Whether nothing else will wait in the lane.
+
+        Returns:
+            The work, the tables that it needs, and the rows that it is about.
+        """
+        run, node = item.run, item.run.nodes[item.stage]
+        if item.again is not None:
+            lane.pop()
+            return self._again(run, node, worker.name, item.again)
+        if item.kind == "slice":
+            spec, last = node.spec, last and len(lane) == 1
+            assert spec.runs_udf
+            wanted = self._pacing.slice_rows(spec, node.rows_left, lane.size, last)
+            start, stop = node.take(lane.place(worker), lambda most: min(wanted, most))
+            node.flying += 1
+            if not node.rows_left:
+                lane.pop()
+            work, tables = self._requests.slice(run, node, worker.name, start, stop)
+            return work, tables, start, stop - start
+        lane.pop()
+        if item.kind == "load":
+            return *self._requests.load(run, node, worker.name, self._workers(item.stage)), 0, 0
+        make = self._requests.gather if item.kind == "gather" else self._requests.whole
+        return *make(run, node, worker.name), 0, 0
+
+    def _again(
+        self, run: FragmentRun, node: Node, worker: str, again: Again
+    ) -> tuple[Work, list[Any], int, int]:
+        start, rows = again.start, again.rows
+        if again.error is None:
+            work, tables = self._requests.slice(run, node, worker, start, start + rows)
+        else:
+            ended = run.losses[node.spec.name, start]
+            told = f"ended {ended} workers, each of which had no other row at work"
+            if again.error == TIMED_OUT:
+                told = f"took longer than timeout_s={node.spec.timeout_s:g}, and so {told}"
+            told += f"; the last one: {again.why}" if again.why else ""
+            work, tables = self._requests.reject(run, node, worker, start, again.error, told)
+        return work, tables, start, rows

@@ -1,17 +1,127 @@
-"""The workers of a wave's lanes: started, replaced when lost, given up when they can't start."""
+"""The workers of a wave: a queue of work for each pool, starts, replacements, and sharing.
+
+Workers that are lost are replaced, and pools whose workers cannot start are given up. Other runs
+may have the same workers under lease; the calls of the run with the highest priority go first.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from vane_dagster.compute.api import IO_POOL, Done, Lease, Worker
-from vane_dagster.engine.worker_queue import Lane
+from vane_dagster.compute.waits import Waits, short
 from vane_dagster.errors import ModelLoadError, VaneError
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
-from vane_dagster.pipeline.upkeep import STARTUP_SECONDS
+from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
+
+
+@dataclass
+class Lane:
+    """A pool's workers and the calls that wait for one.
+
+    Attributes:
+        slots: Calls in flight in one worker, at most.
+        busy: Workers that are ready, and the rows of each call that they have.
+        loading: Workers that still construct their model.
+        alone: Workers whose one call tolerates no other beside it.
+        leaving: Workers that are replaced when they have answered their calls.
+        yields: Workers that a run of higher priority uses too: they get one call at a time.
+    """
+
+    slots: int
+    busy: dict[Worker, list[int]] = field(default_factory=dict)
+    loading: set[Worker] = field(default_factory=set)
+    alone: set[Worker] = field(default_factory=set)
+    leaving: dict[Worker, list[int]] = field(default_factory=dict)
+    yields: set[Worker] = field(default_factory=set)
+    _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
+    _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+
+    @property
+    def size(self) -> int:
+        """Workers, ready or not."""
+        return len(self.busy) + len(self.loading) + len(self.leaving)
+
+    def place(self, worker: Worker) -> int:
+        """A number for a worker, the same in each run of the same workers."""
+        return sorted(w.name for w in (*self.busy, *self.loading)).index(worker.name)
+
+    def push(self, priority: Any, item: Any) -> None:
+        """Queues an item; the smallest priority goes first."""
+        heapq.heappush(self._heap, (priority, self._order(), item))
+
+    def peek(self) -> Any:
+        """The next item, None without one."""
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Any:
+        """Takes the next item out."""
+        return heapq.heappop(self._heap)[2]
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def free_worker(self, alone: bool = False) -> Worker | None:
+        """The worker with a free slot that has the fewest rows and calls, None without one.
+
+        Args:
+            alone: Whether it must have no call at all.
+        """
+        able = ((w, calls) for w, calls in self.busy.items() if w not in self.alone)
+        free = [
+            w for w, calls in able if len(calls) < (1 if alone or w in self.yields else self.slots)
+        ]
+        return min(free, key=lambda w: (sum(self.busy[w]), len(self.busy[w])), default=None)
+
+    def begin(self, worker: Worker, rows: int, alone: bool = False) -> None:
+        """A worker was handed a call of so many rows."""
+        self.busy[worker].append(rows)
+        if alone:
+            self.alone.add(worker)
+
+    def end(self, worker: Worker, rows: int) -> None:
+        """A worker has answered such a call."""
+        self.alone.discard(worker)
+        for calls in (self.busy.get(worker), self.leaving.get(worker)):
+            if calls is not None:
+                calls.remove(rows)
+
+    def retire(self, worker: Worker) -> None:
+        """A worker is handed no more calls."""
+        if worker in self.busy:
+            self.leaving[worker] = self.busy.pop(worker)
+
+    @property
+    def drained(self) -> list[Worker]:
+        """Workers that are handed no more calls and have answered the last; see `lose`."""
+        return [worker for worker, calls in self.leaving.items() if not calls]
+
+    def ready(self, worker: Worker) -> None:
+        """A worker has constructed its model."""
+        self.loading.discard(worker)
+        self.busy.setdefault(worker, [])
+
+    def clear(self) -> None:
+        """All workers are gone."""
+        self.busy.clear()
+        self.loading.clear()
+        self.leaving.clear()
+
+    def lose(self, worker: Worker) -> bool:
+        """A worker is gone; False if that was known."""
+        known = worker in self.busy or worker in self.loading or worker in self.leaving
+        self.busy.pop(worker, None)
+        self.loading.discard(worker)
+        self.leaving.pop(worker, None)
+        return known
+
 
 _MOST_FAILED_STARTS = 3
 _PATIENCE_SECONDS = 30.0
@@ -136,8 +246,9 @@ class Crew:
         if spent and worker in lane.busy:
             lane.retire(worker)
             self._emit(Noticed(f"worker {worker.name} {spent}: a fresh one takes its place"))
-        for gone in lane.gone():
-            self._start(self._lease.replace(gone))
+        for drained in lane.drained:
+            lane.lose(drained)
+            self._start(self._lease.replace(drained))
 
     def lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """A worker is gone: another takes its place, unless they die one after the other."""
@@ -211,3 +322,63 @@ class Crew:
                         "constructed, or others hold what it needs"
                     )
                 )
+
+
+_TELL_AFTER_SECONDS = 5.0
+
+
+class Sharing:
+    """Follows which runs share the workers of a lease.
+
+    A worker serves its calls in the order in which they were made, and a run keeps one at work and
+    one queued. Where a run of higher priority uses the same worker, this one keeps one alone. So
+    of a worker that both keep busy, the run of higher priority gets two calls for each of the
+    other; none is stopped, and no call at work is interrupted.
+
+    Args:
+        lease: The lease.
+        pools: The pool of each stage that has one.
+        priority: The run's.
+        waits: Is told which runs the models are shared with.
+    """
+
+    def __init__(
+        self, lease: Lease, pools: Mapping[str, PoolSpec], priority: int, waits: Waits
+    ) -> None:
+        self._lease, self._priority, self._waits = lease, priority, waits
+        self._labels = {pool.identity: pool.label for pool in pools.values()}
+
+    def follow(self, lanes: Mapping[str, Lane]) -> None:
+        """Takes in who shares the workers now; to be called often."""
+        sharers = self._lease.sharers()
+        for identity, lane in lanes.items():
+            others = {
+                worker: sharers[worker.name] for worker in lane.busy if worker.name in sharers
+            }
+            lane.yields = {
+                worker
+                for worker, found in others.items()
+                if any(other.priority > self._priority for other in found)
+            }
+            if identity == IO_POOL:
+                continue
+            label = self._labels[identity]
+            if not others:
+                self._end(label)
+                continue
+            if not any(lane.busy.values()):  # idle: nothing to say, and still shared
+                continue
+            runs = sorted({other.run_id for found in others.values() for other in found})
+            text = f"{label}: {len(others)} of {len(lane.busy)} workers also serve {short(runs)}"
+            text += ", of higher priority" if lane.yields else ""
+            self._waits.begin(f"pool {label}", text, runs, _TELL_AFTER_SECONDS)
+
+    def close(self) -> None:
+        """The lease ends."""
+        for label in self._labels.values():
+            self._end(label)
+
+    def _end(self, label: str) -> None:
+        reason = f"pool {label}"
+        runs = short(self._waits.runs(reason))
+        self._waits.end(reason, f"{label}: no longer shares workers with {runs}")

@@ -10,6 +10,8 @@ import functools
 import hashlib
 import io
 import os
+import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from vane_dagster.fingerprint.modules import Finder, Module
 
 _MAIN = ("__main__", "__mp_main__")
 _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
+_by_value_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,35 @@ def _pickled(obj: Any) -> bytes:
     buffer = io.BytesIO()
     Pickler(buffer).dump(obj)
     return buffer.getvalue()
+
+
+def pickled_by_value(modules: Iterable[str], obj: Any) -> bytes:
+    """Pickles an object for workers that have none of the user's modules.
+
+    Args:
+        modules: The user's own modules that it may need, as `CodeIdentity.modules` lists them. What
+            stands in one of them is pickled by its content; those not imported yet are left out.
+        obj: The object.
+
+    Raises:
+        CodeIdentityError: The object cannot be pickled.
+    """
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
+
+    own = [sys.modules[name] for name in modules if name in sys.modules and name not in _MAIN]
+    with _by_value_lock:
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            return _pickled(obj)
+        except Exception as error:
+            raise CodeIdentityError(
+                f"{type(obj).__qualname__} cannot be pickled for the workers: "
+                f"{type(error).__name__}: {error}. Let its attributes be plain values"
+            ) from error
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

@@ -35,10 +35,10 @@ from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import Scan
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.dependencies import Reach
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.modules import Finder, Module
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.fingerprint.side_effects import (
     CONSTRUCTORS,
     FUNCTIONS,

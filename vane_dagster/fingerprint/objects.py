@@ -14,14 +14,14 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any
 
+import vane_dagster
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.dependencies import Reach
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.library_names import library_name
 from vane_dagster.fingerprint.local_variables import free_variables
-from vane_dagster.fingerprint.modules import Module, path_kind
+from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, Unit, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 
@@ -474,3 +474,45 @@ def _cell(filename: str) -> SourceFile | None:
         return SourceFile(filename, "".join(lines).encode()) if lines else None
     except CodeIdentityError:
         return None
+
+
+def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
+    """Hashes a value so that it is the same in every process.
+
+    Args:
+        value: A plain value, a container of them, an array or table, a dataclass or pydantic model,
+            a function or class. A text or path that names a local file or folder counts with the
+            content.
+        path: How the user wrote it, for messages: ``fn_constructor_kwargs``.
+        files: Reads what paths name. Default: all but folders of the machine as a whole.
+
+    Raises:
+        CodeIdentityError: The value, or something in it, has no stable identity.
+    """
+    reach = Reach(Finder(), None)
+    token = ObjectEncoder(reach, files).digest(value, path)
+    return combine("value", token, reach.digest())
+
+
+_PUBLIC = ("vane_dagster.checks", "vane_dagster.providers.base", "vane_dagster.testing")
+
+
+def library_name(obj: Any, module: str) -> tuple[str, str]:
+    """Module and name of a package's object; of ours those by which users import it.
+
+    So a class of ours counts as the same after it was moved to another file.
+
+    Args:
+        obj: The function, class or other object of code.
+        module: The module that it says it is from.
+    """
+    own = vane_dagster.__name__
+    if module.partition(".")[0] == own:
+        for name, home in vane_dagster._HOME.items():
+            if getattr(sys.modules.get(f"{own}.{home}"), name, None) is obj:
+                return own, name
+        for public in _PUBLIC:
+            for name, value in vars(sys.modules.get(public, object)).items():
+                if value is obj:
+                    return public, name
+    return module, getattr(obj, "__qualname__", type(obj).__qualname__)

@@ -8,7 +8,6 @@ import dagster as dg
 
 from vane_dagster.pipeline.options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import stage_definition
 
@@ -32,12 +31,11 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
 
 def source_spec(pipeline: Pipeline, options: AssetOptions) -> dg.AssetSpec:
     """The source as a Dagster asset that is observed."""
-    assert isinstance(pipeline.source, ParquetSource), "another asset observes itself"
-    description = f"Parquet files at {pipeline.source.url}"
+    source = pipeline.source
     return dg.AssetSpec(
         key=stage_key(pipeline, SOURCE),
         deps=list(options.deps),
-        **_common(pipeline, options, "parquet", description),
+        **_common(pipeline, options, source.kind, source.describe()),
     )
 
 

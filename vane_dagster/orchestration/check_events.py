@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.engine.check_runner import Earlier, Judge
+from vane_dagster.engine.check_runner import CheckRunner, Earlier
 from vane_dagster.errors import StoreError, VaneError, names
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import Target
@@ -129,7 +129,7 @@ class CheckLog:
                 asset_key=key,
                 check_name=each.result.name,
                 passed=each.result.passed,
-                metadata=dict(each.result.metadata),
+                metadata={n: _shown(value) for n, value in each.result.metadata.items()},
                 target_materialization_data=(
                     targets.get(each.partition) if each.evaluated else None
                 ),
@@ -181,6 +181,27 @@ def _identity(evaluation: dg.AssetCheckEvaluation) -> tuple[Any, ...]:
     )
 
 
+def _shown(value: Any) -> Any:
+    """A value of a check's metadata as Dagster shows it."""
+    if isinstance(value, str) and "\n" in value:
+        return dg.MetadataValue.md(f"````\n{value}\n````")  # as text, it would lose its lines
+    if isinstance(value, list) and _is_table(value):
+        return dg.MetadataValue.table(
+            records=[dg.TableRecord(dict(row)) for row in value],
+            schema=dg.TableSchema([dg.TableColumn(name) for name in value[0]]),
+        )
+    return value
+
+
+def _is_table(rows: list[Any]) -> bool:
+    return bool(rows) and all(
+        isinstance(row, Mapping)
+        and row.keys() == rows[0].keys()
+        and all(isinstance(value, (str, int, float)) for value in row.values())
+        for row in rows
+    )
+
+
 def told_blocked(found: Sequence[Blocked]) -> str:
     """What blocking checks have found in partitions that are materialized."""
     lines = []
@@ -190,9 +211,9 @@ def told_blocked(found: Sequence[Blocked]) -> str:
     return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
 
 
-def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> Judge:
+def judge(context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store) -> CheckRunner:
     """What evaluates checks, with the partitions in the order that Dagster has them in."""
-    return Judge(pipeline, store, _earlier(context, pipeline), context.run.run_id)
+    return CheckRunner(pipeline, store, _earlier(context, pipeline), context.run.run_id)
 
 
 def evaluate_alone(
@@ -200,7 +221,7 @@ def evaluate_alone(
     log: CheckLog,
     pipeline: Pipeline,
     store: Store,
-    judging: Judge,
+    judging: CheckRunner,
 ) -> None:
     """Evaluates the selected checks of stages that are not to be materialized.
 

@@ -13,6 +13,7 @@ from vane_dagster.events import StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.render import sample_trace
 from vane_dagster.types.schema import sql_name
@@ -108,11 +109,12 @@ def stage_metadata(
     """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
+    place = {"dagster/uri": manifests.file_url(str(name))}
+    if manifest.published:
+        place = publisher_class(manifest.published.format).metadata(manifest.published)
     found: dict[str, Any] = {
         rows: manifest.rows,
-        "dagster/uri": (
-            manifest.published.url if manifest.published else manifests.file_url(str(name))
-        ),
+        **place,
         "bytes": manifest.size,
         "fragments": len(manifest.parts),
         "fragments_computed": stats.computed,

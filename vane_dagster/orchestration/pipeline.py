@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
 from vane_dagster.pipeline.options import asset_options
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE
 
 if TYPE_CHECKING:
@@ -41,25 +40,13 @@ class Pipeline(declared.Pipeline):
     """
 
     def source_schema(self) -> pa.Schema:
-        """The source's columns and types, from the footer of the last of its files.
+        """The source's columns and types, from the last of its files.
 
         Raises:
             SourceError: If there is no file, or none whose footer can be read.
             DefinitionError: If the rows are another asset's, in a store.
         """
-        from vane_dagster.planning.fragments import default_rule, read_footers
-        from vane_dagster.planning.listing import list_files
-
-        culprit = f"pipeline {self.name!r}"
-        if not isinstance(self.source, ParquetSource):
-            raise DefinitionError(
-                f"{culprit}: the types are those of asset {self.source.asset!r}, whose rows are in "
-                "a store that is named when assets run. Read them there: vd.load("
-                f"{self.source.asset!r}, store=...).schema"
-            )
-        source = self.source.of_all_partitions
-        last = list_files(source, None, culprit)[-1]
-        return read_footers([last], source, default_rule([]), culprit).schema
+        return self.source.schema(f"pipeline {self.name!r}")
 
     def build_assets(self) -> dg.AssetsDefinition:
         """The pipeline as one Dagster `multi_asset`, any subset of whose stages can be selected.
@@ -97,6 +84,4 @@ class Pipeline(declared.Pipeline):
             )
         from vane_dagster.orchestration.assets import build_source
 
-        made = build_source(self, asset_options(culprit, asset))
-        self.is_observed = True
-        return made
+        return build_source(self, asset_options(culprit, asset))

@@ -1,4 +1,4 @@
-"""Progress of a run, in its log every few seconds and as bars in a terminal."""
+"""Progress of a run: in its log every few seconds, as bars in a terminal, and its last lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 from vane_dagster._secrets import masked
-from vane_dagster.events import Progress, Waiting, Writing
-from vane_dagster.orchestration.number_format import duration, rate
+from vane_dagster.events import (
+    Committed,
+    Event,
+    Failed,
+    Progress,
+    Unchanged,
+    Waiting,
+    WorkerReady,
+    Writing,
+)
 
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
@@ -155,3 +164,123 @@ class Pace:
         share = 100 * self._done // self._total
         told = f"{self._done:,} of {self._total:,} rows ({share}%)"
         return f"{told}, {self.speed}" if self.speed else told
+
+
+def count(number: int, noun: str) -> str:
+    """A count with its noun, as ``1 row`` or ``2,000 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rate(rows_per_second: float) -> str:
+    """A throughput, as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
+    digits = 0 if rows_per_second >= 10 else 1 if rows_per_second >= 1 else 2
+    return f"{rows_per_second:,.{digits}f} rows/s"
+
+
+def duration(seconds: float) -> str:
+    """A time span in its largest units, as ``25 ms``, ``6.3 s``, ``45 s`` or ``3 min 20 s``."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+@dataclass
+class _Stage:
+    """What became of a stage over all partitions."""
+
+    committed: int = 0
+    up_to_date: int = 0
+    failed: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    computed: int = 0
+    reused: int = 0
+    quarantined: int = 0
+
+    def __str__(self) -> str:
+        partitions = (
+            (self.committed, "committed"),
+            (self.up_to_date, "up to date"),
+            (self.failed, "failed"),
+        )
+        told = [f"{number:,} {state}" for number, state in partitions if number]
+        lines = [f"partitions: {', '.join(told)}"]
+        if self.computed:
+            speed = f", {rate(self.rows / self.seconds)}" if self.seconds else ""
+            lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
+        if self.committed:
+            lines.append(f"fragments: {self.computed:,} computed, {self.reused:,} reused")
+        if self.quarantined:
+            lines.append(f"{count(self.quarantined, 'row')} quarantined")
+        return "; ".join(lines)
+
+
+@dataclass
+class ModelUse:
+    """How the workers of a model came by it in a run."""
+
+    loads: int = 0
+    load_seconds: float = 0.0
+    warm: int = 0
+
+    def __str__(self) -> str:
+        if not self.loads:
+            return f"no load, {count(self.warm, 'warm worker')}"
+        loads = f"{count(self.loads, 'load')} in {duration(self.load_seconds)}"
+        return f"{loads}, {count(self.warm, 'warm worker')}"
+
+
+@dataclass
+class RunSummary:
+    """Adds up a run's events.
+
+    Attributes:
+        models: What each model's workers reported, by the model's name.
+        clock: Gives seconds; only differences count.
+    """
+
+    models: dict[str, ModelUse] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+        self._stages: dict[str, _Stage] = {}
+
+    def take(self, event: Event) -> None:
+        """Takes in an event."""
+        if isinstance(event, WorkerReady):
+            use = self.models.setdefault(event.model, ModelUse())
+            use.loads += not event.report.warm
+            use.load_seconds += 0.0 if event.report.warm else event.report.seconds
+            use.warm += event.report.warm
+        elif isinstance(event, (Committed, Unchanged, Failed)):
+            stage = self._stages.setdefault(event.stage, _Stage())
+            if isinstance(event, Unchanged):
+                stage.up_to_date += 1
+            elif isinstance(event, Failed):
+                stage.failed += 1
+            else:
+                self._committed(stage, event)
+
+    def _committed(self, stage: _Stage, event: Committed) -> None:
+        stats, parts = event.stats, event.manifest.parts
+        stage.committed += 1
+        stage.rows += stats.rows_out
+        stage.seconds += stats.seconds
+        stage.computed += stats.computed
+        stage.reused += max(0, len(parts) - stats.computed)
+        stage.quarantined += sum(part.quarantined for part in parts)
+
+    def text(self, finished: bool = True) -> str:
+        """The lines, of a run that has finished or was stopped before it had."""
+        ended = "finished in" if finished else "stopped after"
+        lines = [f"{ended} {duration(self.clock() - self._began)}"]
+        lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
+        lines += [f"  model {name}: {use}" for name, use in self.models.items()]
+        return "\n".join(lines)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster._check import CheckError
 
 from vane_dagster._secrets import masked
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import StoreError, names
 from vane_dagster.events import (
     Committed,
@@ -29,13 +30,11 @@ from vane_dagster.events import (
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
 from vane_dagster.orchestration.check_events import CheckLog, told_blocked
-from vane_dagster.orchestration.event_log import DATA_VERSION, Target
+from vane_dagster.orchestration.event_log import DATA_VERSION, Provenance, Target
 from vane_dagster.orchestration.event_writer import EventWriter
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
-from vane_dagster.orchestration.progress import ProgressReport
-from vane_dagster.orchestration.provenance import Provenance
+from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.read_ahead import ReadAhead
-from vane_dagster.orchestration.run_summary import RunSummary
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
@@ -79,7 +78,7 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
-        judging: Judge,
+        judging: CheckRunner,
     ) -> None:
         self._context = context
         self._writer = writer
@@ -328,14 +327,29 @@ def _source_log(
     pipeline: Pipeline,
     partitions: Sequence[str | None],
 ) -> SourceLog | None:
-    """The source's observations, where it is observed and the run reads it."""
+    """The source's observations, if it is observed and the run reads it."""
     reads = any(
         SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
         for stage in pipeline
     )
-    if not (reads and pipeline.is_observed):
+    if not (reads and _is_observed(context, pipeline)):
         return None
     return SourceLog(context, writer, pipeline, partitions)
+
+
+def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
+    """Whether the code location has the asset that `Pipeline.build_source` makes.
+
+    True for a run in process, which knows no code location.
+    """
+    if pipeline.source.asset:
+        return False
+    try:
+        graph = context.repository_def.asset_graph
+    except CheckError:
+        return True
+    key = stage_key(pipeline, SOURCE)
+    return graph.has(key) and graph.get(key).is_observable
 
 
 def _logged_before(

@@ -6,15 +6,14 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import dagster as dg
 
 from vane_dagster._secrets import masked
-from vane_dagster.checks.recomputed import Difference
-from vane_dagster.checks.reproducible import Reproducible
-from vane_dagster.engine.check_runner import Judge
-from vane_dagster.engine.recompute import Compared, compare_sample, delete_parts
+from vane_dagster.checks.base import Check
+from vane_dagster.checks.context import Recomputation, RecomputedRows
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import PlanError, VaneError, names
 from vane_dagster.events import (
     Event,
@@ -31,14 +30,11 @@ from vane_dagster.orchestration.run import recompute
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
-from vane_dagster.storage.manifest import CheckResult, Manifest
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
 MOST_PARTITIONS = 4
 """Partitions that are sampled by a run that names none, chosen at random."""
-
-_SHOWN = 50
-_NAMED = 5
 
 
 @dataclass
@@ -93,7 +89,7 @@ class Reproduction:
     rows: int | None = None
     seed: int | None = None
 
-    def evaluate(self, log: CheckLog, judging: Judge) -> None:
+    def evaluate(self, log: CheckLog, judging: CheckRunner) -> None:
         """Evaluates the selected checks of stages that are not to be materialized.
 
         Raises:
@@ -108,10 +104,10 @@ class Reproduction:
                     self._evaluate(stage, check, log, judging)
         log.flush()
 
-    def _evaluate(self, stage: Stage, check: Reproducible, log: CheckLog, judging: Judge) -> None:
+    def _evaluate(self, stage: Stage, check: Check, log: CheckLog, judging: CheckRunner) -> None:
         seed = secrets.randbits(32) if self.seed is None else self.seed
         manifests = self._manifests(stage, seed)
-        rows = self.rows or check.rows
+        rows = self.rows or check.rows_to_recompute
         sample = plan_sample(self.pipeline, stage.name, manifests, self.store, rows, seed)
         results = _Results(self.context.log, failed=dict(sample.plan.failed))
         try:
@@ -128,8 +124,8 @@ class Reproduction:
                     self.priority,
                 )
             for key, manifest in manifests.items():
-                found = self._result(check, manifest, sample, results, seed)
-                log.found(stage.name, key, [found])
+                recomputation = self._recomputation(manifest, sample, results, seed)
+                log.found(stage.name, key, [judging.recomputed(check, manifest, recomputation)])
         finally:
             delete_parts(sample.plan, self.store)
 
@@ -151,105 +147,34 @@ class Reproduction:
         )
         return {key: manifests[key] for key in keys}
 
-    def _result(
-        self,
-        check: Reproducible,
-        manifest: Manifest,
-        sample: SamplePlan,
-        results: _Results,
-        seed: int,
-    ) -> CheckResult:
-        """What was found in a partition."""
+    def _recomputation(
+        self, manifest: Manifest, sample: SamplePlan, results: _Results, seed: int
+    ) -> Recomputation:
+        """The sample of a partition."""
         key = manifest.partition
-        metadata: dict[str, Any] = {"loads": results.loads, "warm": results.warm}
-        metadata["seed"] = str(seed)  # Dagster would plot a number
-        metadata["code_changed"] = manifest.definition not in sample.definitions
-        if error := results.failed.get(key):
-            return _failed(check, "The rows could not be computed again", error, metadata)
-        try:
-            compared = self._compared(check, key, sample, results)
-        except VaneError as unread:
-            told = "The rows could not be compared with what is stored"
-            return _failed(check, told, unread, metadata)
-        sampled = sample.sampled[key]
-        metadata |= {
-            "rows": compared.rows,
-            "differing": len(compared.differing),
-            "fragments": len(sampled.stored.parts),
-            "fragments_with_changed_source": sampled.changed,
-        }
-        skipped = ""
-        if sampled.changed:
-            skipped = (
-                f". The source files of {sampled.changed:,} of {sampled.fragments:,} fragments "
-                "have changed since, so their rows were not compared; materialize it again"
-            )
-        if compared.differences:
-            metadata["differences"] = _table(compared.differences)
-            described = _described(compared, metadata["code_changed"])
-            return _checked(check, False, check.severity, f"{described}{skipped}", metadata)
-        if not compared.rows and sampled.changed:
-            return _checked(check, False, "WARN", f"Nothing could be compared{skipped}", metadata)
-        described = _same(compared.rows)
-        return _checked(check, True, check.severity, f"{described}{skipped}", metadata)
+        sampled = sample.sampled.get(key)
+        return Recomputation(
+            read=lambda: self._read(key, sample, results),
+            seed=seed,
+            loads=results.loads,
+            warm=results.warm,
+            code_changed=manifest.definition not in sample.definitions,
+            fragments=sampled.fragments if sampled else 0,
+            sampled_fragments=len(sampled.stored.parts) if sampled else 0,
+            changed_fragments=sampled.changed if sampled else 0,
+            error=results.failed.get(key),
+        )
 
-    def _compared(
-        self, check: Reproducible, key: str | None, sample: SamplePlan, results: _Results
-    ) -> Compared:
+    def _read(
+        self, key: str | None, sample: SamplePlan, results: _Results
+    ) -> Sequence[RecomputedRows]:
         plan = sample.plan
         partition = next((each for each in plan.partitions if each.key == key), None)
         if partition is None:  # there is no row to compute
-            return Compared(0, ())
-        given = (sample.sampled[key], results.made[key], self.store, check)
-        return compare_sample(plan, partition, *given)
+            return ()
+        return read_sample(plan, partition, sample.sampled[key], results.made[key], self.store)
 
 
 def check_label(stage: Stage) -> str:
     """A stage, for messages."""
     return f"stage '{stage.pipeline.name}/{stage.name}'"
-
-
-def _checked(
-    check: Reproducible, passed: bool, severity: str, description: str, metadata: Mapping[str, Any]
-) -> CheckResult:
-    given = (check.name, passed, check.blocking, severity, description, metadata)
-    return CheckResult(*given, check.definition)
-
-
-def _failed(
-    check: Reproducible, told: str, error: VaneError, metadata: Mapping[str, Any]
-) -> CheckResult:
-    text = masked(str(error))
-    described = f"{told}: {text.partition(chr(10))[0]}"
-    shown = dg.MetadataValue.md(f"````\n{text}\n````")  # as text, it would lose its lines
-    return _checked(check, False, check.severity, described, {**metadata, "error": shown})
-
-
-def _same(rows: int) -> str:
-    if rows < 2:
-        one = "1 row was computed again and matches the stored row"
-        return one if rows else "The partition has no row to compute again"
-    return f"{rows:,} rows were computed again; all match the stored rows"
-
-
-def _described(compared: Compared, code_changed: bool) -> str:
-    differing = compared.differing
-    more = f" and {len(differing) - _NAMED:,} more" if len(differing) > _NAMED else ""
-    ids = ", ".join(str(id) for id in differing[:_NAMED])
-    columns = names(dict.fromkeys(each.column for each in compared.differences))
-    since = "; the stage's code has changed since" if code_changed else ""
-    return (
-        f"{len(differing):,} of {compared.rows:,} rows differ from the stored rows: "
-        f"ids {ids}{more}, in {columns}{since}"
-    )
-
-
-def _table(differences: Sequence[Difference]) -> dg.TableMetadataValue:
-    columns = ("id", "column", "stored", "computed")
-    return dg.MetadataValue.table(
-        records=[
-            dg.TableRecord({name: masked(str(getattr(each, name))) for name in columns})
-            for each in differences[:_SHOWN]
-        ],
-        schema=dg.TableSchema([dg.TableColumn(name) for name in columns]),
-    )

@@ -7,23 +7,89 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 from vane_dagster.compute.api import Backend
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.preflight import Finding, beyond, check_all, refuse
 from vane_dagster.errors import VaneError
-from vane_dagster.events import Event, Planned, about_plan
-from vane_dagster.orchestration.event_queue import EventQueue
+from vane_dagster.events import (
+    Committed,
+    Event,
+    Failed,
+    Planned,
+    Progress,
+    Unchanged,
+    Writing,
+    about_plan,
+)
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
+
+
+class EventQueue:
+    """A queue in which log lines and progress overtake results.
+
+    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log. Of
+    `Progress`, only the latest is kept. Once all events are there, a `Writing` event in front of
+    each result says how many were handed out.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._progress: Progress | None = None
+        self._logged: deque[Event] = deque()
+        self._results: deque[Event] = deque()
+        self._handed_out = 0
+        self._announced = 0
+        self._is_complete = False
+
+    def put(self, event: Union[Event, None]) -> None:
+        """Adds an event; None says that no other will follow."""
+        with self._changed:
+            if event is None:
+                self._is_complete = True
+            elif isinstance(event, Progress):
+                self._progress = event
+            elif isinstance(event, (Committed, Unchanged, Failed)):
+                self._results.append(event)
+            else:
+                self._logged.append(event)
+            self._changed.notify()
+
+    def get(self, timeout: float) -> Union[Event, None]:
+        """The next event, or None after the last one.
+
+        Raises:
+            queue.Empty: If none came within the timeout, in seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self._has_next, timeout):
+                raise queue.Empty
+            if self._logged:
+                return self._logged.popleft()
+            if self._progress is not None:
+                progress, self._progress = self._progress, None
+                return progress
+            if not self._results:
+                return None
+            if self._is_complete and self._announced < self._handed_out:
+                self._announced = self._handed_out
+                return Writing(self._handed_out, self._handed_out + len(self._results))
+            self._handed_out += 1
+            return self._results.popleft()
+
+    def _has_next(self) -> bool:
+        return bool(self._logged or self._progress or self._results or self._is_complete)
+
 
 _STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
@@ -41,7 +107,7 @@ def run_pipeline(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: Judge,
+    judge: CheckRunner,
     force: bool = False,
     retry_quarantined: bool = False,
     flush: Callable[[], None] = lambda: None,
@@ -120,7 +186,7 @@ def recompute(
     listen: Callable[[Event], None],
     log: Callable[[str], None],
     check: Callable[[], None],
-    judge: Judge,
+    judge: CheckRunner,
     priority: int = 0,
 ) -> None:
     """Carries out the plan of a sample; see `run_pipeline` for the arguments.

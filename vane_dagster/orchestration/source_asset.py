@@ -12,8 +12,7 @@ from vane_dagster.orchestration.event_log import DATA_VERSION, EventLog
 from vane_dagster.orchestration.event_writer import EventWriter
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.planning.listing import list_source
-from vane_dagster.planning.source_files import source_version
+from vane_dagster.sources.files import source_version
 from vane_dagster.storage.manifest import FileRecord
 
 _GROUP = 500
@@ -97,7 +96,7 @@ def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog
     Raises:
         SourceError: If a partition cannot be listed; the others are logged first.
     """
-    listed = list_source(pipeline.source, list(partitions), f"pipeline {pipeline.name!r}")
+    listed = pipeline.source.list_files(list(partitions), f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
     found = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
     changed = log.tell(found)

@@ -9,8 +9,7 @@ from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.tracing.manifest_index import Book
 from vane_dagster.tracing.steps import Trace
-from vane_dagster.tracing.walk import trace_back
-from vane_dagster.tracing.walk_forward import trace_forward
+from vane_dagster.tracing.walk import trace_back, trace_forward
 
 
 def trace(
@@ -52,5 +51,6 @@ def trace(
             "'docs/source' to trace forward from a row of the source"
         )
     key = None if partition is None else str(partition)
-    book = Book(open_store(store, "vd.trace"), path[0], key)
+    source = getattr(getattr(stage, "pipeline", None), "source", None)
+    book = Book(open_store(store, "vd.trace"), path[0], key, source)
     return trace_forward(book, path[1], id) if forward else trace_back(book, path[1], id)

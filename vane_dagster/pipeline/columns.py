@@ -27,7 +27,7 @@ def stage_checks(pipeline: Pipeline, spec: StageSpec, culprit: str) -> tuple[Che
         spec.asset.checks,
         culprit,
     )
-    if spec.publishes and (late := [check for check in checks if not check.at_commit]):
+    if spec.publishes and (late := [check for check in checks if check.rows_to_recompute]):
         raise DefinitionError(
             f"{culprit}: check {late[0].name!r} computes rows again, and a write stage computes "
             "none; give it to the stage that is published"

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.pipeline.source import ParquetSource
+from vane_dagster.fingerprint.objects import value_digest
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -55,9 +54,9 @@ def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     """Reads what arguments name, apart from the pipeline's own data and its code."""
-    targets = [stage.spec.url for stage in pipeline if stage.spec.publishes]
-    source = [pipeline.source.url] if isinstance(pipeline.source, ParquetSource) else []
-    return LocalFiles((*source, *targets), spec.code_files, read=spec.udf.version is None)
+    targets = [stage.spec.target.url for stage in pipeline if stage.spec.publishes]
+    data = (*pipeline.source.urls, *targets)
+    return LocalFiles(data, spec.code_files, read=spec.udf.version is None)
 
 
 def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:

@@ -21,15 +21,21 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
-from vane_dagster.pipeline.options import ERROR_COLUMN, Failures, OnError, Resources, asset_options
+from vane_dagster.pipeline.options import (
+    Failures,
+    OnError,
+    Resources,
+    asset_options,
+    parse_failures,
+    parse_upkeep,
+)
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.pipeline.upkeep import parse_upkeep
 from vane_dagster.providers.asker import Asker, Recipe
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage

@@ -1,4 +1,4 @@
-"""What stages are given beside their inputs: choices, resources, what becomes of failures."""
+"""What stages are given beside their inputs: choices, resources, workers' lives, failures."""
 
 from __future__ import annotations
 
@@ -9,20 +9,51 @@ from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
+from vane_dagster._arguments import one_of, positive, seconds
 from vane_dagster.errors import DefinitionError, names
+
+STARTUP_SECONDS = 1800.0
+"""How long a model may take to be constructed where a stage says nothing of it."""
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """When a worker is given up, or made anew.
+
+    Attributes:
+        startup_timeout_s: Seconds that the construction of its model may take.
+        max_batches: Batches after which it is replaced.
+        max_rss: Bytes of memory of its own after which it is replaced.
+    """
+
+    startup_timeout_s: float = STARTUP_SECONDS
+    max_batches: int | None = None
+    max_rss: int | None = None
+
+
+def parse_upkeep(
+    culprit: str, startup_timeout_s: Any, max_batches_per_actor: Any, max_rss: Any
+) -> Upkeep:
+    """Validates the arguments.
+
+    Raises:
+        DefinitionError: If one does not fit.
+    """
+    return Upkeep(
+        seconds(culprit, "startup_timeout_s", startup_timeout_s) or STARTUP_SECONDS,
+        positive(culprit, "max_batches_per_actor", max_batches_per_actor),
+        positive(culprit, "max_rss", max_rss),
+    )
+
 
 BatchFormat = Literal["pyarrow", "numpy", "pandas"]
 Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
-WriteFormat = Literal["parquet", "delta"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
 AUTO: Final = "auto"
 """The batch size that a worker finds by itself."""
-
-ERROR_COLUMN = "error"
-"""Where `on_error="null"` puts what went wrong with a row."""
 
 
 @dataclass(frozen=True)
@@ -130,3 +161,43 @@ class RowOrder(Protocol):
 
     def keys(self, rows: pa.Table) -> Sequence[tuple[str, str]]:
         """For each row its group, which one worker had better have whole, and its rank there."""
+
+
+def parse_failures(
+    culprit: str,
+    on_error: OnError,
+    max_error_rate: float,
+    max_retries: int,
+    retry_on: Sequence[type[BaseException] | str],
+    timeout_s: float | None,
+) -> Failures:
+    """Validates the arguments.
+
+    Raises:
+        DefinitionError: If one does not fit.
+    """
+    one_of(culprit, "on_error", on_error, ("raise", "quarantine", "null"))
+    number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)
+    if not number or not 0 <= max_error_rate <= 1:
+        raise DefinitionError(
+            f"{culprit}: max_error_rate is {max_error_rate!r}; expected a share from 0 to 1"
+        )
+    if type(max_retries) is not int or max_retries < 0:
+        raise DefinitionError(
+            f"{culprit}: max_retries is {max_retries!r}; expected a whole number from 0 up"
+        )
+    if isinstance(retry_on, (str, type)):
+        raise DefinitionError(f"{culprit}: retry_on is {retry_on!r}; expected a list of classes")
+    names = tuple(_name(culprit, kind) for kind in retry_on)
+    limit = seconds(culprit, "timeout_s", timeout_s)
+    return Failures(on_error, float(max_error_rate), max_retries, names, limit)
+
+
+def _name(culprit: str, kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return kind.__qualname__
+    if isinstance(kind, str) and kind:
+        return kind.rpartition(".")[2]
+    raise DefinitionError(
+        f"{culprit}: retry_on holds {kind!r}; expected exception classes or their names"
+    )

@@ -17,14 +17,13 @@ from vane_dagster._arguments import (
     selection,
 )
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.columns import stage_checks
 from vane_dagster.pipeline.keys import Key, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
-from vane_dagster.pipeline.source import ParquetSource, Source, as_source, check_url
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
+from vane_dagster.sources import Source, as_source
 from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ class Pipeline(Rows):
         source = as_source(culprit, source)
         if not isinstance(id, str) or not id:
             raise DefinitionError(f"{culprit}: id is {id!r}; expected the name of the id column")
-        if isinstance(source, ParquetSource):
-            check_url(culprit, source.url)
+        source.validate(culprit, partitions_def)
         self.name = name
         self.source: Source = source
         self.id = id
@@ -121,9 +119,6 @@ class Pipeline(Rows):
         self._stages: dict[str, Stage] = {}
         self._keys: dict[str, Keys] = {SOURCE: (Key(id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
-        self.is_observed = False
-        if isinstance(source, ParquetSource):
-            self._check_placeholders(culprit, source)
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -158,8 +153,7 @@ class Pipeline(Rows):
                 yield from tree
 
         source = self.source
-        rows = source.url if isinstance(source, ParquetSource) else source.url_for(None)
-        head = f"{self.name}: rows of {rows}, by {self.id!r}"
+        head = f"{self.name}: rows of {source.place}, by {self.id!r}"
         return "\n".join([head, *drawn(SOURCE, "")])
 
     def keys(self, node: str) -> Keys:
@@ -212,11 +206,11 @@ class Pipeline(Rows):
 
     def checks(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that are evaluated when a partition is committed."""
-        return tuple(check for check in self._checks[stage] if check.at_commit)
+        return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
-    def reproducible(self, stage: str) -> tuple[Reproducible, ...]:
+    def reproducible(self, stage: str) -> tuple[Check, ...]:
         """The checks of a stage that compute rows again, whenever they are executed."""
-        return tuple(check for check in self._checks[stage] if isinstance(check, Reproducible))
+        return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
     def join(
         self,
@@ -308,22 +302,3 @@ class Pipeline(Rows):
         self._checks[spec.name] = stage_checks(self, spec, culprit)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage
-
-    def _check_placeholders(self, culprit: str, target: ParquetSource) -> None:
-        if self.partitions_def is None and target.fields:
-            raise DefinitionError(
-                f"{culprit}: {target.url!r} has {{{target.fields[0]}}}, but the pipeline has no "
-                "partitions_def; give it one, or take the placeholder out"
-            )
-        if self.partitions_def is not None and not target.fields:
-            raise DefinitionError(
-                f"{culprit}: {target.url!r} has no {{partition_key}}, so that every partition "
-                "would have the same files; put it in, or leave partitions_def out"
-            )
-        dimensions = [f.partition(".")[2] for f in target.fields if "." in f]
-        known = [d.name for d in getattr(self.partitions_def, "partitions_defs", ())]
-        if unknown := [d for d in dimensions if d not in known]:
-            raise DefinitionError(
-                f"{culprit}: {target.url!r} names the dimension {unknown[0]!r}; the partitions "
-                f"have {names(known)}"
-            )

@@ -31,7 +31,6 @@ from vane_dagster.pipeline.identity import (
 )
 from vane_dagster.pipeline.keys import JoinShape, Key, Keys, Side
 from vane_dagster.pipeline.options import (
-    ERROR_COLUMN,
     AssetOptions,
     BatchFormat,
     Cardinality,
@@ -40,11 +39,13 @@ from vane_dagster.pipeline.options import (
     JoinHow,
     Resources,
     RowOrder,
-    WriteFormat,
+    Upkeep,
 )
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.storage.publish.base import Publisher, Target
+from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
+from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -114,6 +115,10 @@ class StageKind(abc.ABC):
             DefinitionError: If a join's stages have no rows in common, or a new id's name is taken.
         """
         return pipeline.keys(self.upstream[0])
+
+    def publisher(self, partition: str | None) -> Publisher | None:
+        """What publishes a partition; None for a stage that publishes nothing."""
+        return None
 
     # Rows that fail.
 
@@ -746,19 +751,9 @@ class JoinSpec(StageKind):
 
 @dataclass(frozen=True)
 class WriteSpec(StageKind):
-    """A stage's rows, published as a plain folder of Parquet or as a Delta table.
+    """A stage's rows, published where any tool reads them."""
 
-    Attributes:
-        target_bytes: About how large files are made; None for a file a fragment.
-        partition_column: Of a Delta table that holds the partitions: where their keys stand.
-    """
-
-    url: str
-    storage_options: Mapping[str, Any] = field(repr=False)
-    compression: str
-    format: WriteFormat = "parquet"
-    target_bytes: int | None = None
-    partition_column: str | None = None
+    target: Target
 
     kind = "write"
     runs_udf: ClassVar[Literal[False]] = False
@@ -778,13 +773,20 @@ class WriteSpec(StageKind):
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The target, and how it is written."""
+        target = self.target
+        options = sorted(target.options.items())
         return [
-            self.url,
-            self.compression,
-            self.format,
-            self.target_bytes,
-            self.partition_column,
+            target.url,
+            target.compression,
+            target.format,
+            target.target_bytes,
+            target.partition_column,
+            *(part for option in options for part in option),
         ]
+
+    def publisher(self, partition: str | None) -> Publisher:
+        """What publishes a partition."""
+        return open_publisher(self.target, partition)
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vane_dagster._arguments import (
+    check_placeholders,
+    check_url,
     environment_variables,
     list_of_names,
     mapping,
@@ -16,37 +18,27 @@ from vane_dagster._arguments import (
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.delta_target import (
-    PARTITION_COLUMN,
-    check_apart,
-    check_no_column,
-    check_table,
-)
 from vane_dagster.pipeline.embeddings import EmbedRows
-from vane_dagster.pipeline.failures import parse_failures
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.options import (
     AUTO,
-    ERROR_COLUMN,
     BatchFormat,
     Cardinality,
     OnError,
     Resources,
-    WriteFormat,
     asset_options,
+    parse_failures,
+    parse_upkeep,
 )
-from vane_dagster.pipeline.source import ParquetSource, check_url
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec, ProjectSpec, WriteSpec
 from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.pipeline.upkeep import parse_upkeep
-from vane_dagster.types.schema import SchemaLike, parse_schema
+from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
+from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
 from vane_dagster.types.sql import as_columns, is_column, quote, referenced_columns
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
-
-_FORMATS = ("pyarrow", "numpy", "pandas")
-_CARDINALITIES = ("one_to_one", "filter", "one_to_many", "zero_to_many")
 
 
 class Rows(LabelRows, EmbedRows):
@@ -137,7 +129,9 @@ class Rows(LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async.
+                may return, yield, or be async. What it returns is a table in any form that
+                exports Arrow streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow),
+                a pandas data frame, or a dict of column to array.
             schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
                 input's where it is left out. Columns that `fn` returns beyond it are dropped.
             columns: Input columns that `fn` reads; the id comes too. Default: all.
@@ -229,10 +223,10 @@ class Rows(LabelRows, EmbedRows):
             udf=udf,
             schema=parse_schema(schema, culprit),
             columns=list_of_names(culprit, "columns", columns),
-            batch_format=one_of(culprit, "batch_format", batch_format, _FORMATS),
+            batch_format=one_of(culprit, "batch_format", batch_format, get_args(BatchFormat)),
             batch_size=None if auto else positive(culprit, "batch_size", batch_size),
             auto_batch=auto,
-            cardinality=one_of(culprit, "cardinality", cardinality, _CARDINALITIES),
+            cardinality=one_of(culprit, "cardinality", cardinality, get_args(Cardinality)),
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=positive(culprit, "max_concurrency", max_concurrency, 16),
             resources=needs,
@@ -284,7 +278,7 @@ class Rows(LabelRows, EmbedRows):
         name: str,
         url: str,
         *,
-        format: WriteFormat = "parquet",
+        format: str = "parquet",
         storage_options: Mapping[str, Any] | None = None,
         compression: str = "zstd",
         target_file_bytes: int | None = None,
@@ -315,7 +309,7 @@ class Rows(LabelRows, EmbedRows):
             target_file_bytes: About how large the files are to be: those of neighbouring fragments
                 are written together, larger ones split. Default: a file a fragment.
             partition_column: The column of a Delta table that holds the partition's key.
-            **asset: What `dg.AssetSpec` takes; see `project`.
+            **asset: What `dg.AssetSpec` takes; see `project`. Options that only one format takes.
 
         Raises:
             DefinitionError: If the URL does not tell partitions apart, there is no stage above, or
@@ -328,25 +322,21 @@ class Rows(LabelRows, EmbedRows):
             )
         check_url(culprit, url)
         url, found = url_parts(url)
-        column = None
-        if one_of(culprit, "format", format, ("parquet", "delta")) == "delta":
-            check_table(culprit, url, partition_column)
-            column = None if self.pipeline.partitions_def is None else partition_column
-        else:
-            self.pipeline._check_placeholders(culprit, ParquetSource(url))
-            check_no_column(culprit, partition_column)
+        publisher = publisher_class(one_of(culprit, "format", format, tuple(PUBLISHERS)))
+        if publisher.has_folder_per_partition:
+            check_placeholders(culprit, url, self.pipeline.partitions_def)
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
-        spec = WriteSpec(
-            name=name,
-            upstream=(self._node,),
-            asset=asset_options(culprit, asset),
+        declared = Target(
             url=url,
             storage_options=with_options(found, storage_options),
             compression=one_of(culprit, "compression", compression, codecs),
             format=format,
             target_bytes=positive(culprit, "target_file_bytes", target_file_bytes),
-            partition_column=column,
+            partition_column=partition_column,
+            options={name: asset.pop(name, default) for name, default in publisher.options.items()},
         )
-        if column is not None:
-            check_apart(culprit, column, self.pipeline.declared_types()[self._node])
-        return self.pipeline._add(spec)
+        partitioned = self.pipeline.partitions_def is not None
+        columns = tuple(self.pipeline.declared_types()[self._node])
+        declared = publisher.validate(declared, culprit, partitioned, columns)
+        options = asset_options(culprit, asset)
+        return self.pipeline._add(WriteSpec(name, (self._node,), options, declared))

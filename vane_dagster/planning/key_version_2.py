@@ -90,7 +90,8 @@ def _joined(spec: JoinSpec, pipeline: Pipeline) -> list[object]:
 
 @_parameters.register
 def _written(spec: WriteSpec, pipeline: Pipeline) -> list[object]:
-    return [spec.url, spec.compression, spec.format, spec.target_bytes, spec.partition_column]
+    made = spec.target
+    return [made.url, made.compression, made.format, made.target_bytes, made.partition_column]
 
 
 @_parameters.register

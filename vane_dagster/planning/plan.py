@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.source import ParquetSource
-from vane_dagster.planning.fragments import FragmentRule
+from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     FileRecord,
@@ -116,7 +115,7 @@ class RunPlan:
         failed: Partitions that cannot, and why.
         definitions: Code version of each selected stage.
         rule: How files are cut into fragments.
-        source: The source, as its files are read.
+        source: The source, bound to the store.
         warnings: What is wrong in the store and was passed over.
         listed_at: By the monotonic clock, when the store was not listed yet.
         forced: Whether everything selected is computed again.
@@ -129,7 +128,7 @@ class RunPlan:
     failed: Mapping[str | None, VaneError]
     definitions: Mapping[str, str]
     rule: FragmentRule
-    source: ParquetSource
+    source: Source
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
     forced: bool = False

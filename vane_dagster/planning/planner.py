@@ -15,22 +15,15 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
-from vane_dagster.planning.fragments import (
-    FragmentRule,
-    SourceTable,
-    default_rule,
-    plain_schema,
-    read_footers,
-)
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.key_versions import stage_definitions
-from vane_dagster.planning.listing import list_source, required
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
-from vane_dagster.planning.source_files import file_identity, reconcile
+from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
-from vane_dagster.planning.stored_source import Listed, read_as, stored_schema
+from vane_dagster.sources import FragmentRule, Listed
+from vane_dagster.sources.base import default_rule
+from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
-from vane_dagster.storage.publish.parquet import publisher_of
 from vane_dagster.storage.store import Store
 
 _LISTERS = 16
@@ -111,12 +104,16 @@ class _Planner:
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.rule = fragment_rule(pipeline, store)
+        self.source = pipeline.source.bind(store)
+        self.source_definition = source_definition(self.source)
+        rules = (self.source_definition, self.source.splitting)
+        self.source_rules = [rule for rule in rules if rule]
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
-        self.listed: dict[str | None, Listed] = {}
+        self.listed: Mapping[str | None, Listed] = {}
         self._leaving: dict[str, Collection[str]] = {}
         self._fitting: list[tuple[str, pa.Schema]] = []
         self._lock = threading.Lock()
@@ -126,8 +123,7 @@ class _Planner:
         """Lists the source files and the manifests in force."""
         keys = list(partitions)
         if self.heads:
-            self.listed = list_source(self.pipeline.source, keys, self.culprit, self.store)
-        self.source = read_as(self.pipeline.source, self.store, self.listed.values())
+            self.listed = self.source.list_files(keys, self.culprit)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if not self.force:
@@ -151,7 +147,7 @@ class _Planner:
         input_names = {s: n for s, n in names_in_force.items() if n is not None}
         files: tuple[FileRecord, ...] = ()
         if self.heads:
-            files = required(self.listed[key], self.pipeline.source, key, self.culprit)
+            files = self.source.required(self.listed[key], key, self.culprit)
         listed = {file.url: file for file in files}
         stages = self._digests(key, files, input_names)
         if self.heads and any(stages[head].done is None for head in self.heads):
@@ -169,7 +165,10 @@ class _Planner:
     ) -> dict[str, StagePlan]:
         known = {
             SOURCE: digest(
-                self.rule.rows, self.rule.bytes, *(file_identity(file) for file in files)
+                self.rule.rows,
+                self.rule.bytes,
+                *(file_identity(file) for file in files),
+                *self.source_rules,
             )
         }
         known |= {stage: name.plan for stage, name in inputs.items()}
@@ -246,8 +245,9 @@ class _Planner:
         known = {s: manifest.schema for s, manifest in inputs.items()}
         fragments = None
         if self.heads:
-            table = self._source_table(key, files)
-            known[SOURCE], fragments = table.schema, table.fragments
+            table = self.source.split(files, self.rule, self.culprit, key)
+            known[SOURCE] = table.schema
+            fragments = keyed(table.fragments, self.source_definition)
         fragments = agreed(self.pipeline.name, key, fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
@@ -277,7 +277,7 @@ class _Planner:
             keys[stage] = tuple(
                 parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
             )
-            publisher = publisher_of(self.pipeline[stage].spec, key)
+            publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some were deleted
             expanded[stage] = replace(
@@ -302,12 +302,6 @@ class _Planner:
         known = {part.key: part for part in manifest.parts if part.name in present}
         return {i: Part(folder, known[k[0]]) for i, k in enumerate(keys) if k[0] in known}
 
-    def _source_table(self, key: str | None, files: Sequence[FileRecord]) -> SourceTable:
-        if not files:
-            schema = stored_schema(self.pipeline.source, self.store, key)
-            return SourceTable(plain_schema(schema), ())
-        return read_footers(files, self.source, self.rule, self.culprit)
-
     def _published_schemas(
         self,
         key: str | None,
@@ -317,7 +311,7 @@ class _Planner:
         """The schemas in which `write` stages store their rows, which their targets must take."""
         found = {}
         for stage, plan in stages.items():
-            if publisher := publisher_of(self.pipeline[stage].spec, key):
+            if publisher := self.pipeline[stage].spec.publisher(key):
                 culprit = f"stage '{self.pipeline.name}/{stage}'"
                 found[stage] = publisher.stored(schemas[stage], culprit)
                 if plan.done is None and (stage, found[stage]) not in self._fitting:

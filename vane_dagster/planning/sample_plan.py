@@ -17,16 +17,13 @@ import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.source import ParquetSource
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.planning.fragments import FragmentRule, read_footers
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.key_versions import stage_definitions
-from vane_dagster.planning.listing import list_source
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
-from vane_dagster.planning.source_files import file_version, reconcile
-from vane_dagster.planning.stored_source import Listed, read_as
+from vane_dagster.sources import FragmentRule, Listed, Source
+from vane_dagster.sources.files import file_version, reconcile
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
@@ -86,11 +83,11 @@ def plan_sample(
         DefinitionError: If the stage's code has no identity.
         StoreError: If the source is in the store and cannot be listed.
     """
+    source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
         culprit = f"pipeline {pipeline.name!r}"
-        listed = list_source(pipeline.source, list(manifests), culprit, store)
-    source, rule = read_as(pipeline.source, store, listed.values()), fragment_rule(pipeline, store)
+        listed = source.list_files(list(manifests), culprit)
     planned: list[PartitionPlan] = []
     sampled: dict[str | None, Sampled] = {}
     failed: dict[str | None, VaneError] = {}
@@ -148,7 +145,7 @@ class _Sampler:
         stage: str,
         manifest: Manifest,
         store: Store,
-        source: ParquetSource,
+        source: Source,
         rule: FragmentRule,
         listed: Listed,
     ) -> None:
@@ -171,7 +168,7 @@ class _Sampler:
         base = self._spec.base_node(self._pipeline)
         counts = {}
         for index, fragment in enumerate(manifest.fragments):
-            if listed is None or fragment.url in listed:
+            if listed is None or all(span.url in listed for span in fragment.spans):
                 own = fragment.stop - fragment.start
                 counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
         chosen = choose(counts, rows, seed)
@@ -269,6 +266,8 @@ class _Sampler:
     ) -> dict[str, pa.Schema]:
         known = {stage: manifest.schema for stage, manifest in inputs.items()}
         if SOURCE in self._spec.upstream:
-            files = [listed[url] for url in dict.fromkeys(f.url for f in fragments)]
-            known[SOURCE] = read_footers(files, self._source, self._rule, self._culprit).schema
+            urls = dict.fromkeys(span.url for each in fragments for span in each.spans)
+            files = [listed[url] for url in urls]
+            key = self._manifest.partition
+            known[SOURCE] = self._source.split(files, self._rule, self._culprit, key).schema
         return self._pipeline.resolve_schemas([self._stage], known)

@@ -11,7 +11,7 @@ from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.parquet import STAGING, publisher_of
+from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
 _READERS = 16
@@ -47,7 +47,7 @@ def stored_parts(
     Returns:
         The parts by index of `keys`, and the indexes of which a condemned part was passed over.
     """
-    publisher = publisher_of(pipeline[stage].spec, partition)
+    publisher = pipeline[stage].spec.publisher(partition)
     folder = store.parts(pipeline.name, stage, partition)
     label = partition_folder(partition)
     if publisher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import glob
 import math
@@ -321,7 +322,8 @@ def files_below(
             by it, others come too.
 
     Raises:
-        OSError: If a folder cannot be listed; it is not passed over.
+        OSError: If a folder cannot be listed; it is not passed over. Also, with ELOOP, if a link
+            leads back to a folder that holds it.
     """
     if "file" in protocols(fs):
         return _local_files(path)
@@ -338,7 +340,22 @@ def _local_files(path: str) -> dict[str, dict[str, Any]]:
     if os.path.isfile(path):
         return {path: _local_info(path)}
     found = {}
-    for folder, _, names in os.walk(path, onerror=_unless_missing, followlinks=True):
+    above: dict[str, dict[tuple[int, int], str]] = {path: {}}  # of each folder, those it lies in
+    for folder, folders, names in os.walk(path, onerror=_unless_missing, followlinks=True):
+        outer = above.pop(folder)
+        try:
+            stat = os.stat(folder)
+        except FileNotFoundError:  # gone since it was listed
+            folders.clear()
+            continue
+        if same := outer.get((stat.st_dev, stat.st_ino)):
+            raise OSError(
+                errno.ELOOP,
+                f"the link {folder!r} leads back to the folder {same!r} that holds it, so that the "
+                "listing would have no end",
+            )
+        inner = {**outer, (stat.st_dev, stat.st_ino): folder}
+        above.update((os.path.join(folder, name), inner) for name in folders)
         for name in names:
             found[os.path.join(folder, name)] = _local_info(os.path.join(folder, name))
     return found

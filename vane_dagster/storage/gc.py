@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import TEMPORARY, Location, Stored
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
-from vane_dagster.storage.publish.parquet import STAGING
-from vane_dagster.storage.publish.staged import staged_parts
+from vane_dagster.storage.publish.base import STAGING
+from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.reader import options_for
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
@@ -230,10 +230,12 @@ class _Stage:
         """Goes over what is staged in the target of a `write` stage."""
         if self._target is None:
             return
+        url, format = self._target
         try:
-            staged = staged_parts(self._target, options_for(self._store, self._target))
+            options = options_for(self._store, url)
+            staged = publisher_class(format).staged_parts(url, options)
         except StoreError as error:
-            found.unreadable[self._target] = str(error)
+            found.unreadable[url] = str(error)
             below = f"{STAGING}/"
             condemned |= {p: t for p, t in self._condemned.items() if p.startswith(below)}
             return

@@ -14,8 +14,12 @@ import pyarrow as pa
 
 from vane_dagster.storage.codec import FORMAT, Codec, require_format
 
-MANIFEST_FORMAT = 2
-"""Raised when an older release would misread a manifest."""
+MANIFEST_FORMAT = 3
+"""Raised when an older release would misread a manifest.
+
+Format 3 has fragments of several files, or of a source that is not Parquet. A manifest that has
+neither is written in format 2, which older releases read.
+"""
 PART_FORMAT = 1
 """Raised when an older release would misread a part's footer."""
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
@@ -130,14 +134,52 @@ def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
 
 
 @dataclass(frozen=True)
+class FileSpan:
+    """Rows `start` to `stop` of a source file."""
+
+    url: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop} of {self.url}"
+
+
+@dataclass(frozen=True)
 class FragmentRecord:
-    """A fragment as a manifest records it: rows `start` to `stop` of a source file."""
+    """A fragment as a manifest records it: rows of one source file, or of several.
+
+    Attributes:
+        url: The file; of several, the first.
+        start: First row in the file; 0 for several files.
+        stop: The row after the last; the number of rows for several files.
+        identity: Digest of the rows' files, their versions and ranges.
+        bytes: Bytes of the rows in memory, as an estimate.
+        files: The rows of several files, in order; empty for one.
+    """
 
     url: str
     start: int
     stop: int
     identity: str
     bytes: int
+    files: Sequence[FileSpan] = ()
+
+    @property
+    def spans(self) -> Sequence[FileSpan]:
+        """The rows of each file, in order."""
+        return self.files or (FileSpan(self.url, self.start, self.stop),)
+
+    @property
+    def record_label(self) -> str:
+        """The fragment in the records of failed rows."""
+        return str(self) if self.files else f"{self.url}, rows {self.start} to {self.stop}"
+
+    def __str__(self) -> str:
+        if not self.files:
+            return str(self.spans[0])
+        first, last = self.files[0].url, self.files[-1].url
+        return f"{self.stop} rows of {len(self.files)} files, {first} to {last}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +289,7 @@ class Manifest:
         checks: What the stage's checks found.
         sample: Some rows as texts, for people.
         published: Where a `write` stage has put the rows.
+        source: Kind of the source whose files the fragments are; empty for Parquet files.
     """
 
     pipeline: str
@@ -271,6 +314,7 @@ class Manifest:
     checks: Sequence[CheckResult] = ()
     sample: Sequence[Mapping[str, str]] = ()
     published: Published | None = None
+    source: str = ""
 
     @property
     def rows(self) -> int:
@@ -296,7 +340,11 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """The manifest as JSON."""
-        return json.dumps({**_MANIFEST_CODEC.record(self), FORMAT: MANIFEST_FORMAT}).encode()
+        record = _MANIFEST_CODEC.record(self)
+        if not self.source:
+            del record["source"]
+        is_newer = self.source or any(fragment.files for fragment in self.fragments)
+        return json.dumps({**record, FORMAT: MANIFEST_FORMAT if is_newer else 2}).encode()
 
     @classmethod
     def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
@@ -377,6 +425,7 @@ _PART_CODEC = Codec(
     read={"made": _optional(_MADE_CODEC.load)},
     write={"made": _optional(_made_record)},
 )
+_SPAN_CODEC = Codec(FileSpan, {"url": "url", "start": "start", "stop": "stop"})
 _FRAGMENT_CODEC = Codec(
     FragmentRecord,
     {
@@ -385,8 +434,18 @@ _FRAGMENT_CODEC = Codec(
         "stop": "stop",
         "identity": "identity",
         "bytes": "bytes",
+        "files": "files",
     },
+    read={"files": lambda records: tuple(map(_SPAN_CODEC.load, records))},
+    write={"files": _many(_SPAN_CODEC)},
 )
+
+
+def _fragment_record(fragment: FragmentRecord) -> dict[str, Any]:
+    record = _FRAGMENT_CODEC.record(fragment)
+    return {name: value for name, value in record.items() if value or name != "files"}
+
+
 _FILE_CODEC = Codec(
     FileRecord,
     {"url": "url", "size": "size", "version": "version", "content": "content"},
@@ -432,6 +491,7 @@ _MANIFEST_CODEC = Codec(
         "files": "files",
         "checks": "checks",
         "published": "published",
+        "source": "source",
     },
     read={
         "keys": tuple,
@@ -446,7 +506,7 @@ _MANIFEST_CODEC = Codec(
     },
     write={
         "schema": _schema_record,
-        "fragments": _many(_FRAGMENT_CODEC),
+        "fragments": lambda fragments: [_fragment_record(each) for each in fragments],
         "parts": lambda parts: [part.as_record() for part in parts],
         "files": _many(_FILE_CODEC),
         "checks": _many(_CHECK_CODEC),

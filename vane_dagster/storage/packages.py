@@ -1,13 +1,10 @@
-"""Versions of installed packages, as parts record them and as they are now."""
+"""Installed packages and their versions."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-from vane_dagster.storage.manifest import PartInfo
+from collections.abc import Iterable, Mapping
 
 _OWN = "vane_dagster"
 
@@ -40,54 +37,6 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return None
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A package that has another version than rows were computed with.
-
-    Attributes:
-        name: The package.
-        then: Its versions then, without those that are there now.
-        now: Its version now; several if workers differ.
-        parts: How many parts were computed then.
-    """
-
-    name: str
-    then: Sequence[str]
-    now: Sequence[str]
-    parts: int
-
-
-def changed(parts: Sequence[PartInfo], run_id: str) -> list[Changed]:
-    """The packages that parts were computed with in another version than there is now.
-
-    Now is what the workers have of the run that asks, as its own parts tell; without any, what is
-    installed here. A package that is not installed here is left out.
-
-    Args:
-        parts: The parts of a partition.
-        run_id: The run that asks.
-    """
-    workers = versions(part for part in parts if part.made and part.made.run_id == run_id)
-    found = []
-    for name, then in versions(parts).items():
-        here = version_of(name)
-        now = workers.get(name) or ([here] if here else [])
-        if now and (former := [version for version in then if version not in now]):
-            texts = {f"{name}=={version}" for version in former}
-            count = sum(not texts.isdisjoint(part.made.packages) for part in parts if part.made)
-            found.append(Changed(name, former, now, count))
-    return found
-
-
-def versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
-    """The packages that parts were computed with, each in all its versions."""
-    found: dict[str, list[str]] = {}
-    for text in sorted({text for part in parts if part.made for text in part.made.packages}):
-        name, _, version = text.partition("==")
-        found.setdefault(name, []).append(version)
-    return found
 
 
 def _package_of_its_name(module: str) -> str | None:

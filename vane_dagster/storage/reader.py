@@ -18,6 +18,7 @@ from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
+from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 
 ASSETS = "~assets"
@@ -142,11 +143,20 @@ def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
     """Where the files are that a manifest names, and their names; those without rows are left out.
 
     What a `write` stage has published is read with the store's options, where they fit.
+
+    Raises:
+        StoreError: If it was published in a format whose files are not Parquet.
     """
     empty = {part.name for part in manifest.parts if not part.rows}
     if manifest.published is None:
         folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
         return folder, [part.name for part in manifest.parts if part.rows]
+    format = manifest.published.format
+    if not publisher_class(format).holds_parquet:
+        raise StoreError(
+            f"'{manifest.pipeline}/{manifest.stage}' is published as {format!r}, which is not "
+            f"Parquet and cannot be read; read its upstream stage {manifest.reads[0]!r} instead"
+        )
     folder = Location(manifest.published.url, options_for(store, manifest.published.url))
     return folder, [name for name in manifest.published.files if name not in empty]
 

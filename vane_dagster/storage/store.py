@@ -215,13 +215,13 @@ class Store:
                 f"{folder.file_url(CONDEMNED)!r} is not readable: {error}. Delete it"
             ) from error
 
-    def target(self, pipeline: str, stage: str) -> str | None:
-        """The URL pattern of a `write` stage's target, as the last run has kept it."""
+    def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
+        """The URL pattern and format of a `write` stage's target, as the last run has kept it."""
         folder = self.root.child(pipeline, stage)
         try:
             record = json.loads(folder.read(TARGET))
             require_format(record, _SETTING_FORMAT, folder.file_url(TARGET))
-            return str(record["url"])
+            return str(record["url"]), str(record.get("publisher", "parquet"))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -229,12 +229,20 @@ class Store:
                 f"{folder.file_url(TARGET)!r} is not readable: {error}. Delete it"
             ) from error
 
-    def keep_target(self, pipeline: str, stage: str, url: str) -> None:
-        """Keeps the URL pattern of a `write` stage's target, so that garbage in it is found."""
+    def keep_target(self, pipeline: str, stage: str, url: str, format: str = "parquet") -> None:
+        """Keeps the URL pattern of a `write` stage's target, so that garbage in it is found.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            url: The target's URL, as `write` was given it.
+            format: The name of its format.
+        """
         if protocol_of(url) == "file":
             url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
-        if self.target(pipeline, stage) != url:
-            self.root.child(pipeline, stage).write(TARGET, json.dumps({"url": url}).encode())
+        if self.target(pipeline, stage) != (url, format):
+            record = {"url": url} if format == "parquet" else {"url": url, "publisher": format}
+            self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
 
     def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
         """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""

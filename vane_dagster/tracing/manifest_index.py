@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
-from vane_dagster.errors import StoreError, TraceError, names
-from vane_dagster.pipeline.source import ParquetSource
+from vane_dagster.errors import SourceError, StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.planning.source_files import listed_file, reconcile
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
-from vane_dagster.storage.reader import options_for, places
+from vane_dagster.sources import Source, StoredSource
+from vane_dagster.sources.files import reconcile
+from vane_dagster.storage.manifest import (
+    FileRecord,
+    FileSpan,
+    FragmentRecord,
+    Manifest,
+    ManifestName,
+)
+from vane_dagster.storage.publish.registry import publisher_class
+from vane_dagster.storage.reader import places
+from vane_dagster.storage.row_search import Found, RowFile, find_any
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.rows import Found, RowFile, find_any
 
 _SHOWN_PARTITIONS = 3
 
@@ -29,13 +35,17 @@ class Book:
         store: The store.
         pipeline: The pipeline's name.
         partition: The partition's key.
+        source: The pipeline's source. Default: Parquet files, reached with the store's options.
 
     Raises:
         TraceError: If the store holds no such pipeline.
     """
 
-    def __init__(self, store: Store, pipeline: str, partition: str | None) -> None:
+    def __init__(
+        self, store: Store, pipeline: str, partition: str | None, source: Source | None = None
+    ) -> None:
         self.store, self.pipeline, self.partition = store, pipeline, partition
+        self.source = (source or StoredSource(pipeline)).bind(store)
         self._opened: dict[tuple[str, str], Manifest | None] = {}
         self._names: dict[str, str] = {}
         if not self.stages:
@@ -138,6 +148,9 @@ class Book:
         """
         if manifest.kind != "write" or manifest.published is None:
             return None
+        made = manifest.published
+        if not publisher_class(made.format).holds_parquet:
+            return [f"{made.url.rstrip('/')}/{name}" for name in made.files]
         folder, files = places(self.store, manifest)
         own = manifest.parts[index].name
         if own in files:  # the same rows in the same order
@@ -167,14 +180,25 @@ class Book:
         hit = find_any([file for _, file in files], manifest.keys, id)
         return None if hit is None else (files[hit[0]][0], hit[1])
 
-    def source_place(self, url: str) -> Location:
-        """A file of the source, reached with the store's options where they fit."""
-        return Location(url, options_for(self.store, url))
+    def find_in_source(
+        self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """The row of the source with an id: its span, and its number in the file.
 
-    def source_rows(self, fragments: Mapping[int, FragmentRecord]) -> RowFile:
-        """The rows of the source that consecutive fragments of a file are."""
-        first, *_, last = fragments.values() if len(fragments) > 1 else [*fragments.values()] * 2
-        return RowFile(self.source_place(first.url), "", first.start, last.stop)
+        Raises:
+            FileNotFoundError: If a file is gone and the row is in none of the others.
+            StoreError: If one cannot be read and the row is in none of the others.
+        """
+        if manifest.source and manifest.source != self.source.kind:
+            raise StoreError(
+                f"the files are of a source of kind {manifest.source!r}, which the store alone "
+                "cannot read; trace with the stage's object, as vd.trace(stage, id)"
+            )
+        kind = manifest.schema.field(manifest.keys[-1]).type
+        try:
+            return self.source.find(spans, pa.field(self.source_id(manifest), kind), id)
+        except SourceError as error:
+            raise StoreError(str(error)) from error
 
     def source_id(self, manifest: Manifest) -> str:
         """The source's id column, which stages may have renamed."""
@@ -189,15 +213,13 @@ class Book:
 
     def changed(self, recorded: FileRecord) -> str | None:
         """What has become of a source file since a manifest recorded it; None if nothing."""
-        place = self.source_place(recorded.url)
-        source = ParquetSource(place.url, storage_options=place.storage_options)
         try:
-            now = listed_file(recorded.url, source)
+            now = self.source.current(recorded)
         except FileNotFoundError:
             return "the file is gone since"
         except Exception as error:  # drivers have exceptions of their own, of many kinds
             return masked(f"the file cannot be looked at: {type(error).__name__}: {error}")
-        (kept,) = reconcile([now], [recorded], source)
+        (kept,) = reconcile([now], [recorded], self.source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
             return None
         return f"the file was changed since; it has {now.size:,} bytes and version {now.version}"

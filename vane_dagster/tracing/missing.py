@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,11 @@ import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.storage.manifest import FragmentRecord, Manifest
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
 from vane_dagster.tracing.manifest_index import Book, file_of
-from vane_dagster.tracing.rows import Found, RowFile, find_any
 
 _PIECES = 16
+_MOST_ROWS = 1 << 62  # of a file whose rows nobody has counted
 _MOST_MESSAGE = 200
 
 
@@ -44,8 +45,8 @@ def left_out(book: Book, manifest: Manifest, id: Any) -> str | None:
         if upstream == SOURCE:
             if len(manifest.keys) == 1 and (hit := _in_source(book, manifest, id)):
                 has = has or (
-                    f"{book.label(SOURCE)!r}, row {hit[1].row} of {hit[1].file.url}",
-                    hit[0],
+                    f"{book.label(SOURCE)!r}, row {hit.row} of {hit.url}",
+                    hit.index,
                 )
             continue
         above = book.above(manifest, upstream)
@@ -92,7 +93,16 @@ def leaving(book: Book, manifest: Manifest, index: int, ids: Collection[Any]) ->
     return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
 
 
-def _in_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+@dataclass(frozen=True)
+class SourceRow:
+    """A row of the source: the index of its fragment, its file, and its number in the file."""
+
+    index: int
+    url: str
+    row: int
+
+
+def _in_source(book: Book, manifest: Manifest, id: Any) -> SourceRow | None:
     """The row in the files that a manifest was made from, and its fragment."""
     try:
         return search_source(book, manifest, id)
@@ -100,7 +110,7 @@ def _in_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | N
         return None
 
 
-def search_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
+def search_source(book: Book, manifest: Manifest, id: Any) -> SourceRow | None:
     """Looks a row up in the source files of a manifest, whatever its stage has left out.
 
     Raises:
@@ -110,44 +120,55 @@ def search_source(book: Book, manifest: Manifest, id: Any) -> tuple[int, Found] 
     pieces = _pieces(
         manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
     )
-    hit = find_any([book.source_rows(piece) for piece in pieces], [book.source_id(manifest)], id)
+    hit = book.find_in_source(manifest, list(pieces), id)
     if hit is None:
         return None
-    fragments = pieces[hit[0]]
-    return next(i for i, f in fragments.items() if f.start <= hit[1].row < f.stop), hit[1]
+    span, row = hit
+    fragments = pieces[span]
+    index = next(i for i, f in fragments.items() if f.files or f.start <= row < f.stop)
+    return SourceRow(index, span.url, row)
 
 
-def _pieces(manifest: Manifest, indexes: Sequence[int]) -> list[dict[int, FragmentRecord]]:
-    """Fragments that follow each other, put together so that a file is opened few times."""
+def _pieces(
+    manifest: Manifest, indexes: Sequence[int]
+) -> dict[FileSpan, dict[int, FragmentRecord]]:
+    """Where to look for the rows of some fragments: spans, and the fragments that each holds.
+
+    Consecutive fragments of a file are put together, so that the file is opened few times.
+    """
     most = -(-len(indexes) // _PIECES)
-    pieces: list[dict[int, FragmentRecord]] = []
-    last: FragmentRecord | None = None
+    pieces: dict[FileSpan, dict[int, FragmentRecord]] = {}
+    last: FileSpan | None = None
     for index in indexes:
         fragment = manifest.fragments[index]
         joins = last is not None and (last.url, last.stop) == (fragment.url, fragment.start)
-        if not joins or len(pieces[-1]) >= most:
-            pieces.append({})
-        pieces[-1][index] = last = fragment
+        if last is not None and joins and not fragment.files and len(pieces[last]) < most:
+            held = pieces.pop(last)
+            last = FileSpan(last.url, last.start, fragment.stop)
+            pieces[last] = {**held, index: fragment}
+            continue
+        pieces.update((span, {index: fragment}) for span in fragment.spans)
+        last = None if fragment.files else fragment.spans[0]
     return pieces
 
 
-def search_changed(book: Book, manifest: Manifest, id: Any) -> Found | None:
+def search_changed(book: Book, manifest: Manifest, id: Any) -> tuple[FileSpan, int] | None:
     """Looks a row up in the source files that are not any more what a manifest recorded."""
-    urls = dict.fromkeys(fragment.url for fragment in manifest.fragments)
-    recorded = [file for url in urls if (file := file_of(manifest, url))]
-    changed: Sequence[RowFile] = [
-        RowFile(book.source_place(file.url)) for file in recorded if book.changed(file)
-    ]
+    recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
+    changed = [FileSpan(file.url, 0, _MOST_ROWS) for file in recorded if book.changed(file)]
     try:
-        hit = find_any(changed, [book.source_id(manifest)], id)
+        return book.find_in_source(manifest, changed, id)
     except (FileNotFoundError, StoreError):
         return None
-    return hit[1] if hit else None
 
 
 def looked_at(manifest: Manifest) -> str:
     """The source files of a manifest, for messages."""
-    return names(dict.fromkeys(fragment.url for fragment in manifest.fragments), 3)
+    return names(_urls(manifest), 3)
+
+
+def _urls(manifest: Manifest) -> dict[str, None]:
+    return dict.fromkeys(span.url for each in manifest.fragments for span in each.spans)
 
 
 def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:

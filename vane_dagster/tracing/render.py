@@ -74,10 +74,12 @@ def _own(manifest: Manifest) -> list[str]:
 
 
 def _files(manifest: Manifest) -> str:
-    urls = list(dict.fromkeys(fragment.url for fragment in manifest.fragments))
+    urls = {span.url for fragment in manifest.fragments for span in fragment.spans}
     if not urls:
         return "no rows"
     first = manifest.fragments[0]
     more = len(manifest.fragments) - 1
-    told = f"rows {first.start:,} to {first.stop - 1:,} of {first.url}"
+    told = str(first)
+    if not first.files:
+        told = f"rows {first.start:,} to {first.stop - 1:,} of {first.url}"
     return f"{told}, and {more:,} more fragments of {len(urls):,} files" if more else told

@@ -13,6 +13,9 @@ import pyarrow.parquet as pq
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.duckdb_connection import connect
 
+ERROR_COLUMN = "error"
+"""Where `on_error="null"` puts what went wrong with a row."""
+
 SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
 
 

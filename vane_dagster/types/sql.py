@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -397,3 +397,35 @@ def as_columns(
         referenced_columns(expression, f"{where}, column {name!r}")
     check_distinct([name for name, _ in pairs], where)
     return tuple(pairs)
+
+
+def expression_error(
+    columns: Sequence[tuple[str, str]],
+    where: str | None,
+    run: Callable[[Sequence[tuple[str, str]], str | None], pa.Table],
+    error: Exception,
+    location: str,
+) -> SchemaError:
+    """The error of a projection, with the expression that fails.
+
+    Args:
+        columns: Names and expressions.
+        where: The filter.
+        run: Runs some of the columns with a filter, to find the one that fails.
+        error: What DuckDB raised.
+        location: Stage and fragment, for the message.
+    """
+    alone = [(f"column {name!r} = {text!r}", [(name, text)]) for name, text in columns]
+    filters = [(f"where = {where!r}", [("x", "1")])] if where else []
+    label = "a column of the project"
+    for each, listed in filters + alone:
+        try:
+            run(listed, where)
+        except duckdb.Error as found:
+            label, error = each, found
+            break
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return SchemaError(
+        f"{location}: {label} fails for the value of a row: {reason}. Change the expression, "
+        "for example to TRY_CAST or TRY, which give null, or leave such rows out with where="
+    )

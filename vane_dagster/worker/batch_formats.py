@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.kinds import is_list, is_number, is_text
+from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
-from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import CallUdf, Work
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -84,7 +84,8 @@ def from_result(
     The table is a copy: a function may keep its arrays and fill them anew for the next batch.
 
     Args:
-        result: A `pyarrow.Table` or RecordBatch, a dict of column to array, or a data frame.
+        result: A table in any form that exports Arrow streams (`__arrow_c_stream__`): pyarrow,
+            polars, DuckDB, nanoarrow; a pandas data frame; or a dict of column to array.
         schema: The declared columns with the ids.
         carried: The ids, which may be left out.
         id: The id among them by which rows are matched to the rows that were given.
@@ -123,16 +124,39 @@ def _columns(
         index = result.index
         table = pa.Table.from_pandas(result, preserve_index=False)
         columns, rows = dict(zip(table.column_names, table.columns)), table.num_rows
+    elif hasattr(result, "__arrow_c_stream__"):
+        table = _streamed(result, culprit)
+        return dict(zip(table.column_names, table.columns)), table.num_rows, None
     else:
         raise UdfError(
-            f"{culprit}: returned {type(result).__name__}; expected a pyarrow.Table, a dict of "
-            "column to array, or a pandas.DataFrame"
+            f"{culprit}: returned {_qualified(result)}; expected a table (pyarrow, pandas, polars, "
+            "a DuckDB relation or any other object with __arrow_c_stream__) or a dict of column to "
+            "array"
         )
     if index is None or id in columns:
         return columns, rows, None
     if id in index.names:
         return {**columns, id: index.get_level_values(id)}, rows, None
     return columns, rows, _places(index)
+
+
+def _streamed(result: Any, culprit: str) -> pa.Table:
+    """The table that a result exports; an error while it is read is the user's and passes."""
+    try:
+        reader = pa.RecordBatchReader.from_stream(result)
+    except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
+        raise UdfError(
+            f"{culprit}: returned {_qualified(result)}, which is not a table: {error}. Return a "
+            "dict of column to array"
+        ) from error
+    return reader.read_all()
+
+
+def _qualified(value: Any) -> str:
+    """The name of a value's class with that of its package: several packages have a DataFrame."""
+    kind = type(value)
+    package = kind.__module__.split(".")[0]
+    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
 
 
 def _places(index: Any) -> npt.NDArray[np.int64]:
@@ -237,17 +261,21 @@ def _fitted(values: Any, field: pa.Field, culprit: str) -> pa.ChunkedArray:
                 "it in the function, or declare that type in the schema"
             )
         try:
-            array = (_as_lists(array) if _is_list_view(array.type) else array).cast(kind)
+            if _is_list_view(array.type):
+                array = _as_lists(array)
+            elif _has_view_values(array.type):  # polars' categories; Arrow can't decode them
+                array = array.cast(pa.dictionary(array.type.index_type, pa.string()))
+            array = array.cast(kind)
         except pa.ArrowException as error:
             raise UdfError(
                 f"{culprit}: column {field.name!r}: expected {kind}, found {array.type} with "
                 f"values that do not fit: {error}"
             ) from error
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    built_here = not isinstance(values, (pa.Array, pa.ChunkedArray)) and not hasattr(
-        values, "dtype"
+    shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
+        hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
     )
-    return column if built_here else copied(column)
+    return copied(column) if shared else column
 
 
 def _to_arrow(values: Any, kind: pa.DataType) -> Any:
@@ -255,10 +283,11 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         return values
     if isinstance(values, (str, bytes, Mapping)):
         raise TypeError("a single value, not one for each row")
-    if hasattr(values, "ndim") and hasattr(values, "columns"):
+    if hasattr(values, "columns") and (hasattr(values, "ndim") or _exports_stream(values)):
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
-    if hasattr(values, "detach"):  # a torch tensor
-        values = values.detach().cpu().numpy()
+    if _exports_stream(values):
+        return pa.chunked_array(values)
+    values = without_tensor(values)
     if isinstance(values, memoryview):
         values = np.asarray(values)
     if getattr(values, "ndim", 1) == 2:
@@ -269,7 +298,7 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         values = [dict(zip(values.dtype.names, row)) for row in values.tolist()]
     if hasattr(values, "dtype") and values.dtype != object:
         return pa.array(values)
-    values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
+    values = [without_tensor(value) for value in values]
     first = values[0] if values else None
     is_array = getattr(first, "ndim", 0) and not isinstance(first, memoryview)
     if is_array and not pa.types.is_nested(kind):
@@ -277,6 +306,16 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
     if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
         return pa.array(values)  # inferred, so that a wrong type is found and not converted
     return pa.array(values, kind)
+
+
+def _exports_stream(values: Any) -> bool:
+    """Whether a column is read as an Arrow stream; a pandas Series is not, for its missing values.
+
+    pandas exports NaN as a number, and columns of objects not at all.
+    """
+    pandas = sys.modules.get("pandas")
+    is_pandas = pandas is not None and isinstance(values, (pandas.Series, pandas.Index))
+    return hasattr(values, "__arrow_c_stream__") and not is_pandas
 
 
 def _matrix(values: Any, kind: pa.DataType) -> pa.Array:
@@ -316,6 +355,10 @@ def _is_list_view(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
+def _has_view_values(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type))
+
+
 def _as_lists(views: Any) -> pa.ChunkedArray:
     """List views as lists, in the order of the rows; Arrow's own cast keeps offsets as they are."""
     chunks = []
@@ -327,7 +370,9 @@ def _as_lists(views: Any) -> pa.ChunkedArray:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    )
 
 
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:

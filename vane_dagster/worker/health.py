@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vane_dagster.errors import RowErrors
-from vane_dagster.storage.transient_errors import class_names
+from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import begin_user_code, one_process
-from vane_dagster.worker.retry import is_out_of_memory
 from vane_dagster.worker.user_errors import contained, is_shutdown
 from vane_dagster.worker.watchdog import deadline
 
@@ -19,9 +18,6 @@ PROBE = "check_health"
 """The method by which a model says, by raising, that it is dead; named as in Ray Serve."""
 _EVERY_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
-
-_DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
-_DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
 
 
 class SickError(Exception):
@@ -36,20 +32,6 @@ class SickError(Exception):
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.cause = cause
         self.rows = rows
-
-
-def is_dead(error: BaseException) -> bool:
-    """Whether an error says that an engine or a device is lost to the process that raises it.
-
-    After an illegal access or a failed assertion of a kernel, each later call of CUDA in the
-    process fails with the same error:
-    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
-    """
-    if is_out_of_memory(error):
-        return False
-    if class_names(error) & _DEAD:
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEAD_TEXTS)
 
 
 def worst(error: BaseException) -> BaseException:

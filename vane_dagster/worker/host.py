@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,36 +20,34 @@ from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
-from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.pipeline.options import Upkeep
 from vane_dagster.storage.manifest import Made, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
-from vane_dagster.worker import operators, row_order
+from vane_dagster.worker import operators
 from vane_dagster.worker.database import connection
+from vane_dagster.worker.frameworks import device, set_threads
 from vane_dagster.worker.health import SickError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
-from vane_dagster.worker.lifecycle import Startup
-from vane_dagster.worker.memory import spent
+from vane_dagster.worker.lifecycle import Startup, spent
 from vane_dagster.worker.model_versions import ModelVersions, OtherCodeError
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
+    Computed,
+    Fault,
     Gather,
     Join,
+    LoadReport,
     Mend,
+    ModelSpec,
     Pick,
     Project,
     Reject,
-    Restore,
-)
-from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import (
-    Computed,
-    Fault,
-    LoadReport,
-    ModelSpec,
     Report,
+    Restore,
     Tally,
     Work,
     fault_kind,
@@ -226,11 +223,11 @@ class Host:
         if isinstance(op, Reject):
             return rejected(op, inputs[0], work)
         if isinstance(op, Arrange):
-            table, shares = row_order.arrange(inputs[0], op.order, op.shares)
+            table, shares = operators.arrange(inputs[0], op.order, op.shares)
             return Computed(table, Tally(table.num_rows), shares=shares)
         faults = detach(inputs)
         if isinstance(op, Restore):
-            table = row_order.restore(inputs[:-1], inputs[-1], op.id)
+            table = operators.restore(inputs[:-1], inputs[-1], op.id)
         else:
             assert isinstance(op, Gather)
             table = operators.gather(inputs, work)
@@ -265,25 +262,6 @@ def _check_size(model: ModelSpec | None, upkeep: Upkeep) -> None:
             f"{model.label}: its worker {told}, before its first batch, and would be replaced "
             "after each. Raise max_rss"
         )
-
-
-def set_threads(threads: int) -> None:
-    """Sets the threads that numeric libraries compute with, those not imported yet too."""
-    if threads < 1:
-        return
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    pa.set_cpu_count(threads)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
-
-
-def device() -> str:
-    """Where this process computes: the visible GPU's name where torch uses one, else "cpu"."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return str(torch.cuda.get_device_name())
-    return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
 
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:

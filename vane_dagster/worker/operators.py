@@ -1,8 +1,9 @@
-"""What workers do with rows without user code: take them in, project, join, gather."""
+"""What workers do with rows without user code: take them in, project, join, gather, arrange."""
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -13,15 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.pipeline.keys import Side
+from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
 from vane_dagster.types.schema import seen_by_sql
-from vane_dagster.types.sql import computed_from, passed_through, quote, select, unused
+from vane_dagster.types.sql import (
+    computed_from,
+    expression_error,
+    passed_through,
+    quote,
+    select,
+    unused,
+)
 from vane_dagster.worker.database import connection
-from vane_dagster.worker.expressions import expression_error
-from vane_dagster.worker.operations import (
+from vane_dagster.worker.protocol import (
     Faults,
-    FileRows,
     HeldRows,
     Join,
     Mend,
@@ -30,9 +37,13 @@ from vane_dagster.worker.operations import (
     Quarantined,
     Rows,
     SampledRows,
+    SourceRows,
+    Work,
 )
-from vane_dagster.worker.parquet_scan import scan, scan_projected
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
+
+_PLACE = "__place"
+"""The column with the place that a row had before it was arranged."""
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
@@ -40,7 +51,7 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     if isinstance(rows, HeldRows):
         table = tables[rows.index]
         return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
-    if isinstance(rows, FileRows):
+    if isinstance(rows, SourceRows):
         return scan(rows, work)
     if isinstance(rows, SampledRows):
         return resolve(rows.rows, tables, work).take(pa.array(rows.places, pa.int64()))
@@ -50,14 +61,20 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
 ) -> tuple[pa.Table, int]:
-    """Columns and a filter in SQL, pushed into the Parquet scan where the input is a file.
+    """Columns and a filter in SQL, pushed into the source where it can compute them.
 
     Returns:
         The rows, and how many there were before the filter.
     """
-    if isinstance(rows, FileRows):
-        return scan_projected(op, rows, work), rows.stop - rows.start
-    table = resolve(rows, tables, work)
+    if not isinstance(rows, SourceRows):
+        return _projected(op, resolve(rows, tables, work), work)
+    if (pushed := scan_projected(op, rows, work)) is not None:
+        return pushed, rows.count
+    table, given = _projected(op, scan_unchecked(rows, work), work)
+    return checked_ids(table, rows, work), given
+
+
+def _projected(op: Project, table: pa.Table, work: Work) -> tuple[pa.Table, int]:
     passed = passed_through(op.columns, table.schema)
     computed = [(name, text) for name, text in op.columns if name not in passed]
     kept, results = table, {}
@@ -87,7 +104,7 @@ def _computed(
     try:
         return run([*columns, (place, quote(place))], where)
     except duckdb.Error as error:
-        raise expression_error(columns, where, run, error, work) from error
+        raise expression_error(columns, where, run, error, work.culprit) from error
     finally:
         connection().unregister("source")
 
@@ -208,3 +225,38 @@ def mend(op: Mend, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
 
 def _failed(faults: Faults) -> pa.Array:
     return read_part(faults.folder, faults.name, ["id"]).column("id").combine_chunks()
+
+
+def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
+    """Rows in an order, those of a group in the same share.
+
+    A group is in the same share in every fragment, as long as there are so many.
+
+    Args:
+        rows: The rows of a fragment.
+        order: The order.
+        shares: How many workers there are.
+
+    Returns:
+        The rows with the place that each had, and where the rows of each share end.
+    """
+    keys = order.keys(rows)
+    share = [zlib.crc32(group.encode()) % shares for group, _ in keys]
+    places = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
+    column = pa.array(places, pa.int64())
+    ends = np.cumsum(np.bincount(share, minlength=shares)).tolist()
+    return rows.take(column).append_column(_PLACE, column), tuple(ends)
+
+
+def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
+    """What was made of rows that were arranged, in the order that these had before.
+
+    Args:
+        pieces: What was made of them; it may be less.
+        given: The rows as they were arranged.
+        id: Their id, and that of what was made of them.
+    """
+    made = pa.concat_tables(pieces)
+    found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())
+    places = given.column(_PLACE).take(found.combine_chunks()).to_numpy()
+    return made.take(pa.array(np.argsort(places, kind="stable")))

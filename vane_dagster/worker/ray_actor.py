@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import ray
 
-from vane_dagster.pipeline.upkeep import Upkeep
+from vane_dagster.pipeline.options import Upkeep
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     Claim,

@@ -15,13 +15,10 @@ import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.pipeline.options import OnError
-from vane_dagster.storage.transient_errors import class_names, is_transient, waiting_time
+from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MOST_IDS = 5
-
-OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
-"""Names of classes by which libraries say that a device's memory is used up."""
-
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
 WORKER_DIED: Final = "WorkerDied"
@@ -201,23 +198,3 @@ class BatchError(Exception):
             shown = f"{shown.rpartition(' and ')[0]} and {more} more"
         super().__init__(f"in a batch of {rows.num_rows} rows, ids {shown}")
         self.cause = cause
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory is used up."""
-    if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
-        return True
-    if not class_names(error) & OUT_OF_MEMORY:
-        return False
-    return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
-
-
-def free_memory() -> None:
-    """Gives back what torch keeps of a device's memory, if it is loaded."""
-    import gc
-    import sys
-
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -11,10 +11,9 @@ from types import FrameType
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
-from vane_dagster.pipeline.options import ERROR_COLUMN
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
-from vane_dagster.worker.operations import CallUdf, Reject
-from vane_dagster.worker.protocol import Computed, Tally, Work
+from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.user_errors import clean
 

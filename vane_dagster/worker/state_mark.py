@@ -14,6 +14,8 @@ from multiprocessing.pool import Pool, ThreadPool
 from types import BuiltinMethodType, MethodType, MethodWrapperType
 from typing import Any
 
+from vane_dagster.worker.frameworks import tensor_version
+
 _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _PLAIN = (*_DICTS, list, tuple, set, frozenset, collections.deque)
@@ -96,12 +98,10 @@ def _content(value: Any) -> object:
     """What is compared of a value that is changed in place."""
     if isinstance(value, bytearray):
         return bytes(value)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
         return hash(value.tobytes())
-    if torch is not None and isinstance(value, torch.Tensor) and not value.is_inference():
-        return value._version
-    return None
+    return tensor_version(value)
 
 
 class _Same:

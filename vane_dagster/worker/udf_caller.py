@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import RowErrors, UdfError, names
-from vane_dagster.pipeline.options import ERROR_COLUMN
 from vane_dagster.storage.packages import installed
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.batch_formats import (
     Result,
     from_result,
@@ -30,8 +30,7 @@ from vane_dagster.worker.batch_formats import (
 from vane_dagster.worker.batch_size import BatchSize
 from vane_dagster.worker.health import Health, check_alive, worst
 from vane_dagster.worker.isolation import begin_user_code, one_process, protect_tasks
-from vane_dagster.worker.operations import CallUdf
-from vane_dagster.worker.protocol import Computed, ModelSpec, Tally, Work
+from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.retry import Answer, Outcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import fault_table, null_row, told
 from vane_dagster.worker.user_errors import contained, is_shutdown

@@ -44,7 +44,7 @@ def test_checks_are_found_without_heavy_imports():
     code = (
         "import vane_dagster as vd, sys, pyarrow as pa\n"
         "vd.checks.NullRate(), vd.checks.Golden('a')\n"
-        "import vane_dagster.checks.runner\n"
+        "import vane_dagster.engine.check_runner\n"
         "from vane_dagster.storage.column_stats import measure\n"
         "values = pa.nulls(4, pa.float32())\n"
         "vectors = pa.FixedSizeListArray.from_arrays(values, 2)\n"

@@ -18,7 +18,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.recomputed import table, value
 from support.results import failure
-from vane_dagster.checks.recomputed import OUTCOME
+from vane_dagster.checks.reproducible import OUTCOME
 from vane_dagster.storage import packages
 
 # Through Dagster

@@ -500,7 +500,7 @@ def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materiali
     try:
         held = Claim("old", "Old", (1, 1), {"accelerator": 1}, 1)
         request = LeaseRecord("1", "run-1", (held,), 0.0)
-        assert ray.get(keeper.acquire.remote(request))["workers"]
+        assert ray.get(keeper.acquire.remote(request)).workers
         until(lambda: listed()[0]["workers"][0]["state"] == "starting", "it is placed")
         ray.get(keeper.release.remote("1"))
 

@@ -18,7 +18,7 @@ from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.engine import executor
 from vane_dagster.engine.fragment_state import FragmentRun
 from vane_dagster.engine.tasks import Requests
-from vane_dagster.worker.operations import HeldRows, PartRows
+from vane_dagster.worker.protocol import HeldRows, PartRows
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure, metadata
-from vane_dagster.planning.listing import _list_together, list_source
+from vane_dagster.sources.file_source import _list_together, list_source
 
 
 class Model:

@@ -20,7 +20,7 @@ from vane_dagster.compute.client import KeeperClient, keepers
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.ray_backend import RayBackend
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed, Event, Failed, Waiting
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.worker.protocol import PoolSpec
@@ -72,7 +72,7 @@ class Driver:
                 run_pipeline(
                     pipeline, tuple(pipeline.stages), [None], compute, store, name,
                     listen=self.events.append, log=lambda _: None, check=lambda: None,
-                    judge=Judge(pipeline, store),
+                    judge=CheckRunner(pipeline, store),
                 )  # fmt: skip
             except BaseException as error:
                 self.error = error

@@ -30,7 +30,7 @@ def test_hints_of_classes_in_cells_reach_names() -> None:
 
 def test_importing_the_identity_loads_nothing_heavy() -> None:
     code = (
-        "from vane_dagster.fingerprint import bundle, code, digest\n"
+        "from vane_dagster.fingerprint import bundle, code, objects\n"
         "heavy = {'ray', 'torch', 'dagster', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )

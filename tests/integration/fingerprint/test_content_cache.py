@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 
 
 def test_content_is_kept_for_other_processes(tmp_path, home, later):
@@ -20,7 +20,7 @@ def test_content_is_kept_for_other_processes(tmp_path, home, later):
     code = (
         "import sys\nfrom pathlib import Path\n"
         "from vane_dagster.fingerprint import files\n"
-        "from vane_dagster.fingerprint.digest import value_digest\n"
+        "from vane_dagster.fingerprint.objects import value_digest\n"
         "files.MAX_FRESH_BYTES = 1  # the small file, not the large one\n"
         "print(value_digest([Path(name) for name in sys.argv[1:]]))\n"
     )

@@ -13,7 +13,7 @@ from support.paths import REPOSITORY, TESTS
 from support.values import (
     VALUES,
 )
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 
 
 def test_digests_are_the_same_in_another_process_and_order() -> None:
@@ -21,7 +21,7 @@ def test_digests_are_the_same_in_another_process_and_order() -> None:
     code = (
         f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(REPOSITORY)!r}]\n"
         "from support.values import VALUES\n"
-        "from vane_dagster.fingerprint.digest import value_digest\n"
+        "from vane_dagster.fingerprint.objects import value_digest\n"
         "for value in VALUES: print(value_digest(value))\n"
         "print(value_digest({'a', 'b', 'c', 1, None}), value_digest({'b': 1, 'a': 2}))\n"
     )
@@ -41,7 +41,7 @@ def test_torch_values_when_torch_is_there() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     code = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "import torch\nfrom vane_dagster.fingerprint.digest import value_digest as d\n"
+        "import torch\nfrom vane_dagster.fingerprint.objects import value_digest as d\n"
         "found = [d(v) for v in (torch.float16, torch.float32, torch.device('cpu'),"
         " torch.arange(3), torch.arange(3.0), torch.tensor(1), torch.ones(2, 2).T)]\n"
         "assert len(set(found)) == len(found)\n"
@@ -63,7 +63,7 @@ def test_class_of_the_user_counts_with_its_code(tmp_path: Path) -> None:
         )
         code = (
             f"import sys; sys.path[:0] = [{str(folder)!r}, {str(REPOSITORY)!r}]\n"
-            "from vane_dagster.fingerprint.digest import value_digest as d\n"
+            "from vane_dagster.fingerprint.objects import value_digest as d\n"
             "import options_of_user as o\nprint(d({'options': o.Options()}))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

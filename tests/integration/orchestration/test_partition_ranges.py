@@ -14,7 +14,7 @@ from dagster._core.loader import LoadingContextForTest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed
 from vane_dagster.orchestration.run import run_pipeline
 
@@ -143,7 +143,7 @@ def test_slow_reporting_stalls_nothing(tmp_path, local):
         listen,
         log=print,
         check=lambda: None,
-        judge=Judge(many, store),
+        judge=CheckRunner(many, store),
     )
     assert sorted(committed) == keys
 

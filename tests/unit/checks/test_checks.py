@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.checks.builtin import defaults_for, merge
-from vane_dagster.checks.context import Subject, sample
 from vane_dagster.checks.drift import cosine_distance, population_stability_index
-from vane_dagster.checks.runner import evaluate, verdicts
+from vane_dagster.engine.check_runner import ManifestContext, evaluate, sample, verdicts
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo
 
@@ -261,7 +260,9 @@ def test_measures_survive_json():
 # --- found
 
 
-def stage(tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: int) -> Subject:
+def stage(
+    tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: int
+) -> ManifestContext:
     """A stage of one part for each table, as files, with what a worker records of them."""
     folder = tmp_path / f"stage{len(list(tmp_path.iterdir()))}"
     folder.mkdir()
@@ -279,19 +280,19 @@ def stage(tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: in
         "p", "s", None, 0, "", "", schema, (), parts, (), {}, "run", 0.0, keys=("id",)
     )
     files = [str(folder / f"{index}.parquet") for index in range(len(tables))]
-    return Subject(manifest, "id", lambda: ds.dataset(files, schema=schema))
+    return ManifestContext(manifest, "id", lambda: ds.dataset(files, schema=schema))
 
 
-def closed(subject: Subject) -> Subject:
+def closed(subject: ManifestContext) -> ManifestContext:
     """The same, whose data must not be opened."""
 
     def refuse() -> Any:
         raise AssertionError("data was opened")
 
-    return replace(subject, dataset=refuse, previous=refuse)
+    return replace(subject, dataset=refuse, find_previous=refuse)
 
 
-def one(check: vd.checks.Check, subject: Subject) -> CheckResult:
+def one(check: vd.checks.Check, subject: ManifestContext) -> CheckResult:
     """The result of a check, which has to be storable."""
     (found,) = evaluate([check], subject)
     json.dumps(asdict(found), allow_nan=False)
@@ -437,7 +438,7 @@ def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
 def test_a_partition_without_rows_passes(tmp_path: Path):
     empty = SCHEMA.empty_table()
     subject = stage(tmp_path, empty)
-    subject = replace(subject, previous=lambda: ("before", subject.dataset()))
+    subject = replace(subject, find_previous=lambda: subject)
     c = vd.checks
     checks = [*defaults_for(SCHEMA, "map_batches"), c.Drift("score"), c.Drift("text")]
     golden = c.Golden({"id": [1], "text": ["a"]})
@@ -483,8 +484,9 @@ def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
 
 def compare(tmp_path: Path, check: vd.checks.Check, now: pa.Table, before: pa.Table) -> CheckResult:
     other = stage(tmp_path, before)
+    other = replace(other, manifest=replace(other.manifest, partition="2024-01-01"))
     subject = stage(tmp_path, now)
-    return one(check, replace(subject, previous=lambda: ("2024-01-01", other.dataset())))
+    return one(check, replace(subject, find_previous=lambda: other))
 
 
 RNG = np.random.default_rng(7)
@@ -606,21 +608,21 @@ def test_a_sample_is_of_rows_of_all_fragments_and_always_the_same(sizes: list[in
     schema = pa.schema({"x": pa.int64()})
     batches = [batch for table in tables for batch in table.to_batches()]
     dataset = ds.InMemoryDataset(pa.Table.from_batches(batches, schema))
-    found = [value for batch in sample(dataset, "x", count) for value in batch.to_pylist()]
+    found = [value for batch in sample(dataset, ["x"], count) for value in batch["x"].to_pylist()]
     total = sum(sizes)
     assert len(found) == min(count, total)
     if total > count:
         chance = np.random.default_rng(0)
         chosen = np.sort(chance.choice(total, count, replace=False, shuffle=False))
         assert found == chosen.tolist()
-    again = [value for batch in sample(dataset, "x", count) for value in batch.to_pylist()]
+    again = [value for batch in sample(dataset, ["x"], count) for value in batch["x"].to_pylist()]
     assert again == found
 
 
 def test_a_sample_is_spread_over_many_files(tmp_path: Path):
     tables = [pa.table({"x": [n] * 3000, "y": ["text"] * 3000}) for n in range(70)]
     dataset = stage(tmp_path, *tables, measured=False).dataset()
-    found = np.concatenate([batch.to_numpy() for batch in sample(dataset, "x", 6400)])
+    found = np.concatenate([batch["x"].to_numpy() for batch in sample(dataset, ["x"], 6400)])
     counts = np.bincount(found, minlength=70)
     assert len(found) == 6400
     assert np.count_nonzero(counts) == 64

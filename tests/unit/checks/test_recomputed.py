@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.recomputed import part
-from vane_dagster.checks.recomputed import OUTCOME, Outcome, compare, read_outcome
+from vane_dagster.checks.context import RowOutcomes
+from vane_dagster.checks.reproducible import OUTCOME, compare
+from vane_dagster.engine.check_runner import package_versions
+from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MOST_FRAGMENTS, choose
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Made, PartInfo
-from vane_dagster.storage.packages import changed, distributions, installed
+from vane_dagster.storage.packages import distributions, installed
 from vane_dagster.storage.part_file import PartTarget, write_part
 
 # The declaration
@@ -82,7 +85,7 @@ def test_every_row_is_sampled_at_some_time():
 def apart(stored: Any, computed: Any, tolerance: Any = 1e-5) -> list[tuple[str, str, str]]:
     """The differences of a row with one column."""
     bounds = vd.checks.Reproducible(tolerance=tolerance).bounds
-    made = [Outcome({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
+    made = [RowOutcomes({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
     found = compare(*made, [1], None, bounds)
     return [(each.column, each.stored, each.computed) for each in found]
 
@@ -160,8 +163,10 @@ def test_the_tolerance_is_for_floating_point_numbers(stored, computed, tolerance
 
 def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
     row = {"id": 1, "x": 1}
-    made = Outcome({1: [row], 2: [row], 5: [row, row]}, {3: "ValueError", 4: "ValueError"}, ["x"])
-    again = Outcome({1: [row], 3: [row], 5: [row]}, {2: "KeyError", 4: "KeyError"}, ["x"])
+    made = RowOutcomes(
+        {1: [row], 2: [row], 5: [row, row]}, {3: "ValueError", 4: "ValueError"}, ["x"]
+    )
+    again = RowOutcomes({1: [row], 3: [row], 5: [row]}, {2: "KeyError", 4: "KeyError"}, ["x"])
     found = compare(made, again, [1, 2, 3, 4, 5, 6], None, (0.0, 0.0))
     assert [(each.id, each.column, each.stored, each.computed) for each in found] == [
         (2, OUTCOME, "1 row", "failed: KeyError"),
@@ -172,8 +177,8 @@ def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
 
 def test_columns_that_are_new_or_gone_differ_unless_others_are_named():
     made, again = (
-        Outcome({1: [{"a": 1, "b": 2}]}, {}, ["a", "b"]),
-        Outcome({1: [{"a": 1, "c": 3}]}, {}, ["a", "c"]),
+        RowOutcomes({1: [{"a": 1, "b": 2}]}, {}, ["a", "b"]),
+        RowOutcomes({1: [{"a": 1, "c": 3}]}, {}, ["a", "c"]),
     )
     found = compare(made, again, [1], None, (0.0, 0.0))
     assert [(each.column, each.stored, each.computed) for each in found] == [
@@ -191,19 +196,23 @@ def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
     for seconds in ([1, 400_000_000_000], [1, 400_000_000_060]):
         table = pa.table({"id": ids, "at": pa.array(seconds, pa.timestamp("s"))})
         part = write_part(table, PartTarget(folder, "0" * 40, "id"))
-        outcomes.append(read_outcome(folder, part, "id", ids))
+        outcomes.append(read_row_outcomes(folder, part, "id", ids))
     assert compare(outcomes[0], outcomes[0], [1, 2], None, (0.0, 0.0)) == []
     (found,) = compare(*outcomes, [1, 2], None, (0.0, 0.0))
     assert found.id == 2
     assert "14645-" in found.stored
 
 
+def changed(parts: list[PartInfo], run_id: str) -> list[vd.checks.PackageVersions]:
+    return [each for each in package_versions(parts, run_id) if each.outdated]
+
+
 def test_packages_are_told_with_their_versions_then_and_now():
     here = f"numpy=={importlib.metadata.version('numpy')}"
     parts = [part("old", "numpy==1.0", "gone==3"), part("old", here), part("older", "numpy==0.9")]
     (found,) = changed(parts, "")
-    assert (found.name, found.then, found.now) == ("numpy", ["0.9", "1.0"], [here[7:]])
-    assert found.parts == 2
+    assert (found.name, found.outdated, found.current) == ("numpy", ["0.9", "1.0"], [here[7:]])
+    assert found.outdated_parts == 2
     assert changed([part("old", here)], "") == []
     assert changed([part("old")], "") == []
 
@@ -211,7 +220,7 @@ def test_packages_are_told_with_their_versions_then_and_now():
 def test_what_the_workers_of_a_run_have_counts_and_not_what_is_installed_here():
     own = part("now", "numpy==9.9")
     (found,) = changed([own, part("old", "numpy==1.0")], "now")
-    assert (found.then, found.now, found.parts) == (["1.0"], ["9.9"], 1)
+    assert (found.outdated, found.current, found.outdated_parts) == (["1.0"], ["9.9"], 1)
     assert changed([own, part("old", "numpy==9.9")], "now") == []
     assert changed([own], "now") == [], "its workers have another version than this process"
 

@@ -16,13 +16,12 @@ from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
 from vane_dagster.engine.accounting import Counts
-from vane_dagster.engine.check_runner import Judge
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import look_up_parts
 from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentRun
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.engine.worker_queue import Lane
-from vane_dagster.engine.worker_sharing import Sharing
+from vane_dagster.engine.worker_group import Lane, Sharing
 from vane_dagster.errors import UdfError
 from vane_dagster.events import Committed, Event, Failed, Waiting
 from vane_dagster.planning.plan import Part, RunPlan
@@ -145,7 +144,7 @@ class Run:
         assert not planned.failed, planned.failed
         self.events: list[Event] = []
         emit = self.events.append
-        judge = Judge(planned.pipeline, store)
+        judge = CheckRunner(planned.pipeline, store)
         self.claims = TableClaims(table, run_id)
         self.state = RunState(planned, store, run_id, emit, {}, judge, self.claims)
         self.state.begin()
@@ -163,6 +162,7 @@ class Run:
             while self.queue.is_asking and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
             self.queue.take_answer()
+            self.queue.drop_given_up()
             if self.queue.peek():
                 return self.queue.pop()
         return None

@@ -21,7 +21,7 @@ from support.values import (
     function,
 )
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 
 
 def test_no_two_values_share_a_digest() -> None:

@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import files
-from vane_dagster.fingerprint.digest import value_digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.planning.definition import stage_definition
 
 

@@ -24,11 +24,9 @@ from vane_dagster.events import (
     WorkerReady,
     Writing,
 )
-from vane_dagster.orchestration.event_queue import EventQueue
-from vane_dagster.orchestration.number_format import duration, rate
-from vane_dagster.orchestration.progress import ProgressReport
+from vane_dagster.orchestration.progress import ProgressReport, RunSummary, duration, rate
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.orchestration.run_summary import RunSummary
+from vane_dagster.orchestration.run import EventQueue
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.worker.protocol import LoadReport
 

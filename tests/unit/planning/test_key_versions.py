@@ -21,12 +21,12 @@ import vane_dagster as vd
 from support.paths import TESTS
 from support.plans import double, keys, missing, plan, settle, source, triple
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.runner import verdicts
 from vane_dagster.compute import local_head
+from vane_dagster.engine.check_runner import verdicts
 from vane_dagster.errors import NewerFormatError
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.digest import value_digest
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning import key_versions
 from vane_dagster.planning.definition import pool_identity
@@ -40,7 +40,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.manifest import CheckResult, Made, Manifest, PartInfo, Published
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish.parquet import publish, publisher_of
+from vane_dagster.storage.publish.base import publish
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store, read_part_info
@@ -534,18 +534,18 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(f): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-REFUSED = r"{name}.*has format 3, and this release .* knows formats up to {known}.*Upgrade"
+REFUSED = r"{name}.*has format 4, and this release .* knows formats up to {known}.*Upgrade"
 
 
 @pytest.fixture
 def one_newer(former: Path) -> Path:
     """A store with a manifest of a newer format, of the stage "joined" in partition "a"."""
     (file,) = [f for f in manifests(former, "joined") if f.parent.name == "a"]
-    rewrite(file, format=3)
+    rewrite(file, format=4)
     return file
 
 
-def refused(name: str, known: int = 2) -> Any:
+def refused(name: str, known: int = 3) -> Any:
     return pytest.raises(NewerFormatError, match=REFUSED.format(name=name, known=known))
 
 
@@ -582,9 +582,9 @@ def test_publishing_refuses_a_newer_announcement(former):
     manifest = store.in_force("frozen", "files", "a")
     store.announce(manifest)
     (announced,) = [f for f in manifests(former, "files") if f.name.startswith("publishing-")]
-    rewrite(announced, format=3)
+    rewrite(announced, format=4)
     before = snapshot(former)
-    publisher = publisher_of(frozen.pipeline(former)["files"].spec, "a")
+    publisher = frozen.pipeline(former)["files"].spec.publisher("a")
     with refused(announced.name):
         publish(store, publisher, manifest)
     assert snapshot(former) == before
@@ -598,7 +598,7 @@ def test_a_newer_footer_is_no_damage(former, monkeypatch):
     assert read_part_info(folder, name).rows == 4
     table = pq.read_table(folder.file(name))
     stored = json.loads(table.schema.metadata[b"vane"])
-    told = json.dumps({**stored, "format": 3})
+    told = json.dumps({**stored, "format": 4})
     pq.write_table(table.replace_schema_metadata({"vane": told}), folder.file(name))
     with refused(name, 1):
         read_part_info(folder, name)
@@ -608,7 +608,7 @@ def test_a_newer_footer_is_no_damage(former, monkeypatch):
 def test_newer_settings_are_refused(former, name):
     store = Store(Location(str(former / "store")))
     file = former / "store" / "frozen" / name
-    file.write_text(json.dumps({"format": 3}))
+    file.write_text(json.dumps({"format": 4}))
     before = snapshot(former)
     with refused(file.name, 1):
         if name == "fragments.json":

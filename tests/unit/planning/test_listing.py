@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.errors import SourceError
-from vane_dagster.planning.listing import _list_together, list_source
+from vane_dagster.sources.file_source import _list_together, list_source
 
 MEMORY = fsspec.filesystem("memory")
 FILES = (
@@ -113,7 +113,7 @@ def test_a_key_never_leads_out_of_the_source(root):
 
 
 def test_a_glob_before_the_key_costs_no_comparison_of_all_with_all(monkeypatch):
-    from vane_dagster.planning import listing
+    from vane_dagster.sources import file_source as listing
 
     keys = [f"k{number}" for number in range(200)]
     for key in keys:

@@ -23,11 +23,11 @@ from support.data import write_source
 from support.plans import docs, double, keys, missing, plan, settle, source, triple
 from vane_dagster.engine.executor import edited
 from vane_dagster.planning.definition import pool_identity, stage_definition
-from vane_dagster.planning.fragments import FragmentRule, _ranges, read_footers
-from vane_dagster.planning.listing import list_files
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.source_files import content_hash
+from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.files import content_hash
+from vane_dagster.sources.parquet import _ranges, read_footers
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import Terms, collect
 from vane_dagster.storage.store import Store
@@ -37,6 +37,11 @@ from vane_dagster.types.sql import _asked, tokens
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path / "store")))
+
+
+def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+    """The source's files in one partition."""
+    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
 
 
 def refusal(planned: RunPlan) -> str:

@@ -65,7 +65,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
 def test_an_extra_that_is_not_installed(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "vane_dagster.pipeline.delta_target.find_spec",
+        "vane_dagster.storage.publish.delta.find_spec",
         lambda name: None if name == "deltalake" else find(name),
     )
     with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):

@@ -10,9 +10,8 @@ import pyarrow as pa
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
-from vane_dagster.worker.operations import CallUdf, HeldRows
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, HeldRows, ModelSpec, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):

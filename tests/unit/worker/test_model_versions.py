@@ -26,14 +26,13 @@ from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import constructor_identity
+from vane_dagster.pipeline.options import Upkeep
 from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.pipeline.upkeep import Upkeep
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.model_versions import MOST_VERSIONS, Turns, view
-from vane_dagster.worker.operations import CallUdf, HeldRows
 from vane_dagster.worker.output import OutputTap
-from vane_dagster.worker.protocol import LoadReport, ModelSpec, Work
+from vane_dagster.worker.protocol import CallUdf, HeldRows, LoadReport, ModelSpec, Work
 from vane_dagster.worker.state_mark import state_mark
 from vane_dagster.worker.user_code import activate, discard, unpack
 

@@ -26,16 +26,36 @@ from support.typed_source import (
     SOURCE_TYPES,
     source,  # noqa: F401  # fixtures
 )
-from vane_dagster.planning.fragments import FragmentRule, plain_schema, read_footers
-from vane_dagster.planning.listing import list_files
-from vane_dagster.planning.source_files import listed_file
+from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources import FragmentRule
+from vane_dagster.sources.files import listed_file
+from vane_dagster.sources.parquet import plain_schema, read_footers
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
-from vane_dagster.worker.operations import FileRows, Gather, HeldRows, Project
 from vane_dagster.worker.operators import project
-from vane_dagster.worker.parquet_scan import scan, scan_projected
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Gather, HeldRows, Project, SourceRows, Work
+from vane_dagster.worker.source_rows import scan, scan_projected
+
+
+def list_files(source: Any, partition: str | None, culprit: str) -> Any:
+    """The source's files in one partition."""
+    return source.required(source.list_files([partition], culprit)[partition], partition, culprit)
+
+
+def source_rows(
+    url: str,
+    start: int,
+    stop: int,
+    schema: pa.Schema,
+    file: FileRecord,
+    id: str,
+    options: dict[str, Any] | None = None,
+) -> SourceRows:
+    """Rows of a Parquet file."""
+    source = pack_source(vd.parquet("unread", storage_options=options))
+    return SourceRows(source, FragmentRecord(url, start, stop, "", 0), schema, (file,), id)
 
 
 class Metered(MemoryFileSystem):
@@ -102,7 +122,7 @@ def heavy() -> int:
 def test_few_bytes_are_read_of_a_file_elsewhere(start, stop, project, heavy):
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
     url = "metered://src/a.parquet"
-    rows = FileRows(url, start, stop, schema, listed_file(url, vd.parquet(url)), "id")
+    rows = source_rows(url, start, stop, schema, listed_file(url, vd.parquet(url)), "id")
     op = Project((("id", "id"), ("n", "n * 2")), "n >= 0") if project else Gather()
     work = Work("here", op, (rows,), schema, "id", None, True)
     Metered.read.clear()
@@ -122,7 +142,7 @@ def test_a_name_with_glob_characters_is_that_file_alone(name, url, tmp_path):
         pq.write_table(pa.table({"id": [10 * first, 10 * first + 1, 10 * first + 2]}), sink)
         Location(url).write(f"{other}.parquet", sink.getvalue().to_pybytes())
     file = f"{url}/{name}.parquet"
-    rows = FileRows(file, 0, 2, schema, listed_file(file, vd.parquet(file)), "id")
+    rows = source_rows(file, 0, 2, schema, listed_file(file, vd.parquet(file)), "id")
     found = scan(rows, Work("here", Gather(), (rows,), schema, "id", None, True))
     assert found["id"].to_pylist() == {"a[1]": [0, 1], "a*": [10, 11], "a1": [20, 21]}[name]
 
@@ -178,7 +198,7 @@ def assert_kept(written: pa.Array, folder: Path) -> None:
     assert schema.field("x").type == array.type
     columns = (("id", "id"), ("y", "source.X"), ("n", "id + 1"))
     for start, stop, where in ((0, 3, None), (0, 2, None), (1, 3, None), (0, 3, "id <> 1")):
-        rows = FileRows(str(file), start, stop, schema, listed_file(str(file), source), "id")
+        rows = source_rows(str(file), start, stop, schema, listed_file(str(file), source), "id")
         left = [i for i in range(start, stop) if where is None or i != 1]
         expected = array.take(pa.array(left))
         read = scan(rows, work(Gather(), rows, schema))
@@ -198,7 +218,7 @@ def in_file_and_in_memory(
     """What a project makes of rows in a file, and of the same rows in memory: rows or an error."""
     file = str(write_source(tmp_path, table))
     op = Project(tuple(columns.items()), where)
-    rows = FileRows(
+    rows = source_rows(
         file, 0, table.num_rows, table.schema, listed_file(file, vd.parquet(file)), "id"
     )
     found: list[Any] = []
@@ -250,7 +270,7 @@ def test_an_expression_that_fails_for_a_row_is_named(columns, where, label, tmp_
 def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source):
     file = listed_file(f"{source.url}/a.parquet", source)
     schema = plain_schema(pq.read_schema(file.url))
-    rows = FileRows(file.url, 0, ROWS, schema, file, "id")
+    rows = source_rows(file.url, 0, ROWS, schema, file, "id")
     op = Project((("id", "id"), ("x", "upper(lost)")), None)
     with pytest.raises(vd.SourceError, match=r"cannot be read.*Write it again"):
         scan_projected(op, rows, work(op, rows, schema))
@@ -270,7 +290,7 @@ def test_an_expression_over_a_type_that_sql_widens(tmp_path):
     file = write_source(tmp_path, pa.table({"id": range(3), "v": halves, "t": moments}))
     source = vd.parquet(str(file))
     schema = read_footers(list_files(source, None, ""), source, FragmentRule(10), "").schema
-    rows = FileRows(str(file), 0, 3, schema, listed_file(str(file), source), "id")
+    rows = source_rows(str(file), 0, 3, schema, listed_file(str(file), source), "id")
     columns = (("id", "id"), ("first", "v[1]"), ("twice", "[v, v]"), ("ms", "epoch_ms(t)"))
     op = Project(columns, None)
     bound = bind(columns, None, schema, "here")
@@ -291,7 +311,7 @@ def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
     assert schema.field("at").type == pa.timestamp("us")
     found = []
     for file in files:
-        rows = FileRows(file.url, 0, 1, schema, file, "id")
+        rows = source_rows(file.url, 0, 1, schema, file, "id")
         found += scan(rows, work(Gather(), rows, schema))["at"].cast(pa.int64()).to_pylist()
     assert found == [1000, 1]
 
@@ -305,7 +325,7 @@ def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
         options = {"path": str(tmp_path / place), "target_protocol": "file"}
         source = vd.parquet("dir://a.parquet", storage_options=options)
         file = listed_file(source.url, source)
-        rows = FileRows(source.url, 0, 1, schema, file, "id", options)
+        rows = source_rows(source.url, 0, 1, schema, file, "id", options)
         project = Project((("id", "id"),), None)
         found += scan_projected(project, rows, work(project, rows, schema))["id"].to_pylist()
 
@@ -316,7 +336,7 @@ def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
     schema = pa.schema([("id", pa.int64()), ("d", pa.duration("s"))])
     given = pa.table({"id": range(9), "d": range(9)}).cast(schema)
     file = str(write_source(tmp_path, given))
-    rows = FileRows(file, 3, 9, schema, listed_file(file, vd.parquet(file)), "id")
+    rows = source_rows(file, 3, 9, schema, listed_file(file, vd.parquet(file)), "id")
     op = Project((("id", "id"), ("d", "d")), None)
     write_source(tmp_path, given.slice(0, 5))
 
@@ -326,5 +346,5 @@ def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
         scan_projected(op, rows, work(op, rows, schema))
 
 
-def work(op: Any, rows: FileRows, schema: pa.Schema) -> Work:
+def work(op: Any, rows: SourceRows, schema: pa.Schema) -> Work:
     return Work("here", op, (rows,), schema, "id", None, True)

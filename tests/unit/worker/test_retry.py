@@ -11,13 +11,13 @@ import vane_dagster as vd
 from support.bad_rows import OutOfMemoryError, double
 from vane_dagster.storage.quarantine import attach, detach
 from vane_dagster.storage.transient_errors import is_transient, waiting_time
+from vane_dagster.worker.frameworks import is_out_of_memory
 from vane_dagster.worker.retry import (
     BatchError,
     Call,
     Policy,
     Wait,
     attempt,
-    is_out_of_memory,
 )
 
 

@@ -16,7 +16,7 @@ import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.engine.fragment_state import Node
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
-from vane_dagster.worker.row_order import arrange, restore
+from vane_dagster.worker.operators import arrange, restore
 
 LONG = [letter * 300 for letter in "abcdefgh"]
 

@@ -20,9 +20,8 @@ import vane_dagster as vd
 from support.udf_calls import IDS, call, refused
 from vane_dagster.pipeline.keys import JoinShape, Side
 from vane_dagster.worker.batch_formats import to_format
-from vane_dagster.worker.operations import Join
 from vane_dagster.worker.operators import join
-from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.protocol import Join, Work
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
@@ -261,9 +260,9 @@ def test_what_is_refused(case):
 
 
 def test_a_result_that_is_no_table():
-    words = "expected a pyarrow.Table, a dict of column to array, or a pandas.DataFrame"
-    refused(lambda batch: None, {"x": "BIGINT"}, "returned NoneType", words)
-    refused(lambda batch: [1, 2, 3], {"x": "BIGINT"}, "returned list", words)
+    words = ("expected a table (pyarrow, pandas, polars,", "or a dict of column to array")
+    refused(lambda batch: None, {"x": "BIGINT"}, "returned NoneType", *words)
+    refused(lambda batch: [1, 2, 3], {"x": "BIGINT"}, "returned list", *words)
 
 
 def test_columns_that_are_missing_or_differ_in_length():

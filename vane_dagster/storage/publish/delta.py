@@ -7,48 +7,86 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from vane_dagster.errors import SchemaError, StoreError, VaneError
-from vane_dagster.pipeline.specs import WriteSpec
+from vane_dagster._arguments import PLACEHOLDER
+from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.publish.base import STAGING, Publisher, Target
 from vane_dagster.storage.publish.compaction import Made
 from vane_dagster.storage.publish.delta_types import delta_type, shape, table_options
-from vane_dagster.storage.publish.parquet import STAGING, Publisher
 
 _ATTEMPTS = 12
 _MOVERS = 8
 _LONGEST = 255
+_COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_PROTOCOL = re.compile(r"(?:(file|s3|s3a)://)?(?![A-Za-z][A-Za-z0-9+.\-]*://)")
+_MISREAD = re.compile(r"[%\\?#]")
 
 
 class DeltaPublisher(Publisher):
     """Publishes into a Delta table, of which the partition is a partition or the whole."""
 
-    def __init__(self, spec: WriteSpec, partition: str | None) -> None:
-        super().__init__(spec)
-        self.target = Location(spec.url, spec.storage_options)
+    has_folder_per_partition = False
+
+    def __init__(self, declared: Target, partition: str | None) -> None:
+        super().__init__(declared, partition)
+        self.target = Location(declared.url, declared.storage_options)
         self.staging = self.target.child(STAGING, partition_folder(partition))
-        self._column = spec.partition_column
+        self._column = declared.partition_column
         self._key = None if partition is None else str(partition)
 
+    @classmethod
+    def validate(
+        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
+    ) -> Target:
+        url, partition_column = declared.url, declared.partition_column
+        if find_spec("deltalake") is None:
+            raise DefinitionError(
+                f"{where}: format='delta' needs the package deltalake. Install vane-dagster[delta]"
+            )
+        if fields := PLACEHOLDER.findall(url):
+            raise DefinitionError(
+                f"{where}: {url!r} has {{{fields[0]}}}, but a Delta table holds all partitions; "
+                "take it out. The key stands in the column that partition_column names"
+            )
+        if not _PROTOCOL.match(url):
+            raise DefinitionError(
+                f"{where}: {url!r} cannot be a Delta table; expected a local path or s3://"
+            )
+        if found := _MISREAD.search(url):
+            raise DefinitionError(
+                f"{where}: {url!r} holds {found.group()!r}, which Delta's driver takes for a part "
+                "of a URL; give the table another name"
+            )
+        if not isinstance(partition_column, str) or not _COLUMN.fullmatch(partition_column):
+            raise DefinitionError(
+                f"{where}: partition_column is {partition_column!r}; expected letters, digits and "
+                "'_', with a letter first"
+            )
+        if not partitioned:
+            return replace(declared, partition_column=None)
+        if clash := _clash(partition_column, columns):
+            raise DefinitionError(f"{where}: {clash}")
+        return declared
+
     def stored(self, schema: pa.Schema, culprit: str) -> pa.Schema:
+        if clash := _clash(self._column, schema.names):
+            raise SchemaError(f"{culprit}: {clash}")
         fields = []
         for field in schema:
-            if self._column and field.name.lower() == self._column.lower():
-                raise SchemaError(
-                    f"{culprit}: the rows have a column {field.name!r}, and the table needs "
-                    f"{self._column!r} for the partition's key; give partition_column another "
-                    "name, or rename the rows' column in a project"
-                )
             kind = delta_type(field.type)
             if kind is None:
                 raise SchemaError(
@@ -129,7 +167,7 @@ class DeltaPublisher(Publisher):
         """Bundles or single parts, with the paths of their files in the table."""
         below = f"{self._folder()}/" if self._column else ""
         rows = [part for part in parts if part.rows]
-        if self._spec.target_bytes is None:
+        if self._declared.target_bytes is None:
             return [(part, [f"{below}{part.name[:-8]}-{unique}.parquet"]) for part in rows]
         return [
             (bundle, [f"{below}{stem}-{unique}.parquet" for stem in bundle.stems])
@@ -146,7 +184,7 @@ class DeltaPublisher(Publisher):
             return {}
         unique = manifest.published.files[0][: -len(".parquet")].rpartition("-")[2]
         named = list(self._named(manifest.parts, unique))
-        if self._spec.target_bytes is not None:
+        if self._declared.target_bytes is not None:
             return self._write(named, manifest)
         self._require_staged(part for part, _ in named)
         sizes = self.staging.names()
@@ -276,6 +314,18 @@ class DeltaPublisher(Publisher):
                 f"Delta table {self.target.url!r} cannot be {verb}: {type(error).__name__}: "
                 f"{error}. Check that the credentials reach it and that nothing else writes there"
             ) from error
+
+
+def _clash(column: str | None, columns: Iterable[str]) -> str | None:
+    """Says which of the rows' columns has the name of the partitions' one, if any."""
+    for name in columns:
+        if column and name.lower() == column.lower():
+            return (
+                f"the rows have a column {name!r}, and the table needs {column!r} for the "
+                "partition's key; give partition_column another name, or rename the rows' column "
+                "in a project"
+            )
+    return None
 
 
 def _statistics(file: Made, id: str) -> str:

@@ -1,0 +1,44 @@
+"""The examples of the pages, as a reader would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+
+import vane_dagster
+
+ROOT = Path(vane_dagster.__file__).parents[1]
+
+
+def code(page: str, heading: str) -> str:
+    """The first block of Python below a heading of a page."""
+    below = (ROOT / page).read_text().partition(f"## {heading}\n")[2]
+    found = re.search(r"^```python\n(.*?)^```", below, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page} has no Python below {heading!r}"
+    return found[1]
+
+
+def test_the_example_for_a_laptop_runs(tmp_path):
+    (tmp_path / "texts.py").write_text(code("docs/pipelines.md", "On a laptop"))
+    done = subprocess.run(
+        [sys.executable, "texts.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [{"id": 1, "length": 1}, {"id": 2, "length": 2}, {"id": 3, "length": 3}]
+    assert done.stdout.splitlines()[-1] == str(rows)
+
+
+def test_the_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
+    (tmp_path / "readme_definitions.py").write_text(code("README.md", "The shortest real example"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import readme_definitions  # type: ignore[import-not-found]
+
+    keys = readme_definitions.defs.resolve_all_asset_keys()
+    assert {key.to_user_string() for key in keys} >= {
+        "docs/clean", "docs/embedding", "docs/enriched", "docs/published",
+    }  # fmt: skip
+    assert isinstance(readme_definitions.defs, dg.Definitions)

@@ -1,0 +1,262 @@
+"""A user's own subclass of `vd.checks.Check`: its name, evaluation and definition."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.checks.builtin import merge
+from vane_dagster.engine.check_runner import ManifestContext, evaluate, verdicts
+from vane_dagster.storage.manifest import CheckResult, Manifest
+
+
+@dataclass(frozen=True)
+class LongTexts(vd.checks.Check):
+    """Few texts are long. More follows."""
+
+    column: str
+    max_characters: int = 3
+    max_share: float = 0.5
+
+    def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+        rows = long = 0
+        for batch in context.batches([self.column]):
+            texts = batch.column(0).to_pylist()
+            rows += len(texts)
+            long += sum(len(text) > self.max_characters for text in texts)
+        return vd.checks.CheckOutcome(long <= self.max_share * rows, f"{long} of {rows} are long")
+
+
+class Batches:
+    """A context with rows only."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def batches(self, columns: Any = None, where: Any = None) -> Iterator[pa.RecordBatch]:
+        yield from self.table.select(columns).to_batches(max_chunksize=2)
+
+
+@dataclass(frozen=True)
+class Returns(vd.checks.Check):
+    value: Any = field(default=None, hash=False)
+
+    def evaluate(self, context: vd.checks.CheckContext) -> Any:
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value(context) if callable(self.value) else self.value
+
+
+def stored(**columns: Any) -> ManifestContext:
+    """A partition in memory, as one that an earlier release has written without statistics."""
+    table = pa.table({"id": range(len(next(iter(columns.values())))), **columns})
+
+    def dataset() -> Any:
+        import pyarrow.dataset as ds
+
+        return ds.dataset(table)
+
+    manifest = Manifest(
+        "p", "s", "b", 0, "", "", table.schema, (), (), (), {}, "run", 0.0, keys=("id",)
+    )
+    return ManifestContext(manifest, "id", dataset)
+
+
+def result(value: Any, **kwargs: Any) -> CheckResult:
+    (found,) = evaluate([Returns(value, **kwargs)], stored(x=[1]))
+    return found
+
+
+def test_a_check_is_evaluated_with_any_context():
+    check = LongTexts("text")
+    context: Any = Batches(pa.table({"text": ["a", "abcd", "abcde", "ab"]}))
+    assert check.evaluate(context) == vd.checks.CheckOutcome(True, "2 of 4 are long")
+    assert not LongTexts("text", max_share=0.4).evaluate(context).passed
+
+
+def test_the_example_of_the_documentation_works():
+    text = textwrap.dedent((vd.checks.__doc__ or "").split("::\n")[1].split("docs.map_batches")[0])
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(text, scope)
+    context: Any = Batches(pa.table({"text": ["a" * 9, "b", None]}))
+    outcome = scope["LongTexts"]("text", max_characters=8).evaluate(context)
+    assert outcome == vd.checks.CheckOutcome(
+        False, "1 of 3 texts are too long", {"long": 1, "rows": 3}
+    )
+
+
+def test_a_check_has_the_name_and_the_description_of_its_class():
+    assert LongTexts("text").name == "long_texts"
+    assert LongTexts("text", name="other").name == "other"
+    assert LongTexts("text").description == "Few texts are long. More follows"
+    assert Returns().description == "returns", "what dataclasses writes is no description"
+    assert LongTexts("text", blocking=True, severity="WARN").severity == "ERROR"
+    with pytest.raises(vd.DefinitionError, match="name is 'a b'"):
+        LongTexts("text", name="a b")
+
+
+def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
+    class Nothing(vd.checks.Check):
+        pass
+
+    class Nameless(LongTexts):
+        def __post_init__(self) -> None:
+            pass
+
+    with pytest.raises(vd.DefinitionError, match=r"stage: check .*Nothing defines no evaluate"):
+        merge([], [Nothing()], "stage")
+    with pytest.raises(vd.DefinitionError, match=r"has no name; call super\(\).__post_init__"):
+        merge([], [Nameless("text")], "stage")
+    assert [check.name for check in merge([], [LongTexts("text")], "stage")] == ["long_texts"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (ValueError("no such thing"), "ValueError: no such thing"),
+        (SystemExit(3), "SystemExit: 3"),
+        (None, "evaluate returned a NoneType"),
+        (True, "evaluate returned a bool"),
+        (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]
+        (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]
+        (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
+        (lambda context: context.previous(), "set compares = True in its class"),
+        (lambda context: context.recomputed(), "define rows_to_recompute"),
+        (lambda context: context.batches(["y"]), "there is no column 'y'"),
+        (lambda context: context.statistics(["y"]), "there is no column 'y'"),
+        (lambda context: context.sample(["y"], 1), "there is no column 'y'"),
+        (lambda context: context.lookup(pa.array([0]), ["y"]), "there is no column 'y'"),
+    ],
+)
+def test_what_is_wrong_in_a_check_fails_the_check(value: Any, error: str):
+    found = result(value)
+    assert not found.passed
+    assert error in found.description
+    assert error in found.metadata["error"]
+    assert found.definition == "", "it is evaluated again"
+
+
+def test_an_error_without_a_text_fails_the_check():
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise KeyError("inside")
+
+    assert "Broken" in result(Broken()).description
+
+
+def test_values_of_numpy_and_numbers_without_json_are_stored():
+    metadata = {"n": np.int64(3), "share": np.float32(0.5), "nan": math.nan, "rows": [{"id": 1}]}
+    found = result(vd.checks.CheckOutcome(np.bool_(True), "fine", metadata))  # type: ignore[arg-type]
+    assert found.passed is True
+    assert found.metadata == {"n": 3, "share": 0.5, "nan": "nan", "rows": [{"id": 1}]}
+    assert [type(value) for value in found.metadata.values()] == [int, float, str, list]
+
+
+def test_an_outcome_may_be_a_warning_unless_the_check_blocks():
+    warned = vd.checks.CheckOutcome(False, severity="WARN")
+    assert result(warned).severity == "WARN"
+    assert result(warned, blocking=True).severity == "ERROR"
+
+
+def test_a_context_has_rows_statistics_and_the_previous_partition():
+    context = stored(x=[1, None, 3], text=["a", "", None])
+    assert context.partition == "b"
+    assert [batch.to_pydict() for batch in context.batches(["text"])] == [{"text": ["a", "", None]}]
+    assert context.lookup(pa.array([2]), ["x"]).to_pydict() == {"id": [2], "x": [3]}
+    assert [b.num_rows for b in context.sample(["x", "text"], 2)] == [2]
+    assert context.keys == ("id",)
+
+    @dataclass(frozen=True)
+    class Compares(Returns):
+        compares = True
+
+    seen: list[Any] = []
+
+    def look(given: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+        seen.append(given.previous())
+        return vd.checks.CheckOutcome(True)
+
+    evaluate([Compares(look)], replace(context, find_previous=lambda: context))
+    assert seen == [context]
+
+
+MODULE = """
+from dataclasses import dataclass
+import vane_dagster as vd
+LIMIT = 3
+
+def far(value):
+    return value > LIMIT
+
+@dataclass(frozen=True)
+class Far(vd.checks.Check):
+    column: str = "x"
+
+    def evaluate(self, context):
+        return vd.checks.CheckOutcome(far(4))
+
+class Lenient(vd.checks.NullRate):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a module with some text anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    count = iter(range(100))
+
+    def load(text: str) -> Any:
+        (tmp_path / "their_checks.py").write_text(f"{text}{' ' * next(count)}")
+        sys.modules.pop("their_checks", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("their_checks")
+
+    yield load
+    sys.modules.pop("their_checks", None)
+
+
+def test_a_definition_follows_the_code_and_the_fields(module: Any):
+    before = module(MODULE).Far().definition
+    assert len(before) == 16
+    assert int(before, 16) >= 0
+    assert module(MODULE + "# a comment").Far().definition == before
+    for edited in (
+        MODULE.replace("far(4)", "far(5)"),
+        MODULE.replace("LIMIT = 3", "LIMIT = 2"),
+        MODULE.replace("value > LIMIT", "value >= LIMIT"),
+    ):
+        assert module(edited).Far().definition != before
+    far = module(MODULE).Far
+    others = [far("y"), far(name="other"), far(blocking=True), far(severity="WARN")]
+    assert len({before, *(check.definition for check in others)}) == 5
+
+
+def test_a_subclass_of_a_built_in_check_has_a_definition_of_its_own(module: Any):
+    lenient = module(MODULE).Lenient
+    assert lenient().definition != vd.checks.NullRate().definition
+    assert lenient(0.1).definition != lenient(0.2).definition
+    assert not lenient().is_built_in
+    assert vd.checks.NullRate().is_built_in
+
+
+def test_a_stored_result_counts_until_the_code_is_edited(module: Any):
+
+    context = stored(x=[1])
+    check = module(MODULE).Far()
+    manifest = replace(context.manifest, checks=evaluate([check], context))
+    assert verdicts([check], manifest)["far"].passed
+    edited = module(MODULE.replace("far(4)", "far(1)")).Far()
+    assert verdicts([edited], manifest) == {}
+    assert not evaluate([edited], context)[0].passed

@@ -1,0 +1,89 @@
+"""A part's counts against what it was made from, and how many rows a stage may set aside."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.engine.accounting import RowCounts
+from vane_dagster.engine.fragment_state import FragmentRun, make_nodes
+from vane_dagster.events import StageStats
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.manifest import FragmentRecord, PartInfo
+
+
+def model(batch: Any) -> Any:
+    return batch
+
+
+class Folder:
+    """A folder whose files nobody may touch."""
+
+
+@pytest.fixture
+def pipeline() -> vd.Pipeline:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    docs.project("all", ["n"])
+    docs.project("some", ["n"], where="n > 1")
+    docs.map_batches("many", model, schema={"x": "BIGINT"}, cardinality="one_to_many", id="part_id")
+    return docs
+
+
+def counts(pipeline: vd.Pipeline, most: int = 3) -> RowCounts:
+    state: Any = SimpleNamespace(
+        pipeline=pipeline,
+        parts=defaultdict(dict),
+        plan=SimpleNamespace(partitions=[SimpleNamespace(sample=None, source_rows=100)]),
+        stats={(0, name): StageStats(faults=5) for name in pipeline.stages},
+        most_faults=lambda index, stage: most,
+    )
+    requests: Any = SimpleNamespace(culprit=lambda run, stage: f"stage {stage!r}")
+    return RowCounts(state, requests)
+
+
+def run(pipeline: vd.Pipeline) -> FragmentRun:
+    specs = [stage.spec for stage in pipeline]
+    record = FragmentRecord("file:///a", 0, 10, "f", 10)
+    return FragmentRun(0, 0, 0, record, make_nodes(specs))
+
+
+def part(rows: int, **counted: int) -> Part:
+    folder: Any = Folder()
+    return Part(folder, PartInfo("k", "d", rows, 1, **{"rows_in": 10, **counted}))
+
+
+@pytest.mark.parametrize(
+    ("stage", "written", "is_right"),
+    [
+        ("all", part(10), True),
+        ("all", part(9), False),
+        ("all", part(9, quarantined=1), True),
+        ("all", part(9, filtered=1), False),
+        ("all", part(9, rows_in=9), False),
+        ("some", part(4, filtered=6), True),
+        ("some", part(4, filtered=5), False),
+        ("many", part(25), True),
+        ("many", part(9), False),
+        ("many", part(9, quarantined=1), True),
+    ],
+)
+def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
+    """The part is only looked at: `Folder` can delete nothing."""
+    error = counts(pipeline).violation(run(pipeline), pipeline[stage].spec, written)
+    assert (error is None) == is_right
+    if error:
+        assert "expected every row of 'source' to be one of these" in str(error)
+
+
+def test_more_faults_than_a_stage_allows():
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    docs.project("all", ["n"])
+    report: Any = SimpleNamespace(faults=("id 7: ValueError",))
+    assert counts(docs, most=5).too_many_faults(run(docs), "all", report) is None
+    error = counts(docs, most=4).too_many_faults(run(docs), "all", report)
+    assert "stage 'all': 5 of at most 100 rows of the partition failed" in str(error)
+    assert "id 7: ValueError" in str(error)

@@ -1,0 +1,148 @@
+"""The workers of a pool and what waits for them: who gets a call, and who is replaced."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from vane_dagster.compute.api import IO_POOL, Done, Worker
+from vane_dagster.engine.worker_group import Crew, Lane
+from vane_dagster.events import Noticed
+from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
+
+FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
+
+
+def lane(slots: int = 2) -> Lane:
+    return Lane(slots, {FIRST: [], SECOND: []})
+
+
+def test_the_least_loaded_worker_gets_the_next_call():
+    both = lane()
+    both.begin(FIRST, 10)
+    assert both.free_worker() == SECOND
+    both.begin(SECOND, 20)
+    assert both.free_worker() == FIRST
+    both.begin(FIRST, 1)
+    both.begin(SECOND, 1)
+    assert both.free_worker() is None
+    both.end(SECOND, 20)
+    assert both.free_worker() == SECOND
+
+
+def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
+    both = lane()
+    both.begin(FIRST, 10)
+    both.begin(SECOND, 10)
+    assert both.free_worker(alone=True) is None
+    both.end(FIRST, 10)
+    both.begin(FIRST, 1, alone=True)
+    assert both.free_worker() == SECOND
+    both.begin(SECOND, 5)
+    assert both.free_worker() is None
+
+
+def test_items_leave_by_priority_then_in_the_order_of_their_coming():
+    both = lane()
+    for priority, item in ((2, "a"), (1, "b"), (1, "c")):
+        both.push(priority, item)
+    assert (both.peek(), both.peek()) == ("b", "b")
+    assert [both.pop() for _ in range(3)] == ["b", "c", "a"]
+    assert both.peek() is None
+
+
+def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
+    both = lane()
+    both.begin(FIRST, 10)
+    both.retire(FIRST)
+    assert both.free_worker() == SECOND
+    assert both.drained == []
+    both.end(FIRST, 10)
+    assert both.drained == both.drained == [FIRST], "asking removes none"
+    assert both.lose(FIRST)
+    assert both.drained == []
+    assert not both.lose(FIRST)
+
+
+class Lease:
+    """A lease of the workers given, which start when the test says so."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self._workers, self._tickets = workers, itertools.count()
+        self.loading: dict[Worker, int] = {}
+        self.evicted: list[str] = []
+
+    def workers(self) -> tuple[Worker, ...]:
+        return self._workers
+
+    def load(self, worker: Worker) -> int:
+        self.loading[worker] = next(self._tickets)
+        return self.loading[worker]
+
+    def replace(self, worker: Worker) -> Worker:
+        return Worker(f"{worker.name}'", worker.pool)
+
+    def evict(self, pool: str) -> None:
+        self.evicted.append(pool)
+
+
+class Group:
+    """A group of workers, with what it told."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.events: list[Any] = []
+        self.given_up: list[tuple[Any, str]] = []
+        self.lease: Any = Lease(*workers)
+        self.crew = Crew(
+            self.lease,
+            {"model": PoolSpec("m", "Model", (1, 2))},
+            self.events.append,
+            lambda stages, report: None,
+            lambda stages, error: self.given_up.append((stages, str(error))),
+        )
+
+    def answer(self, worker: Worker, **report: Any) -> None:
+        """A worker says how its start went; without a report it died."""
+        ticket = self.lease.loading.pop(worker)
+        lost = report.pop("lost", "")
+        answer = LoadReport(False, 1.0, 1, "cpu", "node", **report)
+        self.crew.settle(Done(ticket, None if lost else answer, lost=lost))
+
+    @property
+    def told(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Noticed)]
+
+
+def test_a_spent_worker_is_replaced_after_its_last_answer():
+    group = Group(FIRST)
+    group.answer(FIRST)
+    lane = group.crew.lanes["m"]
+    lane.begin(FIRST, 10)
+    lane.begin(FIRST, 20)
+    group.crew.ended(FIRST, 10, "has answered 2 calls")
+    assert lane.free_worker() is None
+    assert group.lease.loading == {}, "it has one more call"
+    group.crew.ended(FIRST, 20, "has answered 3 calls")
+    assert [worker.name for worker in group.lease.loading] == ["m-1'"]
+    assert group.told == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+
+
+def test_a_pool_whose_workers_die_as_they_start_is_given_up():
+    group = Group(FIRST)
+    for _ in range(4):
+        (worker,) = group.lease.loading
+        group.answer(worker, lost="exit code 1")
+    assert group.lease.loading == {}
+    assert group.lease.evicted == ["m"]
+    ((stages, error),) = group.given_up
+    assert stages == ("model",)
+    assert "died while its model was constructed, 4 times in a row" in error
+
+
+def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answered():
+    io = Worker("io-1", IO_POOL)
+    group = Group(FIRST, SECOND, io)
+    group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
+    assert [text for _, text in group.given_up] == ["no weights"]
+    group.answer(io)
+    assert group.crew.lane("model", calls_model=False).free_worker() == io

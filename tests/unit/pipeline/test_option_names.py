@@ -1,0 +1,37 @@
+"""One name for one option, in every kind of stage."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+
+METHODS = ("map_batches", "prompt", "embed", "classify", "project", "write", "join")
+TYPES = {
+    "concurrency": "int | tuple[int, int] | None",
+    "max_concurrency": "int",
+    "gpus_per_actor": "float",
+    "num_cpus": "float",
+    "memory": "int",
+    "include_columns": "Sequence[str]",
+}
+
+
+def parameters() -> dict[str, dict[str, inspect.Parameter]]:
+    methods: dict[str, Any] = {name: getattr(vd.Pipeline, name) for name in METHODS}
+    return {name: dict(inspect.signature(m).parameters) for name, m in methods.items()}
+
+
+@pytest.mark.parametrize("option", TYPES)
+def test_an_option_has_one_type_in_every_stage(option):
+    found = {m: str(p[option].annotation) for m, p in parameters().items() if option in p}
+    assert len(found) > 1
+    assert set(found.values()) == {TYPES[option]}, found
+
+
+def test_no_option_has_a_second_name():
+    former = {"num_gpus", "keep", "keep_columns", "workers", "num_workers"}
+    assert not {(m, name) for m, p in parameters().items() for name in p if name in former}

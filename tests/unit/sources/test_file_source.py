@@ -1,0 +1,62 @@
+"""Listings of local folders that links lead into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.errors import SourceError
+from vane_dagster.storage.filesystem import Location
+
+
+def listed(url: str) -> object:
+    return vd.parquet(url).list_files([None], "here")[None]
+
+
+def write(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"1")
+
+
+@pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])
+@pytest.mark.parametrize("kind", ["to itself", "to a parent", "two links", "two inside"])
+def test_a_cycle_of_links_is_an_error(kind, pattern, tmp_path):
+    src = tmp_path / "src"
+    write(src / "a" / "x.parquet", src / "b" / "y.parquet")
+    if kind == "to itself":
+        (src / "a" / "again").symlink_to(src / "a")
+    elif kind == "to a parent":
+        (src / "a" / "up").symlink_to(src)
+    elif kind == "two links":
+        (src / "a" / "to_b").symlink_to(src / "b")
+        (src / "b" / "to_a").symlink_to(src / "a")
+    else:
+        write(src / "a" / "deep" / "er" / "z.parquet")
+        for n in range(2):
+            (src / "a" / "deep" / "er" / f"up{n}").symlink_to(src / "a")
+    error = listed(f"{src}{pattern}")
+    assert isinstance(error, SourceError)
+    assert "leads back to the folder" in str(error)
+    assert str(error).endswith("Remove the link")
+
+
+@pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])
+def test_a_folder_that_two_links_lead_to_is_no_cycle(pattern, tmp_path):
+    write(tmp_path / "data" / "x.parquet", tmp_path / "src" / "own" / "y.parquet")
+    for name in ("one", "two"):
+        (tmp_path / "src" / name).symlink_to(tmp_path / "data")
+    files = listed(f"{tmp_path}/src{pattern}")
+    assert isinstance(files, tuple)
+    assert [file.url.rpartition("src/")[2] for file in files] == [
+        "one/x.parquet", "own/y.parquet", "two/x.parquet",
+    ]  # fmt: skip
+
+
+def test_a_cycle_of_links_in_a_store_is_an_error(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    with pytest.raises(vd.StoreError, match="leads back to the folder"):
+        Location(str(tmp_path)).walk()

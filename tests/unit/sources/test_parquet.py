@@ -1,0 +1,106 @@
+"""Fragments of Parquet files, separate or grouped: keys, records, and what is read of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.storage.manifest import FileSpan
+
+RULE = FragmentRule(100)
+CONTEXT = ReadContext("here")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty files of five rows, and one of fifty."""
+    for n in range(40):
+        table = pa.table({"id": range(5 * n, 5 * n + 5), "n": range(5)})
+        write_source(tmp_path, table, f"{n:03d}.parquet")
+    write_source(tmp_path, pa.table({"id": range(500, 550), "n": range(50)}), "020-large.parquet")
+    return tmp_path
+
+
+def split(folder: Path, **given: str) -> SourceTable:
+    source = vd.parquet(str(folder), **given)  # type: ignore[arg-type]
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    return source.split(files, RULE, "here")
+
+
+def test_files_are_separate_by_default(folder):
+    fragments = split(folder).fragments
+    assert len(fragments) == 41
+    assert all(not fragment.files for fragment in fragments)
+    assert vd.parquet(str(folder)).splitting == ""
+
+
+def test_small_files_are_grouped(folder):
+    fragments = split(folder, small_files="group").fragments
+    assert len(fragments) < 20
+    spans = [span for fragment in fragments for span in fragment.spans]
+    assert sorted(span.url for span in spans) == [f.url for f in split(folder).fragments]
+    for fragment in fragments:
+        assert fragment.stop == sum(s.stop - s.start for s in fragment.spans) <= RULE.rows
+        assert fragment.bytes > 0
+    assert len({fragment.identity for fragment in fragments}) == len(fragments)
+    assert [f.url for f in fragments] == sorted(f.url for f in fragments)
+    assert vd.parquet(str(folder), small_files="group").splitting
+
+
+def test_files_that_stand_alone_keep_their_keys(folder):
+    separate = {fragment.url: fragment for fragment in split(folder).fragments}
+    alone = [f for f in split(folder, small_files="group").fragments if not f.files]
+    assert [f for f in alone if f.url.endswith("020-large.parquet")]
+    assert all(fragment == separate[fragment.url] for fragment in alone)
+
+
+def test_a_changed_file_changes_its_group_alone(folder):
+    before = split(folder, small_files="group").fragments
+    table = pq.read_table(folder / "007.parquet").slice(0, 5)
+    table = table.set_column(1, "n", pa.array([9] * 5))
+    pq.write_table(table, folder / "007.parquet", compression="none")
+    after = split(folder, small_files="group").fragments
+    old = {fragment.identity for fragment in before}
+    (changed,) = [fragment for fragment in after if fragment.identity not in old]
+    assert any(span.url.endswith("007.parquet") for span in changed.spans)
+
+
+def test_a_group_is_read_in_the_order_of_its_spans(folder):
+    source = vd.parquet(str(folder), small_files="group")
+    table = split(folder, small_files="group")
+    fragment = max(table.fragments, key=lambda each: len(each.files))
+    read = source.read(fragment, table.schema, CONTEXT)
+    expected = [pq.read_table(span.url.removeprefix("file://")) for span in fragment.files]
+    assert read.equals(pa.concat_tables(expected).cast(table.schema))
+    columns = (("id", "id"), ("twice", "n * 2"))
+    found = source.project(fragment, table.schema, columns, "n > 2", CONTEXT)
+    assert found is not None
+    kept = [n for n in read["n"].to_pylist() if n > 2]
+    assert found["twice"].to_pylist() == [2 * n for n in kept]
+    last = fragment.files[-1]
+    assert source.find(fragment.spans, table.schema.field("id"), read["id"][-1].as_py()) == (
+        last,
+        4,
+    )
+    assert source.find(fragment.spans, table.schema.field("id"), -1) is None
+
+
+def test_an_unknown_way_with_small_files_is_refused():
+    with pytest.raises(vd.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
+        vd.parquet("/data", small_files="merge")  # type: ignore[arg-type]
+
+
+def test_spans_of_one_file_and_of_many():
+    from vane_dagster.storage.manifest import FragmentRecord
+
+    one = FragmentRecord("u", 3, 9, "i", 1)
+    assert one.spans == (FileSpan("u", 3, 9),)
+    assert str(one) == "rows 3 to 9 of u"
+    spans = (FileSpan("u", 0, 2), FileSpan("v", 0, 3))
+    assert str(FragmentRecord("u", 0, 5, "i", 1, spans)) == "5 rows of 2 files, u to v"

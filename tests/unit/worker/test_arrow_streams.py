@@ -1,0 +1,135 @@
+"""Results in any form that exports Arrow streams: polars, DuckDB, readers, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.udf_calls import call
+
+DOUBLED = [{"id": 1, "twice": 20}, {"id": 2, "twice": 40}, {"id": 3, "twice": 60}]
+
+
+class OnlyStream:
+    """An object of a library that nobody has heard of."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def polars_frame(batch: pa.Table) -> pl.DataFrame:
+    return pl.DataFrame(batch).select("id", twice=pl.col("n") * 2)
+
+
+def polars_without_id(batch: pa.Table) -> pl.DataFrame:
+    return polars_frame(batch).drop("id")
+
+
+def relation(batch: pa.Table) -> duckdb.DuckDBPyRelation:
+    return duckdb.connect().from_arrow(batch).project("id, n * 2 AS twice")
+
+
+def reader(batch: pa.Table) -> pa.RecordBatchReader:
+    table = polars_frame(batch).to_arrow()
+    return pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=1))
+
+
+def unknown(batch: pa.Table) -> OnlyStream:
+    return OnlyStream(polars_frame(batch).to_arrow())
+
+
+def generated(batch: pa.Table) -> Iterator[pl.DataFrame]:
+    frame = polars_frame(batch)
+    yield frame[:1]
+    yield frame[1:]
+
+
+async def later(batch: pa.Table) -> pl.DataFrame:
+    return polars_frame(batch)
+
+
+@pytest.mark.parametrize(
+    "fn", [polars_frame, polars_without_id, relation, reader, unknown, generated, later]
+)
+def test_a_table_of_any_library_is_taken(fn):
+    assert call(fn, {"twice": "BIGINT"}).to_pylist() == DOUBLED
+
+
+@pytest.mark.parametrize("fn", [lambda b: polars_frame(b)[::-1], lambda b: polars_frame(b)[1:]])
+def test_rows_are_matched_by_the_id_that_is_returned(fn):
+    output = call(fn, {"twice": "BIGINT"}, cardinality="filter").to_pylist()
+    assert sorted(output, key=lambda row: row["id"]) == DOUBLED[3 - len(output) :]
+
+
+TYPED = {
+    "text": ("VARCHAR", pl.Series(["a", None, "ü"])),
+    "bytes": ("BLOB", pl.Series([b"a", None, b""])),
+    "category": ("VARCHAR", pl.Series(["a", None, "b"], dtype=pl.Categorical)),
+    "enumeration": ("VARCHAR", pl.Series(["a", None, "b"], dtype=pl.Enum(["b", "a"]))),
+    "list of texts": ("VARCHAR[]", pl.Series([["a"], None, ["b", None]])),
+    "list of bytes": ("BLOB[]", pl.Series([[b"a"], None, []])),
+    "vector": ("FLOAT[2]", pl.Series([[1.0, 2], [3, 4], [5, 6]], dtype=pl.Array(pl.Float64, 2))),
+    "struct": ("STRUCT(a VARCHAR)", pl.Series([{"a": "x"}, {"a": None}, {"a": "z"}])),
+    "nulls": ("DOUBLE", pl.Series([None, None, None])),
+    "number": ("FLOAT", pl.Series([1, 2, None])),
+}
+
+
+@pytest.mark.parametrize("case", TYPED)
+@pytest.mark.parametrize("form", ["frame", "dict"])
+def test_types_of_polars_are_cast_to_those_declared(case, form):
+    kind, series = TYPED[case]
+    output = call(lambda b: {"x": series} if form == "dict" else pl.DataFrame({"x": series}),
+                  {"x": kind})  # fmt: skip
+    assert output.column("x").to_pylist() == series.to_list()
+
+
+def test_a_type_that_does_not_fit_is_refused():
+    with pytest.raises(vd.UdfError, match=r"column 'x': expected int64, found \w*string"):
+        call(lambda b: pl.DataFrame({"x": ["a", "b", "c"]}), {"x": "BIGINT"})
+
+
+def test_a_frame_is_no_column():
+    frame = pl.DataFrame({"x": [1, 2, 3]})
+    with pytest.raises(vd.UdfError, match=r"column 'x': .*a data frame"):
+        call(lambda b: {"x": frame}, {"x": "BIGINT"})
+
+
+@pytest.mark.parametrize("result", [pl.Series([1, 2, 3]), pa.chunked_array([[1, 2, 3]])])
+def test_a_stream_of_single_values_is_no_table(result):
+    with pytest.raises(vd.UdfError, match=r"which is not a table.*Return a dict"):
+        call(lambda b: result, {"x": "BIGINT"})
+
+
+def test_a_lazy_frame_is_named_with_its_library():
+    with pytest.raises(vd.UdfError, match=r"returned polars\.LazyFrame; expected a table"):
+        call(lambda b: pl.LazyFrame({"x": [1, 2, 3]}), {"x": "BIGINT"})
+
+
+def test_an_error_while_the_stream_is_read_is_the_error_of_the_code():
+    def divided(batch: pa.Table) -> duckdb.DuckDBPyRelation:
+        return duckdb.connect().sql("SELECT CAST('x' AS INTEGER) AS x")
+
+    with pytest.raises(duckdb.ConversionException, match="'x'"):
+        call(divided, {"x": "BIGINT"})
+
+
+def test_a_result_is_copied_before_the_function_runs_on():
+    import numpy as np
+
+    buffer = np.zeros(1, np.int64)
+
+    def reused(batch: pa.Table) -> Iterator[OnlyStream]:
+        for id in batch.column("id").to_pylist():
+            buffer[0] = id
+            yield OnlyStream(pa.table({"x": pa.array(buffer)}))
+
+    assert call(reused, {"x": "BIGINT"}).column("x").to_pylist() == [1, 2, 3]

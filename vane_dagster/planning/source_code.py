@@ -1,0 +1,64 @@
+"""The code of a source in the user's own modules: part of the keys, and sent to the workers.
+
+Sources of this package have neither: workers have their code, and their files alone key the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vane_dagster.fingerprint.bundle import pickled_by_value
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.sources import Source
+from vane_dagster.storage.manifest import FragmentRecord
+
+
+def source_definition(source: Source) -> str:
+    """What decides on the rows of given files: a new value recomputes the pipeline.
+
+    Returns:
+        Empty for sources of this package. For another class, a digest of its code, or its
+        `version`, and of the attributes that it adds to those of its base in this package.
+
+    Raises:
+        CodeIdentityError: If the code or an attribute has no stable identity.
+    """
+    if _is_built_in(type(source)):
+        return ""
+    bases = [each for each in type(source).__mro__ if _is_built_in(each)]
+    known = {name for base in bases for name in vars(base).get("__annotations__", ())}
+    values = {n: v for n, v in sorted(vars(source).items()) if n not in known}
+    unread = LocalFiles(read=False)
+    code = code_identity(type(source), version=source.version, files=unread).digest
+    return digest(code, value_digest(values, "source", unread))
+
+
+def keyed(fragments: Sequence[FragmentRecord], definition: str) -> tuple[FragmentRecord, ...]:
+    """Fragments whose identity covers the source's definition too.
+
+    Args:
+        fragments: The fragments as the source split them.
+        definition: What `source_definition` returned.
+    """
+    if not definition:
+        return tuple(fragments)
+    return tuple(replace(f, identity=digest(f.identity, definition)[:32]) for f in fragments)
+
+
+def pack_source(source: Source) -> bytes:
+    """Pickles a source for the workers; a class in the user's code travels by value.
+
+    Raises:
+        CodeIdentityError: If it cannot be pickled.
+    """
+    own = not _is_built_in(type(source))
+    modules = code_identity(type(source), version="").modules if own else ()
+    return pickled_by_value(modules, source)
+
+
+def _is_built_in(kind: type) -> bool:
+    return kind.__module__.startswith("vane_dagster.")

@@ -1,0 +1,35 @@
+"""Sources: where a pipeline's rows come from.
+
+To add one to the package, write a module with a subclass of `Source`, and import it here, so that
+workers have it too; `vane_dagster/__init__.py` gives it a public name. To add one in your own code,
+subclass `Source` or `FileSource` and give the object to `Pipeline(source=...)`.
+"""
+
+from vane_dagster.sources.base import (
+    FragmentRule,
+    Listed,
+    ReadContext,
+    Source,
+    SourceTable,
+    fragment_record,
+)
+from vane_dagster.sources.file_source import FileSource
+from vane_dagster.sources.parquet import ParquetSource
+from vane_dagster.sources.stored import StoredSource, as_source
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+
+__all__ = [
+    "FileRecord",
+    "FileSource",
+    "FileSpan",
+    "FragmentRecord",
+    "FragmentRule",
+    "Listed",
+    "ParquetSource",
+    "ReadContext",
+    "Source",
+    "SourceTable",
+    "StoredSource",
+    "as_source",
+    "fragment_record",
+]

@@ -1,0 +1,350 @@
+"""`FileSource`: a source of files that a URL pattern finds, partition by partition."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import fsspec
+import pyarrow as pa
+from fsspec.utils import glob_translate
+
+from vane_dagster._arguments import (
+    PLACEHOLDER,
+    check_placeholders,
+    check_url,
+    fill_placeholders,
+)
+from vane_dagster.errors import SourceError, VaneError, names
+from vane_dagster.sources.base import Listed, Source, default_rule
+from vane_dagster.sources.files import file_record
+from vane_dagster.storage.filesystem import Location, files_below
+from vane_dagster.storage.manifest import FileRecord
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_LISTERS = 16
+_LISTED_ONE_BY_ONE = 64
+_COMPARED_ONE_BY_ONE = 8
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Files of one format, found by a URL pattern for each partition.
+
+    A subclass sets `kind` and `suffix`, and defines `split` and `read`.
+
+    Attributes:
+        suffix: How the names of files below a folder end, as ".parquet".
+        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
+            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition whose files hold no rows is accepted.
+        storage_options: Passed to fsspec; never part of a key.
+    """
+
+    suffix: ClassVar[str]
+    url: str
+    asset: str | None = None
+    allow_empty: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The placeholders of the URL."""
+        return tuple(PLACEHOLDER.findall(self.url))
+
+    def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
+        """The URL pattern of one partition, with the key's text passed through `escape`."""
+        return fill_placeholders(self.url, partition_key, escape)
+
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
+        check_url(location, self.url)
+        check_placeholders(location, self.url, partitions_def)
+
+    @property
+    def place(self) -> str:
+        return self.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,)
+
+    def schema(self, location: str) -> pa.Schema:
+        """The columns of the last file of all partitions."""
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url))
+        files = source.required(source.list_files([None], location)[None], None, location)
+        return source.split(files[-1:], default_rule([]), location).schema
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return self.storage_options
+
+    def list_files(
+        self, partitions: Sequence[str | None], location: str
+    ) -> Mapping[str | None, Listed]:
+        return list_source(self, partitions, location)
+
+    def missing(self, partition: str | None, location: str) -> SourceError | None:
+        where = "" if partition is None else f" for partition {partition!r}"
+        return SourceError(
+            f"{location}: no {self.label} file{where} at {self.url_for(partition)!r}; expected a "
+            f"file, a folder that holds *{self.suffix}, or a glob that matches some. "
+            f"{_hint(self, partition)}"
+        )
+
+    @property
+    def label(self) -> str:
+        """The format's name in messages."""
+        return self.kind
+
+
+def list_source(
+    source: FileSource, partitions: Sequence[str | None], culprit: str
+) -> dict[str | None, Listed]:
+    """The source files of some partitions.
+
+    Few partitions are listed one by one, side by side. Many are found by one recursive listing of
+    the folder that they have in common.
+    """
+    source_fs = Location(source.url, source.storage_options).fs
+    source_fs.invalidate_cache()
+    if len(partitions) > _LISTED_ONE_BY_ONE:
+        return _list_together(source, partitions, culprit)
+    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+        found = threads.map(lambda key: _list_one(source, key, culprit), partitions)
+        return dict(zip(partitions, found))
+
+
+def _hint(source: FileSource, partition: str | None) -> str:
+    """What to do where a source has no files."""
+    if others := _other_files(source, partition):
+        reader = "vd.parquet" if source.suffix == ".parquet" else type(source).__name__
+        return (
+            f"There is {names(others, 3)}, but {reader} reads {source.label} files alone, and of a "
+            f"folder those named *{source.suffix}. Convert or rename the files"
+        )
+    return f"Check the path, or write the partition first{_escape_hint(source, partition)}"
+
+
+def _other_files(source: FileSource, partition: str | None) -> list[str]:
+    """The files in the place of a partition's data, but for hidden ones."""
+    try:
+        location = _place(source, partition)
+        fs, path = location.fs, location.path
+        found = fs.glob(path) if glob.has_magic(path) else [path]
+        below = [(folder, name) for folder in found for name in files_below(fs, folder)]
+        return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return []
+
+
+def _escape_hint(source: FileSource, partition: str | None) -> str:
+    """How to name a path that exists as it is written, if the URL was taken as a pattern."""
+    place = _place(source, partition)
+    literal = Location(source.url_for(partition), source.storage_options).path
+    for pattern, name in zip(place.path.split("/"), literal.split("/")):
+        if pattern == name and glob.has_magic(pattern):
+            folder = literal[: literal.index(pattern) + len(pattern)]
+            if not _exists(place.fs, folder):
+                return ""
+            return (
+                f". There is {folder!r}, but *, ? and [ make a URL a pattern; to name it as it "
+                f"is, write {glob.escape(pattern)!r} in place of {pattern!r}"
+            )
+    return ""
+
+
+def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    try:
+        return bool(fs.exists(path))
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return False
+
+
+def _list_one(source: FileSource, partition: str | None, culprit: str) -> Listed:
+    try:
+        location = _place(source, partition)
+        fs, path = location.fs, location.path
+        if "**" in path and location.is_local:  # fsspec's glob would follow a cycle of links
+            matched = _matched(fs, [_Pattern(partition, path, source.suffix)])
+            return _recorded(fs, matched.get(partition, ()))
+        return _recorded(fs, _expand(fs, path, source.suffix))
+    except SourceError as error:
+        return SourceError(f"{culprit}: {error}")
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
+        return _unlisted(source.url_for(partition), error, culprit)
+
+
+def _unlisted(url: str, error: Exception, culprit: str) -> SourceError:
+    is_cycle = isinstance(error, OSError) and error.errno == errno.ELOOP
+    fix = "Remove the link" if is_cycle else "Check the URL and the credentials"
+    made = SourceError(
+        f"{culprit}: source {url!r} cannot be listed: {type(error).__name__}: {error}. {fix}"
+    )
+    made.__cause__ = error
+    return made
+
+
+def _place(source: FileSource, partition: str | None) -> Location:
+    """A partition's pattern, in which the key stands for itself."""
+    return Location(source.url_for(partition, escape=_escaped), source.storage_options)
+
+
+def _escaped(key: str) -> str:
+    if {"", ".", ".."} & set(re.split(r"[/\\]", key)):
+        raise SourceError(
+            f"partition {key!r} would leave the source's folder; expected a key without '.', '..' "
+            "or nothing between separators"
+        )
+    return glob.escape(key)
+
+
+def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> list[dict[str, Any]]:
+    if not glob.has_magic(path):
+        return list(_data_below(fs, path, suffix))
+    fixed = len(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0])
+    files = {}
+    for name, info in fs.glob(path, detail=True).items():
+        if _is_hidden(name[fixed:]):
+            continue
+        found = [info] if info["type"] == "file" else _data_below(fs, name, suffix)
+        files.update({info["name"]: info for info in found})
+    return list(files.values())
+
+
+def _data_below(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> Iterator[dict[str, Any]]:
+    """The file at a path, or the files of the format in the folder there."""
+    base = len(path.rstrip("/")) + 1
+    for name, info in files_below(fs, path).items():
+        if name == path or _is_data(name[base:], suffix):
+            yield info
+
+
+def _is_data(relative: str, suffix: str) -> bool:
+    return relative.endswith(suffix) and not _is_hidden(relative)
+
+
+def _is_hidden(relative: str) -> bool:
+    """Whether a path goes through a name as `.x` or `_x`, which readers pass over."""
+    return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
+
+
+def _recorded(
+    fs: fsspec.AbstractFileSystem, found: Collection[dict[str, Any]]
+) -> tuple[FileRecord, ...]:
+    return tuple(sorted((file_record(fs, info) for info in found), key=lambda record: record.url))
+
+
+class _Pattern:
+    """Which files are a partition's: those that `literal` leads to, or a glob matches."""
+
+    def __init__(self, partition: str | None, path: str, suffix: str) -> None:
+        self.partition = partition
+        self._suffix = suffix
+        self.literal = _MAGIC.split(path, maxsplit=1)[0]
+        self.names = path.split("/")
+        self._glob = re.compile(glob_translate(path)) if self.literal != path else None
+        self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
+
+    def matches(self, path: str) -> bool:
+        """Whether it takes a file whose path begins with `literal`."""
+        relative = path[self._fixed :]
+        if self._glob is None:
+            return path == self.literal or (
+                path[: self._fixed] == f"{self.literal}/" and _is_data(relative, self._suffix)
+            )
+        if _is_hidden(relative):
+            return False
+        if self._glob.fullmatch(path):
+            return True
+        folders = PurePosixPath(path).parents
+        return path.endswith(self._suffix) and any(
+            self._glob.fullmatch(str(folder))
+            for folder in folders
+            if len(str(folder)) >= len(self.literal)
+        )
+
+
+class _Patterns:
+    """Patterns with one literal beginning, told apart by a name in their paths where one does."""
+
+    def __init__(self, patterns: Sequence[_Pattern]) -> None:
+        self._patterns = patterns
+        self._by_name: dict[str, list[_Pattern]] = {}
+        if len(patterns) <= _COMPARED_ONE_BY_ONE:
+            return
+        columns = zip(*(pattern.names for pattern in patterns))
+        plain = [names for names in columns if not any(map(glob.has_magic, names))]
+        for name, pattern in zip(max(plain, key=lambda n: len(set(n)), default=()), patterns):
+            self._by_name.setdefault(name, []).append(pattern)
+
+    def candidates(self, path: str) -> Iterator[_Pattern]:
+        """Those that may match a path."""
+        if not self._by_name:
+            yield from self._patterns
+            return
+        for name in set(path.split("/")):
+            yield from self._by_name.get(name, ())
+
+
+def _list_together(
+    source: FileSource, partitions: Sequence[str | None], culprit: str
+) -> dict[str | None, Listed]:
+    fs = Location(source.url, source.storage_options).fs
+    found: dict[str | None, Listed] = {}
+    patterns: list[_Pattern] = []
+    for key in partitions:
+        try:
+            patterns.append(_Pattern(key, _place(source, key).path, source.suffix))
+        except VaneError as error:
+            found[key] = SourceError(f"{culprit}: {error}")
+    if not patterns:
+        return found
+    try:
+        matched = _matched(fs, patterns)
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
+        return {**dict.fromkeys(partitions, _unlisted(source.url, error, culprit)), **found}
+    for pattern in patterns:
+        key = pattern.partition
+        try:
+            found[key] = _recorded(fs, matched.get(key, ()))
+        except OSError as error:  # gone since it was listed
+            found[key] = _unlisted(source.url_for(key), error, culprit)
+    return found
+
+
+def _matched(
+    fs: fsspec.AbstractFileSystem, patterns: Sequence[_Pattern]
+) -> dict[str | None, list[dict[str, Any]]]:
+    """The files of each partition, by one recursive listing."""
+    by_literal: dict[str, list[_Pattern]] = {}
+    for pattern in patterns:
+        by_literal.setdefault(pattern.literal, []).append(pattern)
+    groups = {literal: _Patterns(same) for literal, same in by_literal.items()}
+    lengths = sorted({len(literal) for literal in groups})
+    found: dict[str | None, list[dict[str, Any]]] = {}
+    folder, _, beginning = _common(groups).rpartition("/")
+    for path, info in files_below(fs, folder or "/", beginning).items():
+        for length in lengths:
+            if length > len(path):
+                break
+            group = groups.get(path[:length])
+            for pattern in group.candidates(path) if group else ():
+                if pattern.matches(path):
+                    found.setdefault(pattern.partition, []).append(info)
+    return found
+
+
+def _common(texts: Collection[str]) -> str:
+    """What all texts begin with."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts)))
+    return "".join(letter for letter, _ in same)

@@ -1,0 +1,324 @@
+"""`ParquetSource`: Parquet files, split along their row groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vane_dagster import _failpoints
+from vane_dagster._arguments import check_url, one_of
+from vane_dagster._secrets import url_parts, with_options
+from vane_dagster.errors import DefinitionError, SourceError, names
+from vane_dagster.sources.base import (
+    FragmentRule,
+    ReadContext,
+    Source,
+    SourceTable,
+    fragment_record,
+)
+from vane_dagster.sources.file_source import FileSource
+from vane_dagster.sources.grouping import FileSize, group, is_small
+from vane_dagster.sources.parquet_scan import scan, scan_projected
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.storage.row_search import RowFile, find_any
+from vane_dagster.storage.transient_errors import persistently
+from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
+
+SmallFiles = Literal["separate", "group"]
+
+PARQUET = "parquet"
+"""The kind of every source whose files are Parquet."""
+ROW_NUMBER = "file_row_number"
+"""What DuckDB calls a row's place in its file."""
+
+
+class ParquetFiles(Source):
+    """A source whose files are Parquet, however they are listed."""
+
+    kind: ClassVar[str] = PARQUET
+
+    @property
+    def groups_small_files(self) -> bool:
+        """Whether a fragment may hold many small files."""
+        return False
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        return read_footers(files, self, rule, location)
+
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Reads whole row groups where the rows allow it, else by DuckDB."""
+        return pa.concat_tables(
+            scan(span, schema, self.options_for(span.url), context) for span in fragment.spans
+        )
+
+    def project(
+        self,
+        fragment: FragmentRecord,
+        schema: pa.Schema,
+        columns: Sequence[tuple[str, str]],
+        where: str | None,
+        context: ReadContext,
+    ) -> pa.Table | None:
+        """Pushes SQL into DuckDB's scan."""
+        return pa.concat_tables(
+            scan_projected(span, schema, columns, where, self.options_for(span.url), context)
+            for span in fragment.spans
+        )
+
+    def find(
+        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Reads the id column of row groups whose statistics allow the id."""
+        places = [Location(span.url, self.options_for(span.url)) for span in spans]
+        files = [RowFile(p, "", span.start, span.stop) for p, span in zip(places, spans)]
+        hit = find_any(files, [column.name], id)
+        return None if hit is None else (spans[hit[0]], hit[1].row)
+
+
+@dataclass(frozen=True)
+class ParquetSource(FileSource, ParquetFiles):
+    """Parquet files, found by a URL pattern for each partition.
+
+    Attributes:
+        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
+            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        allow_empty: Whether a partition whose files hold no rows is in order.
+        storage_options: Passed to fsspec; never part of a key.
+        small_files: "separate" or "group"; see `parquet`.
+    """
+
+    suffix: ClassVar[str] = ".parquet"
+    small_files: SmallFiles = "separate"
+
+    @property
+    def label(self) -> str:
+        return "Parquet"
+
+    def describe(self) -> str:
+        return f"Parquet files at {self.url}"
+
+    @property
+    def groups_small_files(self) -> bool:
+        return self.small_files == "group"
+
+    @property
+    def splitting(self) -> str:
+        return "group small files, 1" if self.groups_small_files else ""
+
+
+def parquet(
+    url: str,
+    *,
+    asset: Any = None,
+    allow_empty: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    small_files: SmallFiles = "separate",
+) -> ParquetSource:
+    """Declares Parquet files as a pipeline's source.
+
+    Args:
+        url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob. A user
+            and password in it are taken as storage options, and stand in no key or manifest.
+            ``{partition_key}`` stands for the partition's key, ``{partition_key.<dimension>}`` for
+            one dimension of a multi-partition.
+        asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
+        allow_empty: Whether files without any rows are in order; an error by default.
+        storage_options: Options of the fsspec file system, such as an S3 endpoint.
+        small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
+            puts files of at most 1/8 of ``fragment_rows`` rows, and 1/8 of a fragment's 64 MiB,
+            together, up to 1,024 in a fragment. An added or rewritten file recomputes the group
+            that it falls in, and at most those that follow up to the next file whose path's hash
+            marks a cut. Changing the value recomputes the rows of small files.
+
+    Raises:
+        DefinitionError: If the URL is empty or has an unknown placeholder.
+    """
+    check_url("vd.parquet", url)
+    writer = asset_path(asset, "vd.parquet")
+    url, found = url_parts(url)
+    one_of("vd.parquet", "small_files", small_files, ("separate", "group"))
+    options = with_options(found, storage_options)
+    return ParquetSource(url, writer, allow_empty, options, small_files)
+
+
+def asset_path(asset: Any, culprit: str) -> str | None:
+    """The key of an asset, as "a/b".
+
+    Raises:
+        DefinitionError: If it is not one asset.
+    """
+    if asset is None or isinstance(asset, str):
+        return asset
+    several = getattr(asset, "keys", ())
+    if not callable(several) and len(several) > 1:
+        listed = names(sorted("/".join(key.path) for key in several))
+        raise DefinitionError(
+            f"{culprit}: asset is {len(several)} assets, {listed}; give the key of one of them"
+        )
+    key = getattr(asset, "key", asset)
+    path = getattr(key, "path", None)
+    if path is None:
+        raise DefinitionError(
+            f"{culprit}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
+            "or the asset that writes the files"
+        )
+    return "/".join(path)
+
+
+def read_footers(
+    files: Sequence[FileRecord], source: ParquetFiles, rule: FragmentRule, culprit: str
+) -> SourceTable:
+    """Reads the files' footers and cuts the files into fragments, or groups small ones.
+
+    Raises:
+        SourceError: If a file is not Parquet, or its columns differ from the first file's.
+    """
+
+    def footer(file: FileRecord) -> tuple[pa.Schema, pq.FileMetaData]:
+        location = Location(file.url, source.options_for(file.url))
+
+        def read() -> pq.FileMetaData:
+            with location.fs.open(location.path, "rb") as stream:
+                return pq.read_metadata(stream)
+
+        try:
+            metadata = persistently(_failpoints.failing("read", file.url, read))
+            return metadata.schema.to_arrow_schema(), metadata
+        except Exception as error:  # of pyarrow, or of a file system's driver
+            if file.size and not _begins_as_parquet(location):
+                raise SourceError(
+                    f"{culprit}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
+                    "vd.parquet reads no other format. Convert it, for example with DuckDB's COPY "
+                    "(FROM 'data.csv') TO 'data.parquet' (FORMAT parquet), or with pyarrow, and "
+                    "name the Parquet file; or take it out of the source"
+                ) from error
+            raise SourceError(
+                f"{culprit}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
+                f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
+            ) from error
+
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        footers = list(threads.map(footer, files))
+    schema = plain_schema(footers[0][0])
+    for file, (own, _) in zip(files, footers):
+        schema = _common(schema, plain_schema(own), files[0].url, file.url, culprit)
+    check_distinct(schema.names, f"{culprit}, {files[0].url!r}")
+    if ROW_NUMBER in schema.names:
+        raise SourceError(
+            f"{culprit}: {files[0].url!r} has a column {ROW_NUMBER!r}, which is what the reader "
+            "calls a row's place in its file; rename it"
+        )
+    fragments: list[FragmentRecord] = []
+    small: dict[str, tuple[FileRecord, FileSize, str]] = {}
+    for file, (own, metadata) in zip(files, footers):
+        types = _kept_types(plain_schema(own))
+        held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        size = FileSize(file.url, metadata.num_rows, held)
+        if source.groups_small_files and size.rows and is_small(size, rule.rows, rule.bytes):
+            small[file.url] = (file, size, types)
+        else:
+            fragments += cut(file, metadata, rule, types)
+    for grouped in group([size for _, size, _ in small.values()], rule.rows, rule.bytes):
+        members = [small[each.url] for each in grouped]
+        spans = [(file, 0, size.rows) for file, size, _ in members]
+        extra = "".join(types for _, _, types in members)
+        fragments.append(fragment_record(spans, sum(size.bytes for size in grouped), extra))
+    if small:
+        fragments.sort(key=lambda fragment: fragment.url)  # stable: rows of a file stay in order
+    return SourceTable(schema, tuple(fragments))
+
+
+def _begins_as_parquet(location: Location) -> bool:
+    """Whether a file begins as a Parquet file does; true where that cannot be read."""
+    try:
+        with location.fs.open(location.path, "rb") as stream:
+            return stream.read(4) in (b"PAR1", b"PARE")
+    except Exception:  # drivers have exceptions of their own, of many kinds
+        return True
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A file's columns, each in the plain encoding of its type."""
+    return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
+
+
+def _common(
+    first: pa.Schema, other: pa.Schema, first_url: str, url: str, culprit: str
+) -> pa.Schema:
+    """The columns of two files, where types differ in the type as which SQL sees both."""
+    fields = []
+    for field in first:
+        index = other.get_field_index(field.name)
+        found = other.field(index).type if index >= 0 else "no such column"
+        if found != field.type:
+            seen = seen_by_sql(field.type)
+            if seen is None or index < 0 or seen_by_sql(found) != seen:
+                raise SourceError(
+                    f"{culprit}: column {field.name!r} is {found} in {url!r}, but {field.type} in "
+                    f"{first_url!r}; all files of a partition need the same columns and types"
+                )
+            field = field.with_type(seen)
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def _kept_types(schema: pa.Schema) -> str:
+    """The types that are kept although SQL has others for them; none for most files."""
+    return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
+
+
+def cut(
+    file: FileRecord, footer: Any, rule: FragmentRule, types: str = ""
+) -> Iterator[FragmentRecord]:
+    """Cuts a file into fragments along its row groups, and inside those that are too large.
+
+    How many rows a fragment has is told by the file's mean row. Row groups whose rows are much
+    larger are cut by their own bytes, at twice the rule's. `types` counts in the digests.
+    """
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
+    if not sum(rows):
+        return
+    row_bytes = max(1.0, sum(sizes) / sum(rows))
+    most = max(1, min(rule.rows, int(rule.bytes / row_bytes)))
+    edges, above = np.cumsum([0, *rows]), np.cumsum([0, *sizes])
+    for start, stop in _ranges(rows, most, sizes, 2 * rule.bytes):
+        first, last = np.interp([start, stop], edges, above)
+        yield fragment_record([(file, int(start), int(stop))], int(last - first), types)
+
+
+def _ranges(
+    groups: Sequence[int], most: int, sizes: Sequence[int], most_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Row ranges of at most `most` rows that end where row groups do, where they can.
+
+    Of more than `most_bytes` only where the rows of a row group differ, or a row has more.
+    """
+    start = end = held = 0
+    for rows, size in zip(groups, sizes):
+        if end > start and (end + rows - start > most or held + size > most_bytes):
+            yield start, end
+            start, held = end, 0
+        end, held = end + rows, held + size
+        pieces = max(-(-(end - start) // most), min(end - start, -(-held // most_bytes)))
+        if pieces > 1:
+            edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
+            yield from itertools.pairwise(edges)
+            start, held = end, 0
+    if end > start:
+        yield start, end

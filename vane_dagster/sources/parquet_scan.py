@@ -1,0 +1,256 @@
+"""Rows of a Parquet file, read in a worker: only the columns, rows and filter that are wanted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vane_dagster import _failpoints
+from vane_dagster.errors import SourceError
+from vane_dagster.sources.base import ReadContext, unreadable
+from vane_dagster.storage.damage import is_damage
+from vane_dagster.storage.filesystem import Location, duckdb_path, protocols
+from vane_dagster.storage.manifest import FileSpan
+from vane_dagster.storage.transient_errors import persistently
+from vane_dagster.types.schema import seen_by_sql, sql_name
+from vane_dagster.types.sql import (
+    computed_from,
+    expression_error,
+    passed_through,
+    quote,
+    select_list,
+    unused,
+)
+
+_ROW = "file_row_number"
+
+
+@dataclass(frozen=True)
+class _FileRows:
+    """Rows `start` to `stop` of a file.
+
+    Attributes:
+        url: The file.
+        start: First row.
+        stop: Row after the last.
+        schema: What is read.
+        storage_options: Options of the fsspec file system.
+    """
+
+    url: str
+    start: int
+    stop: int
+    schema: pa.Schema
+    storage_options: Mapping[str, Any] = field(repr=False)
+
+
+def scan(
+    span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any], context: ReadContext
+) -> pa.Table:
+    """The rows as they are: by whole row groups where the range allows, else by DuckDB.
+
+    Args:
+        span: The rows.
+        schema: The columns.
+        storage_options: Options of the file's fsspec file system.
+        context: Location and DuckDB connection.
+
+    Raises:
+        SourceError: If they cannot be read.
+    """
+    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
+    kept = _kept_out_of_sql(rows.schema.names, rows)
+    table = _read_row_groups(rows, kept, context)
+    if others := [name for name in rows.schema.names if name not in table.column_names]:
+        read = _query(rows, ", ".join(quote(name) for name in others), context)
+        columns = [*zip(others, read.columns), *zip(table.column_names, table.columns)]
+        table = pa.table(dict(columns))
+    return table.select(rows.schema.names).cast(rows.schema)
+
+
+def scan_projected(
+    span: FileSpan,
+    schema: pa.Schema,
+    columns: Sequence[tuple[str, str]],
+    where: str | None,
+    storage_options: Mapping[str, Any],
+    context: ReadContext,
+) -> pa.Table:
+    """SQL columns and a filter, pushed into the scan.
+
+    Columns that SQL would change are read beside it, and put to the rows that it leaves.
+
+    Args:
+        span: The rows.
+        schema: The columns that the expressions name.
+        columns: Output columns and their expressions.
+        where: The filter, if there is one.
+        storage_options: Options of the file's fsspec file system.
+        context: Location and DuckDB connection.
+
+    Raises:
+        SourceError: If they cannot be read.
+        SchemaError: If an expression fails for a row.
+    """
+    rows = _FileRows(span.url, span.start, span.stop, schema, storage_options)
+    passed = passed_through(columns, rows.schema)
+    kept = _kept_out_of_sql(passed.values(), rows)
+    computed = [(name, e) for name, e in columns if passed.get(name) not in kept]
+    place = unused("row", [name for name, _ in columns])
+    table = _computed([*computed, (place, _ROW)] if kept else computed, where, rows, context)
+    if kept:
+        values = _read_row_groups(rows, kept, context, whole=False)
+        values = values.take(pc.subtract(table.column(place), rows.start))
+        found = dict(zip(table.column_names, table.columns))
+        found |= {n: values.column(c) for n, c in passed.items() if c in kept}
+        table = pa.table({name: found[name] for name, _ in columns})
+    return table
+
+
+def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
+    """The columns whose types SQL would change."""
+    kinds = {name: rows.schema.field(name).type for name in names}
+    return [name for name, kind in kinds.items() if seen_by_sql(kind) != kind]
+
+
+def _read_row_groups(
+    rows: _FileRows, columns: Sequence[str], context: ReadContext, whole: bool = True
+) -> pa.Table:
+    """Columns of the rows as Parquet's own reader gives them, which decodes whole row groups.
+
+    With `whole`, all columns of a range that is made of whole row groups.
+    """
+    location = Location(rows.url, rows.storage_options)
+
+    def read() -> pa.Table:
+        with location.fs.open(location.path, "rb") as stream, _opened(location, stream) as file:
+            groups, first, stop = _row_groups(file.metadata, rows)
+            aligned = whole and (first, stop) == (rows.start, rows.stop)
+            wanted = rows.schema.names if aligned else list(columns)
+            if not wanted:
+                return pa.table({})
+            table = file.read_row_groups(groups, columns=wanted, use_threads=False)
+            return table.select(wanted).slice(rows.start - first, rows.stop - rows.start)
+
+    try:
+        table = persistently(_failpoints.failing("read", rows.url, read))
+    except Exception as error:  # drivers have exceptions of their own, of many kinds
+        raise _unreadable(rows, context, error) from error
+    return table.cast(pa.schema([rows.schema.field(name) for name in table.column_names]))
+
+
+def _opened(location: Location, stream: object) -> pq.ParquetFile:
+    if location.is_local:
+        return pq.ParquetFile(location.path, memory_map=True, page_checksum_verification=True)
+    return pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
+
+
+def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], int, int]:
+    """The row groups that a range reaches into, their first row, and the one after their last."""
+    edges = [0]
+    for index in range(footer.num_row_groups):
+        edges.append(edges[-1] + footer.row_group(index).num_rows)
+    spans = list(enumerate(itertools.pairwise(edges)))
+    reached = [(i, a, b) for i, (a, b) in spans if a < rows.stop and b > rows.start]
+    if not reached:
+        return [], rows.start, rows.start
+    return [i for i, _, _ in reached], reached[0][1], reached[-1][2]
+
+
+def _computed(
+    columns: Sequence[tuple[str, str]], where: str | None, rows: _FileRows, context: ReadContext
+) -> pa.Table:
+    """Expressions over the rows that a filter leaves.
+
+    An error is of the file if its columns cannot be read as they are either, else of the SQL.
+    """
+
+    def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
+        return _asked(rows, select_list(columns), where, context)
+
+    try:
+        return run(columns, where)
+    except (duckdb.IOException, OSError) as error:
+        raise _unreadable(rows, context, error) from error
+    except duckdb.Error as error:
+        read = computed_from(columns, where, rows.schema)
+        _query(rows, ", ".join(quote(name) for name in read) or _ROW, context)
+        raise expression_error(columns, where, run, error, context.location) from error
+
+
+def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
+    try:
+        return _asked(rows, listed, None, context)
+    except (duckdb.Error, OSError) as error:
+        raise _unreadable(rows, context, error) from error
+
+
+def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
+    table = f"read_parquet({_literal(_duckdb_path(rows, context))}, {_ROW}=true)"
+    if casts := _casts(rows.schema):
+        table = f"(SELECT * REPLACE ({casts}) FROM {table})"
+    query = (
+        f"SELECT {listed} FROM {table} AS source "
+        f"WHERE {_ROW} >= {rows.start} AND {_ROW} < {rows.stop}"
+    )
+    query += f" AND ({where})" if where else ""
+
+    def read() -> pa.Table:
+        return context.connect().sql(query).to_arrow_table()
+
+    return persistently(_failpoints.failing("read", rows.url, read))
+
+
+def _casts(schema: pa.Schema) -> str:
+    """Casts to the types as which SQL sees columns, where a Parquet file may tell it others."""
+    seen = [(field.name, field.type, seen_by_sql(field.type)) for field in schema]
+    kinds = [
+        (n, sql_name(s)) for n, kind, s in seen if s is not None and (s != kind or _has_sizes(s))
+    ]
+    return ", ".join(f"{quote(name)}::{kind} AS {quote(name)}" for name, kind in kinds if kind)
+
+
+def _has_sizes(kind: pa.DataType) -> bool:
+    """Whether a type holds lists of a fixed size, which Parquet does not know."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
+
+
+def _unreadable(rows: _FileRows, context: ReadContext, error: Exception) -> SourceError:
+    damaged = is_damage(error) or isinstance(error, duckdb.Error)
+    fix = "Write it again, or take it out of the source" if damaged else None
+    return unreadable(rows.url, error, context.location, fix)
+
+
+def _duckdb_path(rows: _FileRows, context: ReadContext) -> str:
+    location = Location(rows.url, rows.storage_options)
+    if not location.is_local:
+        _register(location.fs, context.connect())
+    return duckdb_path(location.fs, location.path)
+
+
+_registered: dict[str, fsspec.AbstractFileSystem] = {}
+
+
+def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) -> None:
+    """Has DuckDB read by this file system, which may stand for the same protocol as another did."""
+    names = protocols(fs)
+    if all(_registered.get(name) is fs for name in names):
+        return
+    for name in names:
+        _registered[name] = fs
+        if opened.filesystem_is_registered(name):
+            opened.unregister_filesystem(name)
+    opened.register_filesystem(fs)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,167 @@
+"""`StoredSource`: rows in the pipeline's own store, of another asset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable
+from vane_dagster.sources.files import file_record
+from vane_dagster.sources.parquet import ParquetFiles, asset_path, plain_schema
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, Manifest
+from vane_dagster.storage.reader import find, options_for, places
+from vane_dagster.storage.store import Store
+
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class StoredSource(ParquetFiles):
+    """Rows in the pipeline's own store: another pipeline's stage, or an ordinary asset's.
+
+    Attributes:
+        asset: Key of the Dagster asset, as "a/b".
+        allow_empty: Whether a partition without rows is accepted.
+        root: The store's root, once the source is bound to it.
+    """
+
+    asset: str
+    allow_empty: bool = False
+    root: Location | None = field(default=None, init=False, repr=False, compare=False)
+
+    def url_for(self, partition_key: str | None) -> str:
+        """Names the asset, in messages."""
+        return f"asset {self.asset}"
+
+    def bind(self, store: Store) -> Source:
+        bound = replace(self)
+        object.__setattr__(bound, "root", store.root)
+        return bound
+
+    @property
+    def _store(self) -> Store:
+        assert self.root is not None, "a stored source is bound to a store before it is used"
+        return Store(self.root)
+
+    def schema(self, location: str) -> pa.Schema:
+        raise DefinitionError(
+            f"{location}: the types are those of asset {self.asset!r}, whose rows are in a store "
+            f"that is named when assets run. Read them there: vd.load({self.asset!r}, "
+            "store=...).schema"
+        )
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return options_for(self._store, url)
+
+    def list_files(
+        self, partitions: Sequence[str | None], location: str
+    ) -> Mapping[str | None, Listed]:
+        """The files that the manifests in force name.
+
+        Raises:
+            StoreError: If the manifests cannot be listed or read.
+        """
+        path, store = self.asset.split("/"), self._store
+        groups: dict[str | None, list[Manifest]]
+        if list(partitions) == [None]:
+            manifests = find(store, path, None)
+            groups = {None: list(manifests.values())} if manifests else {}
+        else:
+            groups = {key: [found] for key, found in find(store, path, partitions).items()}
+
+        def listed(partition: str | None) -> Listed:
+            if partition not in groups:
+                return SourceError(
+                    f"{location}: asset {self.asset!r} was never materialized into "
+                    f"{store.root.url!r}{_where(partition)}; materialize it first, with this store"
+                )
+            try:
+                return tuple(file for m in groups[partition] for file in _files(store, m))
+            except Exception as error:  # drivers have exceptions of their own, of many kinds
+                return SourceError(
+                    f"{location}: the files of asset {self.asset!r}{_where(partition)} cannot be "
+                    f"listed: {type(error).__name__}: {error}. Materialize it again"
+                )
+
+        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+            return dict(zip(partitions, threads.map(listed, partitions)))
+
+    def missing(self, partition: str | None, location: str) -> SourceError | None:
+        """None: a partition that was materialized without rows has no files."""
+        return None
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        if files:
+            return super().split(files, rule, location, partition)
+        keys = None if partition is None else [partition]
+        found = find(self._store, self.asset.split("/"), keys)
+        if not found:
+            raise SourceError(f"asset {self.asset!r}{_where(partition)} is gone from the store")
+        return SourceTable(plain_schema(next(iter(found.values())).schema), ())
+
+
+def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
+    """Declares what the store holds of another asset as a pipeline's source.
+
+    A partition of the pipeline reads the partition of that key; an unpartitioned pipeline reads all
+    partitions that were materialized.
+
+    Args:
+        asset: A stage of another pipeline, an ordinary asset whose rows are kept by the
+            `FragmentStore` as its IO manager, or the key of either, as "a/b".
+        allow_empty: Whether a partition without any rows is in order; an error by default.
+
+    Raises:
+        DefinitionError: If it is not one asset.
+    """
+    path = asset_path(asset, "vd.stored")
+    if not path:
+        raise DefinitionError("vd.stored: asset is empty; expected the key of an asset, as 'a/b'")
+    return StoredSource(path, allow_empty)
+
+
+def as_source(culprit: str, source: Any) -> Source:
+    """A pipeline's source as it was declared, or by an asset alone.
+
+    Raises:
+        DefinitionError: If it is neither.
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, str) or not (hasattr(source, "path") or hasattr(type(source), "key")):
+        raise DefinitionError(
+            f"{culprit}: source is a {type(source).__name__}; expected vd.parquet(url), a stage of "
+            "another pipeline, an asset, or vd.stored(asset key)"
+        )
+    return stored(source)
+
+
+def _files(store: Store, manifest: Manifest) -> Sequence[FileRecord]:
+    folder, names = places(store, manifest)
+    fs = folder.fs
+    parts: Mapping[str, FileRecord] = {
+        part.name: FileRecord(
+            fs.unstrip_protocol(folder.file(part.name)), part.bytes, part.digest, part.digest
+        )
+        for part in manifest.parts
+    }
+    if all(name in parts for name in names):
+        return [parts[name] for name in names]
+    fs.invalidate_cache()
+    return [file_record(fs, fs.info(folder.file(name))) for name in names]
+
+
+def _where(partition: str | None) -> str:
+    return "" if partition is None else f" in partition {partition!r}"

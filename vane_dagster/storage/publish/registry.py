@@ -1,0 +1,35 @@
+"""The formats that `write` can publish: a new one is a file and a line here."""
+
+from __future__ import annotations
+
+import importlib
+
+from vane_dagster.errors import StoreError, names
+from vane_dagster.storage.publish.base import Publisher, Target
+
+PUBLISHERS = {
+    "parquet": "vane_dagster.storage.publish.parquet:FolderPublisher",
+    "delta": "vane_dagster.storage.publish.delta:DeltaPublisher",
+}
+"""Module and class of each format, imported when it is used. Names are kept in manifests."""
+
+
+def publisher_class(format: str) -> type[Publisher]:
+    """The class that publishes a format.
+
+    Raises:
+        StoreError: If no such format is registered.
+    """
+    if format not in PUBLISHERS:
+        raise StoreError(
+            f"no publisher is registered for format {format!r}; expected one of "
+            f"{names(PUBLISHERS, 20)}. A newer release may know it"
+        )
+    module, _, name = PUBLISHERS[format].partition(":")
+    found: type[Publisher] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def open_publisher(declared: Target, partition: str | None) -> Publisher:
+    """The publisher of one partition of a declared target."""
+    return publisher_class(declared.format)(declared, partition)

@@ -1,0 +1,82 @@
+"""Knowledge of deep learning frameworks: tensors, devices, threads and their errors.
+
+A framework is used only if the process has imported it already.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.storage.transient_errors import class_names
+
+_OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
+_DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
+_DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
+
+
+def without_tensor(value: Any) -> Any:
+    """A tensor as an array in host memory; any other value unchanged."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def tensor_version(value: Any) -> int | None:
+    """A number that each in-place change of a tensor raises; None for any other value."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return int(value._version)
+
+
+def set_threads(threads: int) -> None:
+    """Sets the threads of numeric libraries, including those that are imported later."""
+    if threads < 1:
+        return
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    pa.set_cpu_count(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+def device() -> str:
+    """The device that this process computes on: the name of the GPU in use, or "cpu"."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device is out of memory."""
+    if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
+        return True
+    if not class_names(error) & _OUT_OF_MEMORY:
+        return False
+    return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def free_memory() -> None:
+    """Releases the device memory that a framework caches."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def is_dead(error: BaseException) -> bool:
+    """Whether an error says that the process has lost its engine or device.
+
+    After an illegal access or a failed assertion of a kernel, each later call of CUDA in the
+    process fails with the same error:
+    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
+    """
+    if is_out_of_memory(error):
+        return False
+    if class_names(error) & _DEAD:
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEAD_TEXTS)
