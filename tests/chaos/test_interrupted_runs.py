@@ -7,32 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import dagster as dg
 
-from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
+from support.event_world import KEYS, STAGES, materializations
 from support.paths import TESTS
-
-STAGES = ("vectors", "labels")
-
-
-def materializations(
-    instance: dg.DagsterInstance, stage: str
-) -> dict[str | None, dg.AssetMaterialization]:
-    key = dg.AssetKey(["docs", stage])
-    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
-    found = [record.asset_materialization for record in records]
-    assert len({each.partition for each in found}) == len(found), "one was logged twice"
-    return {each.partition: each for each in found}
 
 
 def test_an_interrupted_run_has_an_event_for_each_manifest(tmp_path):
     (tmp_path / "dagster.yaml").touch()
-    code = f"import test_events as t; t.run_of_a_process(t.Path({str(tmp_path)!r}))"
+    code = (
+        f"from support.event_world import Path, run_of_a_process as r; r(Path({str(tmp_path)!r}))"
+    )
     run = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -15,11 +15,16 @@ from support.example_runs import (  # noqa: F401  # fixtures
     ON_MODELS,
     PRINTED,
     endpoint,
-    environment,
+    example_cluster,
     run,
     runs_twice,
 )
 from support.llm_server import KEY, Server
+
+
+@pytest.fixture(scope="module")
+def environment(example_cluster: dict[str, str]) -> dict[str, str]:
+    return example_cluster
 
 
 def test_every_example_is_run_here_and_listed() -> None:

@@ -19,6 +19,7 @@ from support.example_runs import (  # noqa: F401  # fixtures
     ON_MODELS,
     ON_VLLM,
     endpoint,
+    example_cluster,
     offers,
     run,
     runs_twice,
@@ -71,8 +72,8 @@ def said(text: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def environment(cluster_environment: dict[str, str], model: Path) -> dict[str, str]:
-    return {**cluster_environment, "VANE_EXAMPLES_MODEL": str(model)}
+def environment(example_cluster: dict[str, str], model: Path) -> dict[str, str]:
+    return {**example_cluster, "VANE_EXAMPLES_MODEL": str(model)}
 
 
 def pools(environment: Mapping[str, str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from vane_dagster import checks
 from vane_dagster.orchestration import reporting, run
 
 KEYS = [f"p{number:02}" for number in range(12)]
+STAGES = ("vectors", "labels")
 
 
 def embed(batch: pa.Table) -> pa.Table:
@@ -106,3 +108,25 @@ def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """All events of a run in one group, however slow the machine is."""
     monkeypatch.setattr(reporting, "_SECONDS", 600.0)
     monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
+
+
+def materializations(
+    instance: dg.DagsterInstance, stage: str
+) -> dict[str | None, dg.AssetMaterialization]:
+    key = dg.AssetKey(["docs", stage])
+    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
+    found = [record.asset_materialization for record in records]
+    assert len({each.partition for each in found}) == len(found), "one was logged twice"
+    return {each.partition: each for each in found}
+
+
+def embed_slowly(batch: pa.Table) -> pa.Table:
+    time.sleep(0.05)
+    return embed(batch)
+
+
+def run_of_a_process(root: Path) -> None:
+    """Materializes all partitions in a process that is interrupted meanwhile."""
+    world = World(root, vd.LocalCompute(num_cpus=2))
+    with dg.DagsterInstance.from_config(str(root)) as instance:
+        world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])

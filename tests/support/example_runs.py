@@ -59,7 +59,7 @@ def endpoint() -> Iterator[tuple[Server, str]]:
 
 
 @pytest.fixture(scope="module")
-def environment(
+def example_cluster(
     tmp_path_factory: pytest.TempPathFactory, endpoint: tuple[Server, str]
 ) -> Iterator[dict[str, str]]:
     """One cluster and one folder of data for all examples, apart from the reader's own."""

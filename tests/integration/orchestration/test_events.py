@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +11,17 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.event_world import KEYS, World, embed, instance, one_group, world  # noqa: F401  # fixtures
+from support.event_world import (  # noqa: F401  # fixtures
+    KEYS,
+    STAGES,
+    World,
+    embed,
+    instance,
+    materializations,
+    one_group,
+    world,
+)
 from vane_dagster.orchestration import reporting, run
-
-STAGES = ("vectors", "labels")
-
-
-def materializations(
-    instance: dg.DagsterInstance, stage: str
-) -> dict[str | None, dg.AssetMaterialization]:
-    key = dg.AssetKey(["docs", stage])
-    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
-    found = [record.asset_materialization for record in records]
-    assert len({each.partition for each in found}) == len(found), "one was logged twice"
-    return {each.partition: each for each in found}
 
 
 def evaluations(
@@ -235,15 +231,3 @@ def test_a_second_attempt_repeats_no_evaluation(world, instance, tmp_path):
     assert {partition for _, partition, passed in each if not passed} == {"p01"}
     key = dg.AssetCheckKey(docs["vectors"].key, "ids_complete")
     assert statuses(instance, key) == {"SUCCEEDED": {"p00", "p01"}}
-
-
-def embed_slowly(batch: pa.Table) -> pa.Table:
-    time.sleep(0.05)
-    return embed(batch)
-
-
-def run_of_a_process(root: Path) -> None:
-    """Materializes all partitions in a process that is interrupted meanwhile."""
-    world = World(root, vd.LocalCompute(num_cpus=2))
-    with dg.DagsterInstance.from_config(str(root)) as instance:
-        world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])
