@@ -99,7 +99,7 @@ def watcher_of(local: LocalHead) -> int:
             command = Path(f"/proc/{pid}/cmdline").read_text()
         except OSError:
             continue
-        if "cluster_idle" in command:
+        if "idle_watcher" in command:
             found.append(pid)
     (pid,) = found
     return pid

@@ -119,10 +119,10 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     lane = group.group.worker_queues["m"]
     lane.begin(FIRST, 10)
     lane.begin(FIRST, 20)
-    group.group.ended(FIRST, 10, "has answered 2 calls")
+    group.group.finish_call(FIRST, 10, "has answered 2 calls")
     assert lane.pick_worker() is None
     assert group.lease.loading == {}, "it has one more call"
-    group.group.ended(FIRST, 20, "has answered 3 calls")
+    group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.told == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
 
