@@ -2,7 +2,7 @@
 
 One head for each Python environment. It listens on the loopback address only and asks every
 driver for a token that lies in a file which only its user can read. It stops once it has been
-idle for long enough (`cluster_idle`).
+idle for long enough (`idle_watcher`).
 """
 
 from __future__ import annotations
