@@ -1,6 +1,6 @@
-"""Offline batch inference as Dagster assets, on Ray, with models that stay loaded.
+"""Offline batch inference as Dagster assets on Ray, with models that stay loaded.
 
-Importing this package imports neither ray nor torch; each name is resolved on first use.
+Importing this package imports neither ray nor torch. Each name is resolved on first use.
 """
 
 from __future__ import annotations

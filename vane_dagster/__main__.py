@@ -1,4 +1,4 @@
-"""``python -m vane_dagster``: the same as ``vane-dagster``."""
+"""Entry point of ``python -m vane_dagster``, equivalent to ``vane-dagster``."""
 
 from vane_dagster.cli.main import main
 

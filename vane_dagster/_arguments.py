@@ -1,4 +1,4 @@
-"""Checks of single arguments: each returns the value in its one form, or raises."""
+"""Validation of single arguments: each function returns the normalized value, or raises."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
-    """A URL with a partition's key in place of its placeholders.
+    """Replace the placeholders of a URL with a partition key.
 
     Args:
         url: The URL, with ``{partition_key}`` or ``{partition_key.<dimension>}``.
-        key: The partition's key, which has one for each dimension where it is a multi-partition's.
-        escape: Makes the text that stands in the URL.
+        key: The partition key. A multi-partition key has one key per dimension.
+        escape: Escapes a key for use in the URL.
+
+    Returns:
+        The URL without placeholders.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -34,10 +37,14 @@ def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = 
 
 
 def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
-    """A number of workers, or (min, max), as a pair; None is left to the cluster.
+    """Parse a number of workers, or a (min, max) pair, into a pair.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        value: The number or pair. None leaves it to the cluster.
 
     Raises:
-        DefinitionError: If it is neither, or below one.
+        DefinitionError: If the value has another type, or a number is below 1.
     """
     if value is None:
         return None
@@ -52,10 +59,16 @@ def parse_concurrency(where: str, value: Any) -> tuple[int, int] | None:
 
 
 def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
-    """`value` if it is a whole number from 1 up, `default` if it is None.
+    """Validate a whole number from 1 up.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The value.
+        default: Returned if `value` is None.
 
     Raises:
-        DefinitionError: If it is anything else.
+        DefinitionError: If the value is not a whole number from 1 up.
     """
     if value is None:
         return default
@@ -65,10 +78,15 @@ def positive(where: str, name: str, value: Any, default: Any = None) -> Any:
 
 
 def seconds(where: str, name: str, value: Any) -> float | None:
-    """`value` if it is a number of seconds above 0, or None.
+    """Validate a number of seconds above 0; None is allowed.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The value, in seconds.
 
     Raises:
-        DefinitionError: If it is anything else.
+        DefinitionError: If the value is not a number above 0.
     """
     if value is None:
         return None
@@ -79,7 +97,17 @@ def seconds(where: str, name: str, value: Any) -> float | None:
 
 
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
-    """`value` if it is one of `allowed`; raises DefinitionError otherwise."""
+    """Validate that a value is one of the allowed values.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The value.
+        allowed: The allowed values.
+
+    Raises:
+        DefinitionError: If the value is not allowed.
+    """
     if value not in allowed:
         listed = ", ".join(repr(a) for a in allowed)
         raise DefinitionError(f"{where}: {name} is {value!r}; expected one of {listed}")
@@ -87,21 +115,35 @@ def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
 
 
 def mapping(where: str, name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A mapping with text keys as a dict, an empty one for None.
+    """Copy a mapping with string keys into a dict; None becomes an empty dict.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The mapping.
 
     Raises:
-        DefinitionError: If it is anything else.
+        DefinitionError: If the value is not such a mapping.
     """
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        kind = type(value).__name__  # a value may be secret
+        kind = type(value).__name__  # the value may be a secret
         raise DefinitionError(f"{where}: {name} is a {kind}; expected a mapping of name to value")
     return dict(value)
 
 
 def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
-    """A list or tuple as a tuple; raises DefinitionError for anything else."""
+    """Convert a list or tuple to a tuple.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The list or tuple.
+
+    Raises:
+        DefinitionError: If the value has another type.
+    """
     if not isinstance(value, (list, tuple)):
         raise DefinitionError(
             f"{where}: {name} is a {type(value).__name__}; expected a list of arguments, as [...]"
@@ -110,7 +152,16 @@ def positional(where: str, name: str, value: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
-    """A list of texts as a tuple, None for None; raises DefinitionError for anything else."""
+    """Convert a list of strings to a tuple; None stays None.
+
+    Args:
+        where: The pipeline or stage, for the message.
+        name: The argument's name, for the message.
+        value: The list.
+
+    Raises:
+        DefinitionError: If the value is not a list of strings.
+    """
     if value is None:
         return None
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
@@ -121,10 +172,15 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
 def environment_variables(
     where: str, forwarded: Sequence[str], keyed: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The environment variables of a stage's workers, and those of them that are keyed.
+    """Return the environment variables of a stage's workers, and the keyed ones among them.
+
+    Args:
+        where: The stage, for the message.
+        forwarded: Names of variables that do not affect fragment keys.
+        keyed: Names of variables that are part of fragment keys.
 
     Raises:
-        DefinitionError: If they are no names.
+        DefinitionError: If an argument is not a list of names.
     """
     plain = list_of_names(where, "env_vars", forwarded) or ()
     counted = list_of_names(where, "keyed_env_vars", keyed) or ()
@@ -134,10 +190,14 @@ def environment_variables(
 def selection(
     where: str, value: Sequence[str] | Mapping[str, str] | None
 ) -> tuple[tuple[str, str], ...]:
-    """Columns, or output column to column, as pairs.
+    """Convert a list of columns, or a mapping of output column to column, to pairs.
+
+    Args:
+        where: The argument, for the message.
+        value: The list or mapping.
 
     Raises:
-        DefinitionError: If it is neither, or a name stands twice.
+        DefinitionError: If the value has another type, or a name is repeated.
     """
     pairs: Any = value
     if isinstance(value, Mapping):
@@ -157,7 +217,15 @@ def selection(
 
 
 def check_url(where: str, url: str) -> None:
-    """Raises DefinitionError for a URL that is empty or has an unknown placeholder."""
+    """Validate that a URL is not empty and has only known placeholders.
+
+    Args:
+        where: The argument, for the message.
+        url: The URL.
+
+    Raises:
+        DefinitionError: If the URL is empty or has an unknown placeholder.
+    """
     if not isinstance(url, str) or not url.strip():
         raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
     if "::" in url:
@@ -181,15 +249,15 @@ def check_url(where: str, url: str) -> None:
 def check_placeholders(
     where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
 ) -> None:
-    """Checks that a URL has a placeholder exactly where a pipeline has partitions.
+    """Verify that a URL has a placeholder if and only if the pipeline has partitions.
 
     Args:
         where: The pipeline or stage, for the message.
         url: The URL.
-        partitions_def: The pipeline's partitions; None for an unpartitioned one.
+        partitions_def: The pipeline's partitions; None for an unpartitioned pipeline.
 
     Raises:
-        DefinitionError: If it does not, or names an unknown dimension.
+        DefinitionError: If a placeholder is missing or unexpected, or names an unknown dimension.
     """
     fields = PLACEHOLDER.findall(url)
     if partitions_def is None and fields:

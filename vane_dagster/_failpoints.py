@@ -1,8 +1,8 @@
-"""Places where `vane_dagster.testing` has the package fail; without a plan they do nothing.
+"""Injection points for `vane_dagster.testing`. Without a plan they do nothing.
 
-The plan is a file in the folder that an environment variable names, so that it reaches every
-process of a run. What has happened is counted there too, by files that only one process can create:
-"the third call" is the third of all workers.
+The plan is a file in a folder that an environment variable names, so it reaches every process of a
+run. Occurrences are counted in the same folder, by files that only one process can create: "the
+third call" is the third call across all workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 
 VARIABLE = "VANE_DAGSTER_FAULTS"
-"""The environment variable with the folder of the plan."""
+"""The environment variable that names the plan's folder."""
 PLAN = "plan.json"
 SEEN, FIRED = "seen", "fired"
 
@@ -33,18 +33,18 @@ _LOOKS_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """A fault as the plan holds it, and its number there.
+    """A fault of the plan, with its number.
 
     Attributes:
         place: "call", "load" or "storage".
-        target: The stage, the model, or the pattern of URLs.
-        does: What happens.
-        ids: As texts, the ids of which a call must hold one; None for any.
-        calls: Which of the occurrences fail, from 1 on; None for all.
-        times: How often it fires at most; None for as often as it may.
-        operation: "write", "read", "list" or "delete", of storage.
-        error: Name of the class that is raised.
-        message: Its text.
+        target: The stage, the model, or the URL pattern.
+        does: The effect of the fault.
+        ids: Row ids as strings; a call must contain at least one of them. None matches any call.
+        calls: The occurrences that fail, counted from 1; None for all.
+        times: The maximum number of times that the fault fires; None for no limit.
+        operation: The storage operation: "write", "read", "list" or "delete".
+        error: Name of the exception class.
+        message: The exception's message.
     """
 
     number: int
@@ -60,18 +60,18 @@ class PlannedFault:
 
 
 def variables() -> dict[str, str]:
-    """What a worker has to be told with each lease, so that it follows this process's plan."""
+    """Return the variables to pass with each lease so that workers follow this process's plan."""
     return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
 
 
 def follow(env: Mapping[str, str]) -> None:
-    """Has this worker follow the plan of a lease, or none; a former lease may have had one."""
+    """Make this worker follow the plan of a lease, or none, replacing that of an earlier lease."""
     if VARIABLE not in env:
         os.environ.pop(VARIABLE, None)
 
 
 def at_call(stage: str, ids: Any) -> None:
-    """Before the user's code is called: may raise, hang or end this process.
+    """Fire the faults of a call of the user's code; may raise, hang or end this process.
 
     Args:
         stage: Pipeline and stage.
@@ -87,7 +87,12 @@ def at_call(stage: str, ids: Any) -> None:
 
 
 async def at_call_later(stage: str, ids: Any) -> None:
-    """As `at_call`; other calls of the loop go on meanwhile."""
+    """Fire the faults of a call as `at_call` does, without blocking the event loop.
+
+    Args:
+        stage: Pipeline and stage.
+        ids: The batch's ids, as an Arrow array.
+    """
     if VARIABLE in os.environ:
         for fault in _calls(stage, ids):
             if fault.does == "hang":
@@ -98,7 +103,7 @@ async def at_call_later(stage: str, ids: Any) -> None:
 
 
 def at_load(model: str) -> None:
-    """Before a model is constructed: may raise, hang or end this process."""
+    """Fire the faults of a model load before construction; may raise, hang or end this process."""
     if VARIABLE in os.environ:
         for fault in _planned("load"):
             if fault.target == model and _fires(fault):
@@ -109,7 +114,12 @@ def at_load(model: str) -> None:
 
 
 def at_storage(operation: str, url: str) -> None:
-    """Before an operation on a file or folder: may raise or end this process."""
+    """Fire the faults of a storage operation before it runs; may raise or end this process.
+
+    Args:
+        operation: "write", "read", "list" or "delete".
+        url: The file or folder.
+    """
     if VARIABLE in os.environ:
         url = url.removeprefix("file://").rstrip("/")
         for fault in _planned("storage"):
@@ -119,12 +129,15 @@ def at_storage(operation: str, url: str) -> None:
 
 
 def failing(verb: str, url: str, action: Callable[[], _T]) -> Callable[[], _T]:
-    """An operation on storage that fails as planned.
+    """Wrap a storage operation so that it fails as planned.
 
     Args:
-        verb: What it does, in the words of `Location.tried`.
-        url: The file or folder that it is about.
+        verb: The operation, as a verb of `Location.tried`.
+        url: The file or folder that the operation is on.
         action: The operation.
+
+    Returns:
+        The wrapped operation.
     """
     if VARIABLE not in os.environ or verb not in _OPERATIONS:
         return action
@@ -138,7 +151,7 @@ def failing(verb: str, url: str, action: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
-    """The faults that a call of a stage fires."""
+    """Yield the faults that fire for a call of a stage."""
     held: set[str] | None = None
     for fault in _planned("call"):
         if fault.target not in (stage, stage.rpartition("/")[2]):
@@ -155,7 +168,7 @@ def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
 def _planned(place: str) -> Iterable[PlannedFault]:
     try:
         return [f for f in _plan(_folder()) if f.place == place]
-    except (FileNotFoundError, NotADirectoryError):  # the test is over, or on another machine
+    except (FileNotFoundError, NotADirectoryError):  # the test has ended, or is on another machine
         return ()
 
 
@@ -177,7 +190,11 @@ def _plan(folder: str) -> tuple[PlannedFault, ...]:
 
 
 def _folder() -> str:
-    """The plan's folder, which is gone after the test."""
+    """Return the plan's folder.
+
+    Raises:
+        FileNotFoundError: The test has ended, so the folder no longer exists.
+    """
     folder = os.environ.get(VARIABLE, "")
     os.stat(folder)
     return folder
@@ -188,7 +205,7 @@ def _is_on(fault: PlannedFault) -> bool:
 
 
 def _fires(fault: PlannedFault) -> bool:
-    """Takes note of an occurrence; whether it is one that fails."""
+    """Record an occurrence, and return whether it fails."""
     if fault.calls is not None and _counted(fault, SEEN, None) not in fault.calls:
         return False
     return _counted(fault, FIRED, fault.times) is not None
@@ -199,7 +216,7 @@ _lock = threading.Lock()
 
 
 def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
-    """The number of this occurrence among those of all processes; None past the most."""
+    """Return this occurrence's number across all processes; None if it exceeds `most`."""
     folder = os.environ.get(VARIABLE, "")
     key = (folder, fault.number, what)
     with _lock:
@@ -211,7 +228,7 @@ def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
-            except FileNotFoundError:  # the test is over
+            except FileNotFoundError:  # the test has ended
                 return None
             _reached[key] = number
             return number
@@ -235,7 +252,7 @@ def _fail(fault: PlannedFault) -> NoReturn:
 
 @lru_cache(maxsize=64)
 def _error_class(name: str) -> type[Exception]:
-    """The built-in exception of a name, else a new class that is called so."""
+    """Return the built-in exception with this name, or else a new class of that name."""
     found = getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, Exception):
         return found

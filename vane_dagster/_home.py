@@ -1,4 +1,4 @@
-"""Where this package keeps state, and a store where none is named. Nothing is imported for it."""
+"""Locations of this package's own state and of the default store; imports nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOME = "VANE_DAGSTER_HOME"
 
 
 def state_home() -> Path:
-    """Where this package keeps state of its own.
+    """Return the folder for this package's own state.
 
     It is ``$VANE_DAGSTER_HOME``, else ``$XDG_STATE_HOME/vane_dagster``, else
     ``~/.local/state/vane_dagster``.
@@ -23,7 +23,7 @@ def state_home() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     home = os.environ.get(HOME) or f"{state}/vane_dagster"
     try:
-        # Symbolic links are kept, so that those of other users are found when it is verified.
+        # Symbolic links are kept: verification must see links that belong to other users.
         return Path(os.path.abspath(Path(home).expanduser()))
     except RuntimeError as error:
         raise VaneError(
@@ -33,5 +33,5 @@ def state_home() -> Path:
 
 
 def default_root() -> str:
-    """A store's root where none is given: ``$VANE_DAGSTER_STORE``, else one in `state_home`."""
+    """Return the default store root: ``$VANE_DAGSTER_STORE``, else a folder in `state_home`."""
     return os.environ.get("VANE_DAGSTER_STORE") or str(state_home() / "store")

@@ -1,14 +1,14 @@
 """Folders that no other user of the machine can enter, write to or replace.
 
-Every local folder whose content this package trusts is created and verified here: the state of a
-local Ray head, its token, and the code that workers import. A folder is private if
+Every local folder with content that this package trusts is created and verified here: the state of
+a local Ray head, its token, and the code that workers import. A folder is private if
 
 - it is a real directory, not a symbolic link, owned by this user, with mode 0700, and
-- nobody else can rename or replace a directory on the way to it: each belongs to this user or to
-  root, and is not writable by others unless it is sticky, as ``/tmp`` is. A directory named in
+- nobody else can rename or replace a directory on its path: each belongs to this user or to root,
+  and is not writable by others unless it is sticky, as ``/tmp`` is. A directory named in
   ``VANE_DAGSTER_TRUST_PARENTS`` is exempt.
 
-A folder that others could write to is refused, not repaired: what is in it may be planted.
+A folder that others could write to is refused, not repaired, because its content may be planted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TRUST = "VANE_DAGSTER_TRUST_PARENTS"
 MARK = "VANE_DAGSTER_HEAD"
 """The environment variable that names a local head's folder.
 
-The head sets it, so everything that the head starts inherits it, users' processes too.
+The head sets it, so every process that the head starts inherits it, including users' processes.
 """
 _MODE = 0o700
 _MAX_LINKS = 40
 
 
 def private_folder(path: str | Path, setting: str = "") -> Path:
-    """Creates a private folder, with missing parents, or verifies the existing one.
+    """Create a private folder, with missing parents, or verify an existing one.
 
     An existing folder that others can read, but not write to, gets mode 0700.
 
@@ -53,7 +53,7 @@ def private_folder(path: str | Path, setting: str = "") -> Path:
         ComputeError: The folder is not private.
     """
     folder = Path(os.path.abspath(path))
-    # Before anything is created; what is missing is created inside of what was verified.
+    # Before anything is created: missing folders are created inside verified ones.
     with contextlib.suppress(FileNotFoundError):
         check_parents(folder, setting)
     _make(folder)
@@ -63,7 +63,7 @@ def private_folder(path: str | Path, setting: str = "") -> Path:
 
 
 def is_private_folder(path: str | Path, setting: str = "") -> bool:
-    """Whether a folder exists; if it does, it is verified as by `private_folder`.
+    """Return whether a folder exists; an existing one is verified as by `private_folder`.
 
     Args:
         path: The folder.
@@ -88,16 +88,16 @@ def is_private_folder(path: str | Path, setting: str = "") -> bool:
 
 
 def check_parents(path: str | Path, setting: str = "") -> None:
-    """Verifies that nobody else can replace a directory or a symbolic link above a path.
+    """Verify that nobody else can replace a directory or symbolic link on the way to a path.
 
     Directories named in ``VANE_DAGSTER_TRUST_PARENTS`` are not verified; symbolic links are.
 
     Args:
-        path: A path; the last component is not looked at.
+        path: A path; its last component is not verified.
         setting: The environment variable that chooses another location, for the error message.
 
     Raises:
-        ComputeError: Another user can.
+        ComputeError: Another user can replace one.
     """
     given = Path(path).absolute()  # ".." after a symbolic link is followed, not shortened
     current = Path("/")
@@ -118,7 +118,7 @@ def check_parents(path: str | Path, setting: str = "") -> None:
 
 
 def is_safe_to_import_from(path: str | Path) -> bool:
-    """Whether nobody but this user and root can add modules to a folder or replace it."""
+    """Return whether only this user and root can add modules to a folder or replace it."""
     folder = Path(path)
     try:
         found = folder.stat()
@@ -129,14 +129,14 @@ def is_safe_to_import_from(path: str | Path) -> bool:
 
 
 def check_private_file(path: str | Path, fix: str) -> None:
-    """Verifies that only this user can read and write a file.
+    """Verify that only this user can read and write a file.
 
     Args:
         path: The file.
-        fix: What to do if others can, for the error message.
+        fix: The fix if others have access, for the error message.
 
     Raises:
-        ComputeError: It is no regular file of this user with mode 0600.
+        ComputeError: It is not a regular file of this user with mode 0600.
     """
     file = Path(path)
     found = file.lstat()
@@ -148,15 +148,15 @@ def check_private_file(path: str | Path, fix: str) -> None:
 
 
 def check_own_record(path: str | Path, found: os.stat_result, fix: str) -> None:
-    """Verifies that only this user or root has written an open file, wherever it is.
+    """Verify that only this user or root can have written an open file, in any folder.
 
     Args:
         path: The file.
         found: Its status.
-        fix: What to do if others could, for the error message.
+        fix: The fix if others have write access, for the error message.
 
     Raises:
-        ComputeError: It is no regular file of this user or root, or others can write to it.
+        ComputeError: It is not a regular file of this user or root, or others can write to it.
     """
     own = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
     if not own or _others_write(Path(path), found):
@@ -166,7 +166,7 @@ def check_own_record(path: str | Path, found: os.stat_result, fix: str) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
-    """A new private folder for temporary files, removed at the end."""
+    """Create a private folder for temporary files, and remove it at the end."""
     folder = new_temporary_folder(prefix)
     try:
         yield folder
@@ -175,14 +175,14 @@ def temporary_folder(prefix: str = "vane-") -> Iterator[Path]:
 
 
 def new_temporary_folder(prefix: str, below: str | Path | None = None) -> Path:
-    """Creates a private folder with a name that nobody can predict; the caller removes it.
+    """Create a private folder with an unpredictable name; the caller removes it.
 
     Args:
-        prefix: The beginning of its name.
-        below: The folder to create it in. Default: ``$TMPDIR``, else ``/tmp``.
+        prefix: The prefix of its name.
+        below: The parent folder. Default: ``$TMPDIR``, else ``/tmp``.
 
     Raises:
-        ComputeError: Another user could replace it.
+        ComputeError: Another user could replace the folder.
     """
     parent = temporary_root() if below is None else Path(below)
     check_parents(parent / prefix, "" if below is not None else "TMPDIR")
@@ -190,7 +190,7 @@ def new_temporary_folder(prefix: str, below: str | Path | None = None) -> Path:
 
 
 def user_folder(kind: str) -> Path:
-    """The private folder of this user for one kind of temporary files.
+    """Return this user's private folder for one kind of temporary files.
 
     Raises:
         ComputeError: It is not private.
@@ -199,12 +199,12 @@ def user_folder(kind: str) -> Path:
 
 
 def worker_folder(kind: str) -> Path:
-    """The private folder of a worker process for one kind of files, such as users' modules.
+    """Return a worker process's private folder for one kind of files, such as users' modules.
 
-    It lies in the folder of the local Ray head, whose workers inherit the name. Anywhere else, as
-    in workers of `LocalCompute` and on the nodes of a cluster, it is one for each user in the
-    folder for temporary files. Ray's own session folder is no place for it: all users can write
-    there.
+    It lies in the folder of the local Ray head; workers inherit the variable that names it.
+    Elsewhere, as in workers of `LocalCompute` and on cluster nodes, it is a per-user folder in the
+    folder for temporary files. Ray's own session folder is not suitable, because all users can
+    write there.
 
     Raises:
         ComputeError: It is not private.
@@ -215,12 +215,12 @@ def worker_folder(kind: str) -> Path:
 
 
 def temporary_root() -> Path:
-    """The folder for temporary files: ``$TMPDIR``, else ``/tmp``."""
+    """Return the folder for temporary files: ``$TMPDIR``, else ``/tmp``."""
     return Path(tempfile.gettempdir())
 
 
 def _make(folder: Path) -> None:
-    """Creates a folder and its missing parents with mode 0700, whatever the umask is."""
+    """Create a folder and its missing parents with mode 0700, independent of the umask."""
     try:
         os.mkdir(folder, _MODE)
     except FileNotFoundError:
@@ -259,15 +259,15 @@ def _trusted_parents() -> set[str]:
 
 
 def _others_write(folder: Path, found: os.stat_result) -> bool:
-    """Whether a user other than the owner and root may create and rename files in a folder."""
+    """Return whether users other than the owner and root may create or rename files here."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(folder, found.st_gid)
 
 
 def _is_own_group(folder: Path, gid: int) -> bool:
-    """Whether a group has no member but this user, as where each user has one (umask 002)."""
-    if gid == 0:  # containers give it to users that no database names
+    """Return whether a group has no other member, as with per-user groups (umask 002)."""
+    if gid == 0:  # containers assign it to users without a passwd entry
         return False
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
@@ -280,10 +280,10 @@ def _is_own_group(folder: Path, gid: int) -> bool:
 
 
 def _has_acl(folder: Path) -> bool:
-    """Whether an access control list exists; the group's bits then stand for all it names."""
+    """Return whether an ACL exists; if so, the group bits hold the mask of all its entries."""
     try:
         return "system.posix_acl_access" in os.listxattr(folder)
-    except (AttributeError, OSError):  # not on this system, or not on this file system
+    except (AttributeError, OSError):  # not supported by this system or file system
         return False
 
 

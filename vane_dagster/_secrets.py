@@ -1,7 +1,7 @@
-"""Secrets: known by their names, and kept out of every text that the package makes.
+"""Secrets, recognized by name and masked in every text that the package produces.
 
-What is found in storage options, in forwarded variables, in arguments and in the environment is
-known in its process from then on, and `masked` puts ``***`` in its place. Values of less than six
+Secrets in storage options, forwarded variables, arguments and the environment are registered in the
+process that reads them. From then on `masked` replaces them with ``***``. Values shorter than six
 characters are not masked by value.
 """
 
@@ -49,7 +49,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def keep(values: Iterable[str]) -> None:
-    """Has values masked from now on, however they are named."""
+    """Register values to be masked from now on, regardless of their names."""
     global _pattern
     fresh = {value for value in values if len(value) >= _SHORTEST and value not in _known}
     if not fresh:
@@ -61,22 +61,22 @@ def keep(values: Iterable[str]) -> None:
 
 
 def keep_options(options: Mapping[str, Any]) -> None:
-    """Has the secrets among a file system's options masked."""
+    """Register the secrets among a file system's options."""
     keep(_secrets(options, _NAMED_OPTION, False))
 
 
 def keep_variables(variables: Mapping[str, str]) -> None:
-    """Has the values of environment variables masked, but for names of files."""
+    """Register the values of environment variables, except paths of existing files."""
     keep(value for value in variables.values() if not os.path.exists(value))
 
 
 def keep_arguments(*values: Any) -> None:
-    """Has the secrets among a function's arguments masked: by their names, or as `SecretStr`."""
+    """Register the secrets among a function's arguments: by name, or wrapped in `SecretStr`."""
     keep(found for value in values for found in _secrets(value, _NAMED, False))
 
 
 def masked(text: str) -> str:
-    """A text in which secrets are ``***``: known ones, those of URLs and of the environment."""
+    """Replace secrets in a text with ``***``: registered ones, and those of URLs and variables."""
     keep(
         value
         for name, value in os.environ.items()
@@ -89,9 +89,9 @@ def masked(text: str) -> str:
 
 
 def without_secrets(error: BaseException) -> BaseException:
-    """The error, where it or one that caused it tells a secret with stand-ins that do not.
+    """Return the error, replaced by a masked copy if it or one of its causes contains a secret.
 
-    Dagster logs what an error was caused by too.
+    Causes are masked too because Dagster logs them.
     """
     cause, context = error.__cause__, error.__context__
     if cause is not None:
@@ -115,7 +115,7 @@ def without_secrets(error: BaseException) -> BaseException:
 
 @contextmanager
 def errors_masked() -> Iterator[None]:
-    """Has what is raised inside, and what caused it, tell no secrets."""
+    """Mask secrets in exceptions raised inside the block, and in their causes."""
     try:
         yield
     except Exception as error:
@@ -126,9 +126,9 @@ def errors_masked() -> Iterator[None]:
 
 
 def url_parts(url: str) -> tuple[str, dict[str, Any]]:
-    """A URL without the user and password in it, and the same as options of its file system.
+    """Split a URL into the URL without credentials, and the equivalent file system options.
 
-    Of a protocol whose options are not known the URL stays as it is.
+    The URL is returned unchanged if the options of its protocol are not known.
     """
     match = _USER_INFO.match(url)
     if match is None:
@@ -152,12 +152,17 @@ def url_parts(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def holds_password(url: str) -> bool:
-    """Whether a URL holds a password that its file system cannot be given as an option."""
+    """Return whether a URL holds a password that cannot be passed as a file system option."""
     return _USER_INFO.match(url_parts(url)[0]) is not None
 
 
 def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options of a URL under those that were given, which count more."""
+    """Merge options from a URL with explicit options, which take precedence.
+
+    Args:
+        found: Options from the URL.
+        given: Explicit options. Nested mappings are merged.
+    """
     options = {**found, **(given or {})}
     for name in found.keys() & (given or {}).keys():
         if isinstance(found[name], Mapping) and isinstance(options[name], Mapping):
@@ -166,7 +171,7 @@ def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> d
 
 
 def revealed(value: Any) -> Any:
-    """Options as a file system takes them: a pydantic `SecretStr` as its text."""
+    """Unwrap the options for a file system: each pydantic `SecretStr` becomes its plain value."""
     if is_wrapped(value):
         return value.get_secret_value()
     if isinstance(value, Mapping):
@@ -177,13 +182,13 @@ def revealed(value: Any) -> Any:
 
 
 def is_wrapped(value: Any) -> bool:
-    """Whether a value is a pydantic `SecretStr` or `SecretBytes`."""
+    """Return whether a value is a pydantic `SecretStr` or `SecretBytes`."""
     kinds = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     return callable(getattr(value, "get_secret_value", None)) and "pydantic" in kinds
 
 
 def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
-    """Texts that are secret: below a name that says so, or wrapped."""
+    """Yield the secrets in a value: wrapped values, and those under a name that marks secrets."""
     if is_wrapped(value):
         yield from _secrets(value.get_secret_value(), named, True)
     elif isinstance(value, str):
@@ -205,5 +210,5 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
 
 
 def _forms(value: str) -> set[str]:
-    """How a value may stand in a text: as it is, escaped, and in a URL."""
+    """Return the forms in which a value may occur in a text: plain, escaped, and URL-quoted."""
     return {value, repr(value)[1:-1], json.dumps(value)[1:-1], quote(value), quote(value, safe="")}

@@ -1,4 +1,4 @@
-"""One family of exceptions: a message names the culprit, expected against actual, and the fix."""
+"""Exceptions: each message names the location, expected against actual, and the fix."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from vane_dagster._secrets import masked
 
 
 class VaneError(Exception):
-    """Base of every error that vane_dagster raises on purpose. Its text tells no known secret."""
+    """Base of every error that vane_dagster raises on purpose. Known secrets are masked in it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class DefinitionError(VaneError):
-    """A pipeline or a stage is declared wrongly. Raised where the user wrote it."""
+    """A pipeline or stage is declared incorrectly. Raised where the user wrote it."""
 
 
 class SchemaError(VaneError):
-    """A column or a type is not what a stage declared or needs."""
+    """A column or type does not match what a stage declared or needs."""
 
 
 class CodeIdentityError(DefinitionError):
-    """Something that a UDF depends on has no stable identity."""
+    """A dependency of a UDF has no stable identity."""
 
 
 class SourceError(VaneError):
-    """A source is missing, unreadable, or its rows break the rules of ids."""
+    """A source is missing or unreadable, or its rows violate the rules for ids."""
 
 
 class PlanError(VaneError):
-    """A run cannot be planned from what is selected and what the store holds."""
+    """A run cannot be planned from the selection and the content of the store."""
 
 
 class StoreError(VaneError):
@@ -42,11 +42,15 @@ class StoreError(VaneError):
 
 
 class NewerFormatError(StoreError):
-    """A newer release has written a file of the store, in a format that this one does not know."""
+    """A newer release wrote a file of the store in a format that this release does not support."""
 
 
 class DamagedPartError(StoreError):
-    """A part in the store is damaged or gone; `part` is its file's name."""
+    """A part in the store is damaged or missing.
+
+    Attributes:
+        part: The name of its file.
+    """
 
     def __init__(self, text: str, part: str = "") -> None:
         super().__init__(text)
@@ -54,22 +58,22 @@ class DamagedPartError(StoreError):
 
 
 class TraceError(VaneError):
-    """A row that is to be traced, its stage or its partition is not there."""
+    """The row to trace, its stage or its partition does not exist."""
 
 
 class ComputeError(VaneError):
-    """The cluster or a worker cannot do what a stage asks."""
+    """The cluster or a worker cannot do what a stage requires."""
 
 
 class ClusterLostError(ComputeError):
-    """The cluster itself is gone, so that a run can neither go on nor wait."""
+    """The cluster itself is lost, so a run can neither continue nor wait."""
 
 
 class PreflightError(ComputeError):
-    """A run cannot be done, for all of the reasons that it names; nothing was computed.
+    """A run failed preflight validation; nothing was computed.
 
     Attributes:
-        findings: What stands in the way, one text for each.
+        findings: One message for each problem.
     """
 
     def __init__(self, message: str, findings: tuple[str, ...] = ()) -> None:
@@ -78,38 +82,38 @@ class PreflightError(ComputeError):
 
 
 class BudgetError(VaneError):
-    """A run has used up what a stage may spend."""
+    """A run has exhausted a stage's budget."""
 
 
 class IntegrityError(VaneError):
-    """Rows of a stage are missing, invented or there twice."""
+    """Rows of a stage are missing, unexpected or duplicated."""
 
 
 class UdfError(VaneError):
-    """A user's function raised, or what it returned is refused."""
+    """A user's function raised an exception, or its result was rejected."""
 
 
 class CostlyError(ValueError):
-    """An error of a row that was paid for all the same.
+    """An error of a row that incurred costs despite failing.
 
     Attributes:
-        used: What it took, by the names under which its stage adds up what rows took.
+        used: The resources used, under the names by which the row's stage sums them up.
     """
 
     used: Mapping[str, int] = MappingProxyType({})
 
 
 class RowErrors(Exception):
-    """Raised by a user's code for the rows of a batch that it cannot compute, with the others.
+    """Raised by a user's code for the failed rows of a batch, with the results of the others.
 
-    So that one bad row of a call that costs much, as to an API, doesn't make it be repeated: what
-    is computed is kept, errors that may pass are tried again for their rows alone, and the others
-    are dealt with as the stage's `on_error` says.
+    Without it, one bad row would repeat a whole expensive call, such as a request to an API. With
+    it, computed rows are kept, transient errors are retried for their rows only, and other errors
+    are handled as the stage's `on_error` specifies.
 
     Args:
-        errors: The error of each row that failed, by its place in the batch.
-        rows: What came out for the others, in the batch's order, in any form that a call may
-            return. A pandas data frame keeps the batch's index or has the id.
+        errors: The error of each failed row, by its position in the batch.
+        rows: The results of the other rows, in the batch's order, in any form that a call may
+            return. A pandas data frame keeps the batch's index or contains the id.
     """
 
     def __init__(self, errors: Mapping[int, BaseException], rows: Any = None) -> None:
@@ -119,7 +123,7 @@ class RowErrors(Exception):
 
 
 def _as_int(place: Any) -> Any:
-    """An integer of any kind, as numpy's, as an int; what is none as it is."""
+    """Convert any integer type, such as numpy's, to int; other values are unchanged."""
     try:
         return place if isinstance(place, bool) else operator.index(place)
     except TypeError:
@@ -127,9 +131,9 @@ def _as_int(place: Any) -> Any:
 
 
 class StageError(Exception):
-    """Raised by a user's code for what no row is at fault of, as a key that is refused.
+    """Raised by a user's code for an error that no row causes, such as a rejected API key.
 
-    It fails the partition whatever the stage's `on_error` says.
+    It fails the partition regardless of the stage's `on_error`.
     """
 
 
@@ -138,7 +142,12 @@ class ModelLoadError(UdfError):
 
 
 def names(items: Iterable[object], limit: int = 5) -> str:
-    """Lists items for a message, cut after `limit`: ``'a', 'b' and 3 more``."""
+    """List items for a message, truncated after `limit`: ``'a', 'b' and 3 more``.
+
+    Args:
+        items: The items.
+        limit: The maximum number of items to list.
+    """
     listed = [repr(item) for item in items]
     if not listed:
         return "none"

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: the executor emits, the report phase listens."""
+"""Events of a run: the executor emits them, and the report phase consumes them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from vane_dagster.worker.protocol import LoadReport
 
 @dataclass
 class StageStats:
-    """What a run did for one stage of one partition.
+    """Statistics of a run for one stage of one partition.
 
     Attributes:
         computed: Fragments computed.
-        rows_in: Rows read by what was computed.
-        rows_out: Rows of what was computed.
+        rows_in: Input rows of the computed fragments.
+        rows_out: Output rows of the computed fragments.
         batches: Calls of the user's code.
-        retries: Calls repeated after an error that may pass.
+        retries: Calls retried after a transient error.
         faults: Rows that could not be computed.
-        fits: The batch size that workers have found, or that fitted into memory where one did not.
-        call_seconds: Seconds in the user's code, all workers together.
-        work_seconds: Seconds of all work on the stage, all workers together.
-        seconds: Seconds in which calls for the stage were in flight. While several partitions have
-            calls in flight, they share the time, so that partitions add up to the run's time.
-        loads: Workers that constructed the model; each is counted for one partition of one stage,
-            the first of the pool's that was committed with work of this run.
-        load_seconds: Seconds that they took to construct it, all workers together.
-        warm: Workers that had the model already, counted in the same way.
+        fits: The batch size that the workers determined, or that fit into memory after a larger one
+            did not.
+        call_seconds: Seconds in the user's code, summed over all workers.
+        work_seconds: Seconds of all work on the stage, summed over all workers.
+        seconds: Seconds in which calls for the stage were in flight. Partitions with calls in
+            flight at the same time share it, so the partitions add up to the run's time.
+        loads: Workers that constructed the model. Each is counted for one partition of one stage:
+            the pool's first to be committed with work of this run.
+        load_seconds: Seconds that they took to construct it, summed over all workers.
+        warm: Workers that already had the model, counted in the same way.
     """
 
     computed: int = 0
@@ -50,20 +51,31 @@ class StageStats:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows out a second, 0 where nothing was computed."""
+        """Output rows per second; 0 if nothing was computed."""
         return self.rows_out / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class RunPlanned:
-    """What there is to do is known."""
+    """The run is planned.
+
+    Attributes:
+        plan: The plan.
+    """
 
     plan: RunPlan
 
 
 @dataclass(frozen=True)
 class WaveStarted:
-    """A wave began: its stages, and the models that it leased."""
+    """A wave started.
+
+    Attributes:
+        index: The wave's number, counted from 1.
+        count: The number of waves.
+        stages: The wave's stages.
+        models: The models that it leased.
+    """
 
     index: int
     count: int
@@ -73,7 +85,14 @@ class WaveStarted:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """A worker of a model's pool can be used."""
+    """A worker of a model's pool is ready.
+
+    Attributes:
+        stages: The stages that use the model.
+        model: The model.
+        worker: The worker's name.
+        report: The worker's report on loading the model.
+    """
 
     stages: tuple[str, ...]
     model: str
@@ -83,7 +102,12 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class Printed:
-    """A user's code printed something."""
+    """A user's code printed text.
+
+    Attributes:
+        stage: The stage that runs the code.
+        text: The text.
+    """
 
     stage: str
     text: str
@@ -91,20 +115,24 @@ class Printed:
 
 @dataclass(frozen=True)
 class Noticed:
-    """Something went wrong that the run has dealt with."""
+    """The run handled a problem and continues.
+
+    Attributes:
+        text: The message.
+    """
 
     text: str
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The run waits for other runs, or no longer does.
+    """The run waits for other runs, or stopped waiting.
 
     Attributes:
-        reason: What it waits for: "lease", "fragments", or "pool <model>". There is one wait for
-            each reason at a time.
+        reason: "lease", "fragments", or "pool <model>". There is one wait for each reason at a
+            time.
         text: A sentence for people.
-        runs: Ids of the runs ahead of it, where they are known.
+        runs: Ids of the runs ahead of it, if known.
         over: Whether the wait has ended.
     """
 
@@ -115,18 +143,18 @@ class Waiting:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the run does nothing until the wait ends; where it shares a pool, it works on."""
+        """Whether the run is idle until the wait ends; it keeps working while it shares a pool."""
         return not self.reason.startswith("pool ")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far each stage of a wave is.
+    """Progress of the stages of a wave.
 
     Attributes:
         done: Input rows computed, by stage.
-        total: Input rows in all, by stage; estimated until every fragment's input is known.
-        seconds: Since the wave began.
+        total: Total input rows, by stage; estimated until the input of every fragment is known.
+        seconds: Seconds since the wave started.
     """
 
     done: dict[str, int]
@@ -136,10 +164,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Writing:
-    """Everything is computed, and some results are not yet in Dagster's event log.
+    """All stages are computed; some results are not yet in Dagster's event log.
 
     Attributes:
-        written: Results written; a result is one stage of one partition.
+        written: Results written. A result is one stage of one partition.
         total: Results of the run.
     """
 
@@ -149,7 +177,15 @@ class Writing:
 
 @dataclass(frozen=True)
 class Committed:
-    """A stage's partition is in force."""
+    """A stage's partition is committed.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        name: The name of the manifest.
+        manifest: The committed manifest.
+        stats: Statistics of the run for this partition.
+    """
 
     stage: str
     partition: str | None
@@ -163,7 +199,9 @@ class Recomputed:
     """The sampled rows of a stage's partition are computed; the parts are not committed.
 
     Attributes:
-        parts: A part for each fragment of the sample.
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        parts: One part for each fragment of the sample.
     """
 
     stage: str
@@ -173,7 +211,13 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A stage's partition was in force already."""
+    """A stage's partition was already up to date.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        name: The name of the manifest.
+    """
 
     stage: str
     partition: str | None
@@ -182,7 +226,14 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Failed:
-    """A stage's partition could not be computed or committed."""
+    """A stage's partition could not be computed or committed.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        error: The error.
+        because: The upstream stage that caused the failure, if any.
+    """
 
     stage: str
     partition: str | None
@@ -207,7 +258,7 @@ Event = Union[
 
 
 def about_plan(plan: RunPlan) -> Iterator[Event]:
-    """What went wrong while a run was planned."""
+    """Yield the problems found while a run was planned, as events."""
     for text in plan.warnings:
         yield Noticed(text)
     first, *others = plan.selected

@@ -1,4 +1,4 @@
-"""Faults for tests of your own pipelines: errors, killed workers, storage that fails.
+"""Fault injection for tests of your own pipelines: errors, killed workers, storage failures.
 
 ```python
 from vane_dagster import testing
@@ -12,17 +12,17 @@ with testing.faults(
 assert injected.fired == (1, 1, 2)
 ```
 
-Faults are no part of the pipeline: its code, and so its fragment keys, are those of the real one,
-and a run after the block takes up what the disturbed one has finished.
+Faults are not part of the pipeline. Its code and fragment keys are unchanged, so a run after the
+block reuses everything that the disturbed run has finished.
 
-What starts inside the block follows it: runs of this process with their workers on any compute, and
-processes that inherit its environment. The plan of the faults is kept in a folder; on a cluster of
-several machines give one that all of them see. A worker that two runs use at once follows the run
-that leased it last. After the block nothing fires, not in what a killed run has left queued either.
+Faults apply to everything that starts inside the block: runs of this process with their workers on
+any compute, and processes that inherit its environment. The plan of the faults is kept in a folder;
+on a cluster of several machines, pass a folder that all of them share. A worker that two runs use
+at once follows the run that leased it last. After the block nothing fires, not even in work that a
+killed run left queued.
 
-A ``disconnect`` is an error that may pass, so calls and operations are tried again after it. A call
-is one of the user's code with one batch; what is tried again, or halved after an error, is called
-again, and counts again.
+A ``disconnect`` is a transient error, so the call or operation is retried. A call passes one batch
+to the user's code. A retried call, or one with a batch halved after an error, counts again.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _OPERATIONS = ("write", "read", "list", "delete")
 
 @dataclass(frozen=True)
 class CallFault:
-    """A fault in calls of a stage's function or model, in place of the call.
+    """A fault that replaces calls of a stage's function or model.
 
     Attributes:
-        stage: Name of the stage, as "embed", or "docs/embed" where two pipelines have one.
-        does: "raise" an error; "kill" the worker's process; "hang" until the test is over or a
-            time limit ends it; "out_of_memory" as a GPU's; "disconnect", which may pass.
-        ids: Only calls that hold one of these ids. Default: all.
-        calls: Only these calls, a number or several, from 1 on, counted over all workers.
-        times: At most so often. Default: always.
-        error: With "raise", the name of the error's class: a built-in one, else one is made.
-        message: The error's text.
+        stage: Name of the stage, such as "embed", or "docs/embed" if two pipelines have one.
+        does: "raise" an error; "kill" the worker process; "hang" until the test ends or a time
+            limit expires; "out_of_memory" as a GPU raises it; "disconnect", a transient error.
+        ids: Only calls that contain one of these ids. Default: all.
+        calls: Only these calls, one number or several, counted from 1 over all workers.
+        times: The maximum number of times that it fires. Default: no limit.
+        error: With "raise", the name of the exception class: a built-in class, else a new one.
+        message: The error's message.
     """
 
     stage: str
@@ -86,17 +86,17 @@ class CallFault:
 
 @dataclass(frozen=True)
 class LoadFault:
-    """A fault where a worker loads a stage's class or function, before a class is constructed.
+    """A fault when a worker loads a stage's class or function, before a class is constructed.
 
-    A worker that is warm does not load, and so does not fail.
+    A warm worker does not load, so it does not fail.
 
     Attributes:
-        model: Name of the class or function, whatever stages call it.
-        does: As of `CallFault`.
-        calls: Only these loads, a number or several, from 1 on, counted over all workers.
-        times: At most so often. Default: always.
-        error: With "raise", the name of the error's class: a built-in one, else one is made.
-        message: The error's text.
+        model: Name of the class or function, regardless of the stages that call it.
+        does: As in `CallFault`.
+        calls: Only these loads, one number or several, counted from 1 over all workers.
+        times: The maximum number of times that it fires. Default: no limit.
+        error: With "raise", the name of the exception class: a built-in class, else a new one.
+        message: The error's message.
     """
 
     model: str
@@ -114,19 +114,20 @@ class LoadFault:
 
 @dataclass(frozen=True)
 class StorageFault:
-    """A fault in an operation on a file of the source, the store or a target, in place of it.
+    """A fault that replaces an operation on a file of the source, the store or a target.
 
-    Files are read and written by workers, planned and committed by the driver. What the Delta
-    library itself reads and writes is left alone.
+    Workers read and write files; the driver plans and commits them. Reads and writes of the Delta
+    library itself are not affected.
 
     Attributes:
-        url: A pattern of URLs or paths of files, in which ``*`` stands for anything, slashes too:
-            "*/parts/*", "*/manifests/*", "s3://lake/published/*". A folder's own for "list".
-        operation: "write" (which publishing is too), "read", "list" or "delete".
-        does: "no_space", "denied", "disconnect", which may pass, or "kill" the process.
-        calls: Only these operations, a number or several, from 1 on, counted over all processes.
-        times: At most so often. Default: always.
-        message: The error's text.
+        url: A pattern of file URLs or paths, such as "*/parts/*", "*/manifests/*" or
+            "s3://lake/published/*". ``*`` matches any text, including slashes. For "list", the URL
+            of the folder itself.
+        operation: "write" (including publishing), "read", "list" or "delete".
+        does: "no_space"; "denied"; "disconnect", a transient error; or "kill" the process.
+        calls: Only these operations, one number or several, counted from 1 over all processes.
+        times: The maximum number of times that it fires. Default: no limit.
+        message: The error's message.
     """
 
     url: str
@@ -151,7 +152,7 @@ class Injected:
     """The faults of a block.
 
     Attributes:
-        faults: They themselves.
+        faults: The faults, in the order given.
     """
 
     faults: tuple[Fault, ...]
@@ -160,7 +161,7 @@ class Injected:
 
     @property
     def fired(self) -> tuple[int, ...]:
-        """How often each fault has fired, in their order; after the block too."""
+        """How often each fault has fired, in the order of `faults`; valid after the block too."""
         if self._last is not None:
             return self._last
         counts = [0] * len(self.faults)
@@ -173,15 +174,15 @@ class Injected:
 
 @contextmanager
 def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Iterator[Injected]:
-    """Has runs fail as planned, until the block ends.
+    """Inject faults into runs until the block ends.
 
     Args:
-        *planned: The faults. Where several fit a call or an operation, the first ones fire first.
-        folder: An existing folder that all machines of the cluster see, below which the plan is
-            kept. Default: the folder for temporary files.
+        *planned: The faults. If several match a call or an operation, they fire in this order.
+        folder: An existing folder that all machines of the cluster share; the plan is kept in a
+            subfolder. Default: the folder for temporary files.
 
     Raises:
-        DefinitionError: If something else than a fault is given, or blocks are nested.
+        DefinitionError: If an argument is not a fault, or blocks are nested.
     """
     for fault in planned:
         if not isinstance(fault, (CallFault, LoadFault, StorageFault)):
@@ -202,7 +203,7 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
         with open(place / PLAN, "x") as plan:
             json.dump([_record(fault) for fault in planned], plan)
         if folder is not None:  # workers may run as another user, who can add files but not
-            (place / PLAN).chmod(0o644)  # replace the plan: it exists before they may
+            (place / PLAN).chmod(0o644)  # replace the plan, which exists first
             place.chmod(0o1777)
         os.environ[VARIABLE] = str(place)
         yield injected
@@ -213,7 +214,7 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
 
 
 def _record(fault: Fault) -> dict[str, Any]:
-    """A fault as `failpoints.Planned`."""
+    """Convert a fault to the record of a `_failpoints.PlannedFault`."""
     place, target = {
         CallFault: ("call", getattr(fault, "stage", "")),
         LoadFault: ("load", getattr(fault, "model", "")),
@@ -240,7 +241,7 @@ def _where(fault: Fault, name: str, value: Any) -> str:
 
 
 def _check(where: str, fault: Fault) -> None:
-    """Checks what all faults have in common, and brings `calls` into its one form."""
+    """Validate the fields common to all faults, and normalize `calls`."""
     positive(where, "times", fault.times)
     calls = fault.calls
     if calls is not None:
@@ -265,7 +266,7 @@ def _check(where: str, fault: Fault) -> None:
 
 
 def _ids(where: str, ids: Any) -> tuple[str, ...] | None:
-    """Ids as texts, which is how they are compared."""
+    """Convert ids to strings, the form in which they are compared."""
     if ids is None:
         return None
     listed = tuple(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else (ids,)

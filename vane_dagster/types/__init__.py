@@ -1,1 +1,1 @@
-"""Types of columns, schemas and SQL expressions, which every package agrees on."""
+"""Column types, schemas and SQL expressions, shared by all packages."""

@@ -1,4 +1,4 @@
-"""DuckDB, opened the same way in the driver and in every worker."""
+"""DuckDB connections with the same configuration in the driver and in every worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import duckdb
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """A DuckDB in memory whose answers do not depend on the machine.
+    """Open an in-memory DuckDB with results that do not depend on the machine.
 
-    One thread, since workers are the parallelism; rows in order; UTC, so that a type with a time
-    zone is the same everywhere. It does not spill, which DuckDB does in ``.tmp`` in the current
-    folder if no other is set.
+    It uses one thread, because parallelism comes from the workers. It preserves row order, and uses
+    UTC so that types with a time zone are the same everywhere. Spilling is disabled; otherwise
+    DuckDB would spill to ``.tmp`` in the current folder.
     """
     opened = duckdb.connect()
     opened.execute("SET threads=1; SET preserve_insertion_order=true; SET TimeZone='UTC'")
@@ -24,12 +24,17 @@ def connect() -> duckdb.DuckDBPyConnection:
 
 
 def spill_below(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """Has a DuckDB spill into a folder of its own, which it creates when needed and removes."""
+    """Let a DuckDB spill into its own folder, which it creates on demand and removes.
+
+    Args:
+        connection: The connection.
+        folder: The parent folder.
+    """
     own = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
     connection.execute("SET temp_directory=?", [str(own)])
 
 
 @functools.lru_cache(maxsize=1)
 def shared() -> duckdb.DuckDBPyConnection:
-    """This process's DuckDB, opened once."""
+    """Return this process's shared DuckDB connection, opened once."""
     return connect()

@@ -14,13 +14,13 @@ from vane_dagster.errors import SchemaError
 from vane_dagster.types.duckdb_connection import connect
 
 ERROR_COLUMN = "error"
-"""Where `on_error="null"` puts what went wrong with a row."""
+"""The column in which `on_error="null"` stores the error of a row."""
 
 SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
 
 
 def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
-    """Turns a mapping of column name to SQL type, or a `pyarrow.Schema`, into a `pyarrow.Schema`.
+    """Convert a mapping of column name to SQL type, or a `pyarrow.Schema`, to a `pyarrow.Schema`.
 
     Args:
         schema: For example ``{"id": "BIGINT", "embedding": "FLOAT[384]"}``.
@@ -47,7 +47,15 @@ def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:
-    """Raises SchemaError where two names are one to SQL, which does not tell "a" from "A"."""
+    """Validate that names are distinct in SQL, which does not distinguish "a" from "A".
+
+    Args:
+        names: The column names.
+        where: The stage, for messages.
+
+    Raises:
+        SchemaError: If two names are equal in SQL.
+    """
     first: dict[str, str] = {}
     for name in names:
         if (known := first.setdefault(name.lower(), name)) != name or names.count(name) > 1:
@@ -58,7 +66,15 @@ def check_distinct(names: Sequence[str], where: str) -> None:
 
 
 def check_storable(schema: pa.Schema, where: str) -> None:
-    """Raises SchemaError for a type that Parquet cannot hold."""
+    """Validate that Parquet can store every type of a schema.
+
+    Args:
+        schema: The schema.
+        where: The stage, for messages.
+
+    Raises:
+        SchemaError: If Parquet cannot store a type.
+    """
     for field in schema:
         try:
             pq.write_table(pa.Table.from_batches([], pa.schema([field])), pa.BufferOutputStream())
@@ -93,7 +109,7 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
 
 @functools.lru_cache(maxsize=512)
 def sql_type(kind: str) -> pa.DataType:
-    """The Arrow type of a SQL type string, as DuckDB maps it.
+    """Return the Arrow type of a SQL type string, as DuckDB maps it.
 
     Raises:
         duckdb.Error: If the string is not one type.
@@ -113,7 +129,7 @@ NO_ARROW_TYPE = "a column cannot hold all of its values as they are; make it ano
 
 
 def is_lost_in_arrow(kind: Any) -> bool:
-    """Whether DuckDB gives values of a type of its own to Arrow in part, or as mere bytes."""
+    """Return whether DuckDB exports values of a type to Arrow incompletely or as raw bytes."""
     if kind.id not in ("list", "array", "struct", "map", "union"):
         return kind.id in _LOST_IN_ARROW
     return any(is_lost_in_arrow(child) for name, child in kind.children if name != "size")
@@ -146,9 +162,10 @@ _SQL_NAMES = {
 
 
 def sql_name(kind: pa.DataType) -> str | None:
-    """The SQL type string of an Arrow type, as DuckDB reads it; None where SQL has no such type.
+    """Return DuckDB's SQL type string for an Arrow type; None if SQL has no such type.
 
-    It is the inverse of `sql_type`, but that DuckDB itself, asked through Arrow, imports pandas.
+    It is the inverse of `sql_type`. It does not ask DuckDB through Arrow, because that imports
+    pandas.
     """
     if kind in _SQL_NAMES:
         return _SQL_NAMES[kind]
@@ -171,12 +188,12 @@ def sql_name(kind: pa.DataType) -> str | None:
 
 
 def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
-    """The Arrow type as which SQL computes with a column, able to hold each of its values.
+    """Return the Arrow type with which SQL computes a column; it can hold each of its values.
 
-    Where it differs from `kind`, a column that only passes through is kept out of SQL.
+    If it differs from `kind`, a column that only passes through is kept out of SQL.
 
     Returns:
-        None if SQL has no such type: durations, decimals of more than 38 digits, views of lists.
+        None if SQL has no such type: durations, decimals of more than 38 digits, list views.
     """
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
@@ -209,9 +226,10 @@ _SEEN = (
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with conventional child names and one encoding, so that equal types compare equal.
+    """Normalize child names and encodings of a type, so that equal types compare equal.
 
-    The large and view forms become the plain one: pandas writes large strings, DuckDB reads plain.
+    Large and view types become the plain ones: pandas writes large strings, DuckDB reads plain
+    ones.
     """
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()

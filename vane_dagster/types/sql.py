@@ -1,4 +1,4 @@
-"""What a SQL expression of a `project` says, found by DuckDB's own parser."""
+"""Analysis of the SQL expressions of a `project`, using DuckDB's own parser."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vane_dagster.types.schema import (
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
 
-# DuckDB declares these as CONSISTENT, although they depend on the clock or on its own version.
+# DuckDB declares these CONSISTENT, although they depend on the clock or on DuckDB's version.
 _UNDECLARED = frozenset({"current_localtime", "current_localtimestamp", "version"})
 _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another value"
 
 
 def quote(name: str) -> str:
-    """A column name as a SQL identifier."""
+    """Quote a column name as a SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -56,10 +56,11 @@ _JOINED_BY_SPACE = frozenset({"operator", "mark", ""})
 
 
 def tokens(expression: str) -> tuple[str, ...]:
-    """The tokens of an expression, which layout and comments do not change.
+    """Return the tokens of an expression, independent of layout and comments.
 
-    An empty one stands between two that touch and would mean something else apart, as ``E'a'``.
-    This follows the lexer of PostgreSQL, which is DuckDB's, and not its version.
+    An empty token separates two tokens that touch and would mean something else if separated, as in
+    ``E'a'``. This follows the lexer of PostgreSQL, which DuckDB uses; it is independent of DuckDB's
+    version.
     """
     found: list[str] = []
     at, last, apart = 0, "", True
@@ -81,7 +82,7 @@ def tokens(expression: str) -> tuple[str, ...]:
 
 
 def _end_of_block(expression: str, start: int) -> int:
-    """Where a comment ends, which may hold others; at the end of the text if it does not."""
+    """Return the end of a block comment, which may be nested; the end of the text if unclosed."""
     depth = 0
     for match in _BLOCK_EDGE.finditer(expression, start):
         depth += 1 if match.group() == "/*" else -1
@@ -91,17 +92,28 @@ def _end_of_block(expression: str, start: int) -> int:
 
 
 def select_list(columns: Sequence[tuple[str, str]]) -> str:
-    """Expressions under their names."""
+    """Format expressions with their names as a SQL select list."""
     return ", ".join(f"({expression}) AS {quote(name)}" for name, expression in columns)
 
 
 def select(columns: Sequence[tuple[str, str]], where: str | None, table: str) -> str:
-    """The statement of a projection: expressions under their names, and a filter."""
+    """Build the SELECT statement of a projection.
+
+    Args:
+        columns: (name, expression) pairs.
+        where: The filter; None for none.
+        table: The table to select from.
+    """
     return f"SELECT {select_list(columns)} FROM {table}" + (f" WHERE ({where})" if where else "")
 
 
 def unused(name: str, taken: Iterable[str]) -> str:
-    """The name with as many underscores behind it as it takes to be none of some others."""
+    """Append underscores to a name until it is not taken.
+
+    Args:
+        name: The name.
+        taken: The names in use, compared case-insensitively.
+    """
     known = {other.lower() for other in taken}
     while name in known:
         name += "_"
@@ -110,14 +122,14 @@ def unused(name: str, taken: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def referenced_columns(expression: str, where: str) -> frozenset[str]:
-    """Names that an expression may take from its input; lambda parameters can be among them.
+    """Return the names that an expression may read from its input, maybe with lambda parameters.
 
     Args:
         expression: One scalar SQL expression.
         where: The stage and column that hold it, for messages.
 
     Raises:
-        DefinitionError: If it does not parse, or would not be local to a row.
+        DefinitionError: If it does not parse, or depends on more than its row.
     """
     columns = set()
     for node in _expressions(_parsed(expression, where)):
@@ -148,14 +160,23 @@ def referenced_columns(expression: str, where: str) -> frozenset[str]:
 def computed_from(
     columns: Sequence[tuple[str, str]], where: str | None, schema: pa.Schema
 ) -> list[str]:
-    """The columns of the input that the expressions of a projection name."""
+    """Return the input columns that the expressions of a projection name.
+
+    Args:
+        columns: (name, expression) pairs.
+        where: The filter; None for none.
+        schema: The input schema.
+
+    Returns:
+        Column names, in the order of the schema.
+    """
     texts = [text for _, text in columns] + ([where] if where else [])
     wanted = {name.lower() for text in texts for name in referenced_columns(text, "project")}
     return [name for name in schema.names if name.lower() in wanted]
 
 
 def _failed_literal(node: Mapping[str, Any]) -> str | None:
-    """Why the cast of a literal fails; None if it does not, or if a node is no such cast."""
+    """Return why the cast of a literal fails; None if it succeeds, or `node` is not such a cast."""
     parts = [part.get("class") for part in _expressions(node)]
     if node.get("class") != "CAST" or not {*parts} <= {"CAST", "CONSTANT", "TYPE", None}:
         return None
@@ -166,7 +187,7 @@ def _failed_literal(node: Mapping[str, Any]) -> str | None:
         _asked(text)
     except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
         return str(error).strip().splitlines()[0]
-    except duckdb.Error:  # of the type, which is found when the expression is bound
+    except duckdb.Error:  # an error of the type, which is reported when the expression is bound
         return None
     return None
 
@@ -179,7 +200,15 @@ def _not_row_dependent(expression: str, what: str, where: str) -> DefinitionErro
 
 
 def passed_through(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> dict[str, str]:
-    """The columns of a projection that are columns of its input: new name to the input's name."""
+    """Return the columns of a projection that are input columns.
+
+    Args:
+        columns: (name, expression) pairs.
+        schema: The input schema.
+
+    Returns:
+        A mapping of the new name to the input's name.
+    """
     known = {name.lower(): name for name in schema.names}
     paths = {name: plain_column(expression, name) for name, expression in columns}
     return {
@@ -188,14 +217,28 @@ def passed_through(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> dic
 
 
 def is_column(expression: str, name: str, where: str) -> bool:
-    """Whether an expression is nothing but a column."""
+    """Return whether an expression is just a column.
+
+    Args:
+        expression: The SQL expression.
+        name: The column.
+        where: The stage, for messages.
+    """
     column = plain_column(expression, where)
     return column is not None and column.lower() == name.lower()
 
 
 @functools.lru_cache(maxsize=4096)
 def plain_column(expression: str, where: str) -> str | None:
-    """The column that an expression is, as it is written; None if it computes something."""
+    """Return the column that an expression names; None if it computes something.
+
+    Args:
+        expression: The SQL expression.
+        where: The stage, for messages.
+
+    Returns:
+        The name as written in the expression.
+    """
     tree = _parsed(expression, where)
     path = list(tree.get("column_names", ()))
     if len(path) == 2 and path[0].lower() == "source":
@@ -215,7 +258,7 @@ def _parsed(expression: str, where: str) -> dict[str, Any]:
 
 
 def _asked(query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-    """The rows of a query that reads no table of the user's."""
+    """Run a query that reads none of the user's tables, and return its rows."""
     with shared().cursor() as cursor:
         return list(cursor.execute(query, list(parameters)).fetchall())
 
@@ -232,7 +275,7 @@ def _beyond_its_row(node: Mapping[str, Any]) -> str | None:
 
 
 def _unstable(node: Mapping[str, Any]) -> str | None:
-    """The function of a node whose value is not determined by its arguments."""
+    """Return the function of a node if its arguments do not determine its value."""
     if node.get("class") != "FUNCTION":
         return None
     function = str(node.get("function_name", "")).lower()
@@ -247,18 +290,18 @@ def _unstable(node: Mapping[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _functions() -> dict[str, frozenset[str]]:
-    """Kinds of DuckDB's functions by name; "unstable" among them if it is not deterministic."""
+    """Map DuckDB's function names to their kinds, with "unstable" for non-deterministic ones."""
     found: dict[str, set[str]] = {name: {"unstable"} for name in _UNDECLARED}
     query = "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
     for name, kind, stability in _asked(query):
-        unstable = stability not in (None, "CONSISTENT") and name != "error"  # which gives no value
+        unstable = stability not in (None, "CONSISTENT") and name != "error"  # no value
         found.setdefault(name, set()).update({kind, "unstable"} if unstable else {kind})
     return {name: frozenset(kinds) for name, kinds in found.items()}
 
 
 @functools.lru_cache(maxsize=256)
 def _is_unstable_macro(name: str) -> bool:
-    """Whether a macro of DuckDB's own calls what is not a function of its arguments."""
+    """Return whether a built-in DuckDB macro calls a non-deterministic function."""
     query = (
         "SELECT macro_definition, parameters FROM duckdb_functions() "
         "WHERE lower(function_name) = ? AND function_type = 'macro'"
@@ -276,7 +319,7 @@ def _is_unstable_macro(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_value_function(name: str) -> bool:
-    """Whether SQL takes a name that is no column as a function: current_date, user, ..."""
+    """Return whether SQL reads an unknown column name as a function: current_date, user, ..."""
     try:
         _asked(f"SELECT {quote(name)}")
     except duckdb.Error:
@@ -298,7 +341,13 @@ def _expressions(node: Any) -> Iterator[dict[str, Any]]:
 def bind(
     columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, location: str
 ) -> pa.Schema:
-    """The output schema of a projection over `schema`, found without any rows.
+    """Derive the output schema of a projection without any rows.
+
+    Args:
+        columns: (name, expression) pairs.
+        where: The filter; None for none.
+        schema: The input schema.
+        location: The stage, for messages.
 
     Raises:
         SchemaError: If a column is missing or an expression does not fit the types.
@@ -324,11 +373,12 @@ def bind(
 
 
 def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
-    """The columns that an expression computes with.
+    """Return the columns that an expression computes with.
 
     Raises:
-        SchemaError: If SQL cannot hold the values of one.
-        DefinitionError: If a name is no column, and SQL takes it as the current date or the like.
+        SchemaError: If SQL cannot hold the values of a column.
+        DefinitionError: If a name is not a column, and SQL reads it as a function such as the
+            current date.
     """
     names = {name.lower() for name in referenced_columns(expression, label)}
     found = {field.name for field in schema if field.name.lower() in names}
@@ -346,7 +396,7 @@ def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
 
 
 def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
-    """An empty table of the columns, called source, in the types as which SQL sees them."""
+    """Create an empty table named source, with the columns in the types that SQL computes with."""
     seen = [(field.name, seen_by_sql(field.type)) for field in fields]
     kinds = [(quote(name), sql_name(kind)) for name, kind in seen if kind is not None]
     if all(kind for _, kind in kinds):
@@ -376,7 +426,11 @@ def _bound_type(
 def as_columns(
     columns: Mapping[str, str] | Sequence[str], where: str
 ) -> tuple[tuple[str, str], ...]:
-    """Columns of a project as (name, expression) pairs.
+    """Return the columns of a project as (name, expression) pairs.
+
+    Args:
+        columns: A mapping of name to expression, or a list of column names.
+        where: The stage, for messages.
 
     Raises:
         DefinitionError: If there are none, or one is not a string or does not parse.
@@ -406,13 +460,13 @@ def expression_error(
     error: Exception,
     location: str,
 ) -> SchemaError:
-    """The error of a projection, with the expression that fails.
+    """Build the error of a projection, naming the expression that fails.
 
     Args:
         columns: Names and expressions.
         where: The filter.
-        run: Runs some of the columns with a filter, to find the one that fails.
-        error: What DuckDB raised.
+        run: Runs some of the columns with a filter, to locate the one that fails.
+        error: The exception that DuckDB raised.
         location: Stage and fragment, for the message.
     """
     alone = [(f"column {name!r} = {text!r}", [(name, text)]) for name, text in columns]
