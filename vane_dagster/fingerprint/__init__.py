@@ -1,1 +1,1 @@
-"""Identity of the user's code and values, and the code's way to workers."""
+"""Identity of the user's code and values, and the packaging of code for workers."""

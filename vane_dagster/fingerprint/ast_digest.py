@@ -1,6 +1,6 @@
-"""What code says, apart from its layout: syntax trees without positions and names of locals.
+"""Digests of syntax trees, without layout, positions and names of local variables.
 
-Docstrings and type hints stand beside the tree, see `introspection`.
+Docstrings and type hints are kept apart from the tree; see `introspection`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _GLOBAL_READS = frozenset(
 
 
 def parse(source: bytes | str) -> ast.Module:
-    """Parses source and drops what cannot change a result.
+    """Parse source, and drop everything that cannot change a result.
 
-    Bare constants go, and so do the bodies of ``if TYPE_CHECKING``. Docstrings and type hints are
-    set aside. What stays is marked: local variables, names that imports bind, imports by a text.
+    Bare constants and the bodies of ``if TYPE_CHECKING`` are dropped. Docstrings and type hints are
+    detached. The remaining nodes are annotated with local variables, names bound by imports, and
+    imports by a string.
 
     Raises:
         SyntaxError: The source is not valid for this Python.
@@ -66,7 +67,7 @@ def parse(source: bytes | str) -> ast.Module:
 
 
 def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the statements, handlers and cases directly inside of a node."""
+    """Yield the statements, handlers and cases directly inside a node."""
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         yield from getattr(node, field, ())
 
@@ -98,22 +99,22 @@ def _is_type_checking(node: ast.expr) -> bool:
 
 
 class _End:
-    """Closes a node or a list in `dump`."""
+    """Marks the end of a node or list in `dump`."""
 
 
 def dump(nodes: Sequence[ast.AST]) -> str:
-    """Writes nodes as text without positions; empty and absent fields are left out.
+    """Write nodes as text without positions; empty and absent fields are omitted.
 
-    A local variable is written as its place in the order of appearance.
+    A local variable is written as its index in the order of appearance.
 
-    It walks with its own stack, so long chains of operators don't pass the recursion limit, and
-    a field that a later Python adds changes nothing as long as it is empty.
+    The traversal uses its own stack, so long chains of operators do not exceed the recursion limit.
+    A field added by a later Python version changes nothing as long as it is empty.
     """
     return _dump(nodes, {})
 
 
 def local_labels(node: ast.AST) -> dict[str, str]:
-    """What `dump` writes for the variables of enclosing functions, by their names."""
+    """Return the labels that `dump` writes for the variables of enclosing functions, by name."""
     places: dict[Variable, int] = {}
     _dump([node], places)
     free = free_variables(node)
@@ -160,29 +161,34 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
             elif isinstance(node, ast.Nonlocal):
                 value = [variables.get((name, at), item) for at, item in enumerate(node.names)]
         if isinstance(node, ast.JoinedStr):
-            # Some Pythons put empty texts between the parts of an f-string.
+            # Some Python versions put empty strings between the parts of an f-string.
             value = [item for item in node.values if getattr(item, "value", None) != ""]
         if isinstance(node, ast.Constant) or not (value is None or value == []):
             yield name, value
 
 
 def constant_text(value: object) -> str:
-    """Writes a constant so that it reads the same on every Python."""
+    """Write a constant as text that is the same in every Python version."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
         return value.hex()
-    # repr() of an int beyond 4300 digits raises.
+    # repr() of an int of more than 4300 digits raises.
     return hex(value) if type(value) is int else repr(value)
 
 
 def tree_digest(nodes: Sequence[ast.AST]) -> str:
-    """Hashes nodes by what they say."""
+    """Hash the content of nodes, independent of layout."""
     return combine("tree", dump(nodes))
 
 
 def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
-    """Returns the module-level names that a function reads, without those of hints."""
+    """Return the module-level names that a function reads, except those in hints.
+
+    Args:
+        code: The function's code.
+        node: The function's node.
+    """
     texts = list(evaluated([node]))
     named = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
     declared = {
@@ -192,9 +198,13 @@ def names_of_function(code: types.CodeType, node: ast.AST) -> set[str]:
 
 
 def compile_nodes(nodes: Sequence[ast.stmt], filename: str) -> types.CodeType:
-    """Compiles statements that stand at module level, without running them.
+    """Compile module-level statements without running them.
 
-    What the texts in them read when they are evaluated is read at the end.
+    Reads by strings in them, which are evaluated at run time, are compiled at the end.
+
+    Args:
+        nodes: The statements.
+        filename: The file name of the code object.
     """
     read = [ast.fix_missing_locations(item) for item in evaluated(nodes)]
     try:
@@ -215,7 +225,7 @@ def _compiled(body: list[ast.stmt], filename: str) -> types.CodeType:
 
 
 def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Puts nodes that rebind variables of an enclosing function into a function that binds them."""
+    """Wrap nodes that rebind variables of an enclosing function in a function that binds them."""
     inner = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Nonlocal)]
     free = {name for node in nodes for name in free_variables(node)} if inner else set()
     names = sorted(free.intersection(name for item in inner for name in item.names))
@@ -230,7 +240,7 @@ def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def global_names(code: types.CodeType) -> set[str]:
-    """Returns the module-level names that code reads or rebinds, by the compiler's own scoping."""
+    """Return the module-level names that code reads or rebinds, by the compiler's scoping."""
     found: set[str] = set()
     stored: set[str] = set()
     for step in dis.get_instructions(code):
@@ -248,8 +258,15 @@ def global_names(code: types.CodeType) -> set[str]:
 class ImportRef:
     """One imported name: ``from <module> import <name> as <bound>``, or ``import <module>``.
 
-    ``refers`` is the module that the bound name would stand for: ``a`` for ``import a.b``, ``a.b``
-    for ``import a.b as c``; for ``from a import b`` it is ``b``, below the module.
+    Attributes:
+        module: The module as written, without leading dots.
+        level: The number of leading dots.
+        name: The name taken from the module; None for ``import <module>``.
+        bound: The name that the statement binds.
+        refers: The module that the bound name may refer to: ``a`` for ``import a.b``, ``a.b`` for
+            ``import a.b as c``; for ``from a import b`` it is ``b``, relative to the module.
+        guarded: Whether the code handles an ImportError of the statement.
+        line: The line number.
     """
 
     module: str
@@ -263,7 +280,13 @@ class ImportRef:
 
 @dataclass(frozen=True)
 class Scan:
-    """What nodes import, the dotted names they use, and the lines of imports by variable."""
+    """The imports and dotted names of nodes.
+
+    Attributes:
+        imports: The imported names.
+        chains: The dotted names, as tuples of their parts.
+        dynamic: The line numbers of imports by a computed name.
+    """
 
     imports: tuple[ImportRef, ...]
     chains: frozenset[tuple[str, ...]]
@@ -271,7 +294,7 @@ class Scan:
 
 
 def scan(nodes: Iterable[ast.AST]) -> Scan:
-    """Collects the imports and the dotted names in nodes, functions' bodies included."""
+    """Collect the imports and dotted names in nodes, including function bodies."""
     imports: list[ImportRef] = []
     chains: set[tuple[str, ...]] = set()
     dynamic: list[int] = []
@@ -298,7 +321,12 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
 
 
 def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[ImportRef]:
-    """Yields one reference for each name that an import statement binds."""
+    """Yield one reference for each name that an import statement binds.
+
+    Args:
+        node: The statement.
+        guarded: Whether the code handles an ImportError of the statement.
+    """
     for alias in node.names:
         if isinstance(node, ast.Import):
             refers = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -319,7 +347,7 @@ def _chain(node: ast.expr) -> tuple[str, ...]:
 
 
 def root_name(node: ast.AST) -> str | None:
-    """Returns the name that an expression starts from: ``X`` for ``X.a[0].b(1)``."""
+    """Return the root name of an expression: ``X`` for ``X.a[0].b(1)``."""
     while True:
         if isinstance(node, ast.Name):
             return node.id

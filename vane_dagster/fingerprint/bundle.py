@@ -1,7 +1,7 @@
-"""The user's code on its way to a worker: a zip named by its content, and the pickled object.
+"""Packaging of the user's code for workers: a zip named by its content, and the pickled object.
 
-Only Python modules travel. Data files that lie beside them do not: pass their path, or their
-content, as an argument.
+Only Python modules are packed. Adjacent data files are not: pass their path or content as an
+argument.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _by_value_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class CodeBundle:
-    """What a worker needs to have an object of the user's.
+    """Everything that a worker needs to load an object of the user's.
 
     Attributes:
         digest: The sha256 of the archive.
-        archive: A zip of the user's own modules, each at the path that its name imports from.
-        payload: The pickled object; what stands in one of the modules is pickled by its name.
+        archive: A zip of the user's own modules, each at its import path.
+        payload: The pickled object; definitions of the packed modules are pickled by name.
     """
 
     digest: str
@@ -42,12 +42,12 @@ class CodeBundle:
 
 
 def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
-    """Packs an object of the user's with the modules that it may import.
+    """Pack an object of the user's with the modules that it may import.
 
     Args:
-        modules: Dotted names, as `CodeIdentity.modules` lists them. A script (``__main__``) is left
-            out: what it defines is pickled by value.
-        obj: A function, a class, or anything that pickles.
+        modules: Dotted names, as listed by `CodeIdentity.modules`. A script (``__main__``) is left
+            out; its definitions are pickled by value.
+        obj: A function, a class, or any picklable object.
 
     Raises:
         CodeIdentityError: A module's file is missing, or the object cannot be pickled.
@@ -71,12 +71,12 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
 
 
 def _pickled(obj: Any) -> bytes:
-    """Pickles what a script defines by value, its functions under `lru_cache` included."""
+    """Pickle a script's definitions by value, including functions wrapped in `lru_cache`."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
         def reducer_override(self, part: Any) -> Any:
-            # cloudpickle names these by their module, and a worker's `__main__` is another.
+            # cloudpickle pickles these by module name, and a worker has another `__main__`.
             if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in _MAIN:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             return super().reducer_override(part)
@@ -87,11 +87,11 @@ def _pickled(obj: Any) -> bytes:
 
 
 def pickled_by_value(modules: Iterable[str], obj: Any) -> bytes:
-    """Pickles an object for workers that have none of the user's modules.
+    """Pickle an object for workers that have none of the user's modules.
 
     Args:
-        modules: The user's own modules that it may need, as `CodeIdentity.modules` lists them. What
-            stands in one of them is pickled by its content; those not imported yet are left out.
+        modules: The user's own modules that it may need, as listed by `CodeIdentity.modules`. Their
+            definitions are pickled by value; modules not imported yet are left out.
         obj: The object.
 
     Raises:
@@ -119,14 +119,14 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-_cached.__module__ = "__main__"  # so that it is pickled by value: workers have no such module
+_cached.__module__ = "__main__"  # pickle it by value: workers have no such module
 
 
 def _file(module: Module) -> dict[str, bytes]:
     if module.path is None:
         return {}
     base = module.name.replace(".", "/")
-    # An extension module keeps all of its suffix: `fast.cpython-311-x86_64-linux-gnu.so`.
+    # An extension module keeps its whole suffix: `fast.cpython-311-x86_64-linux-gnu.so`.
     suffix = "." + os.path.basename(module.path).partition(".")[2]
     inner = f"/__init__{suffix}" if module.search is not None else suffix
     try:

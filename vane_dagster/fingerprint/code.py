@@ -1,10 +1,10 @@
-"""The identity of a UDF: what its code says, and that of everything of the user's that it reaches.
+"""The identity of a UDF: its code, and all of the user's code that it reaches.
 
-Nothing is run or imported: files are read as they are on disk. In the file that holds the UDF only
-the names that it reaches count; of another module of the user's that is reached by name, the whole
-module counts. Of every module that is executed on the way, packages' ``__init__`` among them, those
-statements count that change what is reached or the state of a library (see `effects`). Installed
-packages are listed, not hashed.
+Nothing is run or imported; files are read from disk. In the UDF's own file, only the names that it
+reaches count. Another module of the user's that is reached by name counts whole. For every other
+module that executes on import, including packages' ``__init__``, only the statements count that
+change what the UDF reaches or the state of a library (see `import_effects`). Installed packages are
+listed, not hashed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from vane_dagster.fingerprint.objects import ObjectEncoder, unwrapped
 
 @dataclass(frozen=True)
 class CodeIdentity:
-    """What a UDF's code is.
+    """The identity of a UDF's code.
 
     Attributes:
-        digest: The same in every process, folder and machine for the same code.
-        modules: The user's own modules that a worker may import for it, its own one included.
-        packages: The top-level names of installed packages that the code reaches. A package that
-            is imported lazily and not installed here counts as one that the worker has.
-        effects: Digest of the statements that change what the code reads, or the state of a
-            library, when its modules are imported; empty where a version stands for the code.
+        digest: A digest that is the same in every process, folder and machine for the same code.
+        modules: The user's own modules that a worker may import for it, including its own module.
+        packages: The top-level names of installed packages that the code reaches. A package that is
+            imported lazily and not installed here is assumed to exist on the workers.
+        effects: Digest of the import-time statements that change what the code reads or the state
+            of a library; empty if a version replaces the code.
     """
 
     digest: str
@@ -48,17 +48,16 @@ def code_identity(
     files: LocalFiles | None = None,
     hints: bool = False,
 ) -> CodeIdentity:
-    """Tells the identity of a function, a class or a partial of one.
+    """Compute the identity of a function, a class or a partial of one.
 
     Args:
         obj: The UDF.
-        version: Stands for the code's content: with it only the name and the version are hashed.
-        files: Reads what paths among the code's values name.
-        hints: Whether the type hints of the UDF itself are read, and so are part of its code.
+        version: Replaces the code's content: only the name and the version are hashed.
+        files: Reads the files that paths among the code's values name.
+        hints: Whether the type hints of the UDF itself are read at run time, and so count as code.
 
     Raises:
-        CodeIdentityError: Something that the UDF depends on has no stable identity, and no version
-            is given.
+        CodeIdentityError: A dependency of the UDF has no stable identity, and no version is given.
     """
     target = unwrapped(obj)
     if not callable(obj) or not hasattr(target, "__qualname__"):

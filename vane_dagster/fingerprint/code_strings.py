@@ -1,4 +1,4 @@
-"""Texts that name code: modules imported by a text, and expressions that are evaluated."""
+"""Strings that name code: module names passed to importers, and evaluated expressions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-# Functions that import what a text names, and how the text is written. Where a name is common, it
-# counts only where it is imported from that module.
+# Functions that import the module named by a string, and the form of the string. A common function
+# name counts only if it is imported from the listed module.
 _IMPORTERS = {
     "importlib.import_module": "module",
     "importlib.__import__": "module",
@@ -43,17 +43,17 @@ _TARGET_KEY = "_target_"
 
 
 class Imported(str):
-    """The dotted path of an import that a name stands for; relative ones start with dots."""
+    """The dotted import path that a name stands for; relative paths start with dots."""
 
     __slots__ = ()
 
 
 def mark_texts(tree: ast.Module) -> None:
-    """Notes what names stand for, what calls import by a text, and the names that texts read.
+    """Annotate a tree with import paths, imports by string, and names that strings read.
 
-    Nodes get the attributes `stands_for` (names bound by imports), `imports` (a call's import
-    statements, or None where only a run knows them) and `reads` (names of the module that an
-    evaluated text may read).
+    Nodes get the attributes `stands_for` (for names bound by imports), `imports` (a call's import
+    statements, or None if they are known only at run time) and `reads` (module-level names that an
+    evaluated string may read).
     """
     nodes = list(ast.walk(tree))
     bindings = _bindings(nodes)
@@ -82,7 +82,7 @@ def mark_texts(tree: ast.Module) -> None:
         if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in called:
             continue
         if isinstance(node.ctx, ast.Load) and _style(node):
-            # Whoever gets the function imports by a name that is not here.
+            # The function is passed on, and imports a name that is not known here.
             node.__dict__["imports"] = None
 
 
@@ -117,7 +117,7 @@ def _bound_at_top(tree: ast.Module) -> frozenset[str]:
 
 
 def paths(node: ast.AST) -> frozenset[str]:
-    """What a dotted name may stand for: `Imported` paths, else the name as it is written."""
+    """Return the paths that a dotted name may stand for: `Imported` ones, else the name itself."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -130,7 +130,7 @@ def paths(node: ast.AST) -> frozenset[str]:
 
 
 def _style(node: ast.AST) -> str | None:
-    """How a function that imports by a text wants it; None for any other function."""
+    """Return the form of string that an importing function takes; None for other functions."""
     if isinstance(node, ast.Call) and paths(node.func) == {"getattr"} and len(node.args) == 2:
         name = node.args[1]
         found = {f"{path}.{getattr(name, 'value', '?')}" for path in paths(node.args[0])}
@@ -144,7 +144,7 @@ def _style(node: ast.AST) -> str | None:
 
 
 def _alias(node: ast.Assign) -> str | None:
-    """The name of ``load = importlib.import_module``."""
+    """Return the alias in ``load = importlib.import_module``, or None."""
     target = node.targets[0]
     simple = len(node.targets) == 1 and isinstance(target, ast.Name)
     if not simple or not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
@@ -162,7 +162,7 @@ def _aliases(nodes: list[ast.AST]) -> dict[str, str]:
 
 
 def _constant_texts(tree: ast.Module, nodes: list[ast.AST]) -> dict[str, str]:
-    """The texts that module-level names hold which nothing else binds."""
+    """Map module-level names to their constant strings, except names that are bound again."""
     stores = (n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
     times = Counter([*stores, *(n.arg for n in nodes if isinstance(n, ast.arg))])
     found: dict[str, str] = {}
@@ -214,7 +214,7 @@ def _statements(node: ast.AST, text: str, style: str) -> list[ast.stmt] | None:
             return [_at(node, ast.ImportFrom(path, [ast.alias("*")], level))]
         return [_at(node, ast.Import([ast.alias(path)]))]
     parts = path.split(".")
-    # `a.b.C.method`: what follows a class is its own.
+    # `a.b.C.method`: names after a class are its attributes.
     classes = [index for index, part in enumerate(parts) if index and part[:1].isupper()]
     parts = parts[: classes[0] + 1] if classes else parts
     return [_at(node, ast.ImportFrom(".".join(parts[:-1]), [ast.alias(parts[-1])], level))]
@@ -225,7 +225,7 @@ def _at(place: ast.AST, statement: ast.stmt) -> ast.stmt:
 
 
 def _mark_targets(node: ast.Dict) -> None:
-    """``{"_target_": "a.b.C"}``, as Hydra's `instantiate` takes it."""
+    """Mark ``{"_target_": "a.b.C"}``, as used by Hydra's `instantiate`."""
     for key, value in zip(node.keys, node.values, strict=True):
         if getattr(key, "value", None) == _TARGET_KEY:
             text = getattr(value, "value", None)
@@ -234,7 +234,7 @@ def _mark_targets(node: ast.Dict) -> None:
 
 
 def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
-    """``sys.modules[...]``: a literal is an import, ``__name__`` is this module."""
+    """Mark ``sys.modules[...]``: a literal is an import, ``__name__`` is this module."""
     if not isinstance(node.ctx, ast.Load) or paths(node.value) != {"sys.modules"}:
         return
     if isinstance(node.slice, ast.Name) and node.slice.id == "__name__":
@@ -259,7 +259,7 @@ def _mark_evaluated(
     scope = node.args[1] if function != "compile" and len(node.args) > 1 else None
     modes = [getattr(item, "value", None) for item in node.args[2:3]]
     if function == "exec" or (function == "compile" and modes != ["eval"]):
-        # Statements may import anything.
+        # Statements may import any module.
         node.__dict__["imports"] = None
     elif not isinstance(scope, ast.Dict):
         node.__dict__["reads"] = names
@@ -275,7 +275,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def evaluated(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:
-    """Yields statements that read what the texts in nodes read."""
+    """Yield statements that read the names that strings in the nodes read."""
     for statement in nodes:
         for node in ast.walk(statement):
             yield from node.__dict__.get("evaluated", ())

@@ -1,17 +1,17 @@
-"""What a model's constructor depends on, so that an edit of its calls can keep the weights.
+"""The dependencies of a model's constructor, so that editing its calls can keep the weights.
 
-A worker constructs a model once. When only the code of its calls was edited, a view of the new
-class may share what was constructed (`worker.model_versions`). That gives the same results as a
-new construction if these hold, for each version that meets the state:
+A worker constructs a model once. If an edit changes only the code of its calls, an instance of the
+new class may share the constructed state (`worker.model_versions`). The results equal those of a
+new construction if these conditions hold for every version that shares the state:
 
-- What the constructor reaches is the same: it is this identity. So objects in the state that are
-  of the user's classes, or are functions of theirs, run code that is the same in both versions.
-- Calls leave nothing behind: see `side_effects`.
-- Nothing that the constructor makes lies outside of the state and is read by calls: no class or
-  module-level object that may be changed is reached by both, and neither writes to modules.
+- The constructor reaches the same code; this identity is its digest. Objects of the user's classes
+  and the user's functions in the state therefore run the same code in both versions.
+- Calls have no lasting effects: see `side_effects`.
+- The constructor creates nothing outside the state that calls read: no class or mutable
+  module-level object is reached by both, and neither writes to modules.
 
-Where one of these cannot be shown from the source, the identity covers all of the code, and each
-edit loads the model again. A function keeps nothing but modules, and follows the same rules.
+If the source does not prove one of these, the identity covers all of the code, and each edit
+reloads the model. A function keeps no state but modules, and follows the same rules.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _FIXED_NAMES = {("torch", "device"), ("torch", "dtype"), ("numpy", "dtype")}
 
 @dataclass(frozen=True)
 class ConstructorIdentity:
-    """What identifies the workers of a model.
+    """The identity of a model's workers.
 
     Attributes:
-        digest: Two versions of the code with the same digest have the same workers.
-        shares_state: Whether these may differ in what calls run.
-        reason: Why the digest covers all of the code, if it does.
+        digest: Versions of the code with the same digest share their workers.
+        shares_state: Whether such versions may differ in the code that calls run.
+        reason: Why the digest covers all of the code; empty if it does not.
     """
 
     digest: str
@@ -84,7 +84,7 @@ class ConstructorIdentity:
 
 
 class _InseparableError(Exception):
-    """The source does not show that calls can be told from construction."""
+    """The source does not prove that calls are independent of construction."""
 
 
 def constructor_identity(
@@ -94,14 +94,14 @@ def constructor_identity(
     version: str | None = None,
     files: LocalFiles | None = None,
 ) -> ConstructorIdentity:
-    """Tells what the workers of a function or class depend on.
+    """Compute the identity of the workers of a function or class.
 
     Args:
         target: The function or class.
-        arguments: What it is constructed with, or called with.
-        version: See `code_identity`. It stands for the code in keys, but not here: workers with
-            other code are not used, whatever their code is called.
-        files: Reads what defaults name.
+        arguments: The arguments of its constructor or calls.
+        version: See `code_identity`. It replaces the code in keys, but not here: workers with other
+            code are not used, regardless of its version.
+        files: Reads the files that defaults name.
 
     Raises:
         CodeIdentityError: The code has no stable identity.
@@ -137,14 +137,14 @@ _Looked = tuple[_ScopedDefinition, Collection[str], Collection[str]]
 
 @dataclass
 class _ReachedCode:
-    """What some code reaches: names of its own file, one by one, and other modules whole."""
+    """Code reached from other code: single names of its own file, and other modules whole."""
 
     names: dict[str, list[SymbolSource]] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
 
 
 class _Separation:
-    """One attempt to tell a function's or class's calls from its construction."""
+    """One attempt to separate the calls of a function or class from its construction."""
 
     def __init__(
         self, target: Callable[..., Any], arguments: Sequence[Any], files: LocalFiles | None
@@ -167,10 +167,10 @@ class _Separation:
                 raise _InseparableError(f"it is given {found}")
 
     def digest(self) -> str:
-        """Hashes what construction reaches.
+        """Hash the code that construction reaches.
 
         Raises:
-            _InseparableError: Calls cannot be told from it.
+            _InseparableError: Calls cannot be separated from it.
         """
         name = f"{self._module.label}.{self._target.__qualname__}"
         if isinstance(self._target, type):
@@ -179,7 +179,7 @@ class _Separation:
         return combine("function", name, *self._defaults(), *parts)
 
     def _defaults(self) -> Iterator[str]:
-        """Hashes the values of defaults, which may name files that are kept once they are read."""
+        """Hash the values of defaults: the state keeps the content of files that they name."""
         kinds = self._target.__mro__ if isinstance(self._target, type) else ()
         members = [member for kind in kinds for member in vars(kind).values()] or [self._target]
         for member in members:
@@ -233,7 +233,7 @@ class _Separation:
         return [*bases, ast_digest.tree_digest(kept), self._constructed(kept)]
 
     def _constructed(self, kept: Sequence[ast.stmt]) -> str:
-        """Hashes what some statements reach."""
+        """Hash everything that some statements reach."""
         dependency_walk = DependencyWalk(self._finder, self._module)
         if kept:
             unit = SymbolSource(self._names.source.path, kept)
@@ -246,10 +246,10 @@ class _Separation:
             self._by_module[path] = ModuleNames(self._finder, module)
         return self._by_module[path]
 
-    # What a class consists of
+    # Parts of a class
 
     def _chain(self, cls: type) -> list[_ScopedDefinition]:
-        """The class and its bases of the user's, as their files define them."""
+        """Return the class and its user-defined bases, as defined in their files."""
         if type(cls) not in (type, abc.ABCMeta):
             raise _InseparableError(f"it has the metaclass {type(cls).__name__}")
         found = []
@@ -283,7 +283,7 @@ class _Separation:
         return units[0].nodes[-1]
 
     def _own_code_in(self, value: Any, depth: int = 0) -> str | None:
-        """Says which code of the user's an argument holds, if it may hold any."""
+        """Return the name of user code that an argument may hold; None if it holds none."""
         if isinstance(value, (list, tuple, set, frozenset, dict)) and depth < 20:
             inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
             if type(value).__module__ in ("builtins", "collections"):
@@ -298,10 +298,10 @@ class _Separation:
             return None
         return f"{code.__module__}.{code.__qualname__}"
 
-    # What code reaches
+    # Reachability
 
     def _reached(self, nodes: Sequence[ast.stmt], besides: Collection[str]) -> _ReachedCode:
-        """Walks from statements of the own file; `besides` are names of it to reach too."""
+        """Collect the code reached from statements of the own file and from its names `besides`."""
         found = _ReachedCode()
         source = self._names.source
         waiting: deque[str] = deque(sorted(besides))
@@ -317,7 +317,7 @@ class _Separation:
         return found
 
     def _read_by(self, found: _ReachedCode, unit: SymbolSource) -> list[str]:
-        """Adds the modules that statements of the own file import; returns names that they read."""
+        """Add the modules that statements of the own file import; return the names they read."""
         if unit.reads.every:
             raise _InseparableError(
                 f"line {unit.nodes[-1].lineno}: a name is looked up by its text"
@@ -328,7 +328,7 @@ class _Separation:
     def _follow(
         self, found: _ReachedCode, module: Module, scan: Scan, names: Iterable[str]
     ) -> list[str]:
-        """Adds the modules that code imports; returns the names of the own file among them."""
+        """Add the modules that code imports; return the names of the own file among them."""
         if scan.dynamic:
             raise _InseparableError("it imports a module by a name that only a run knows")
         own: list[str] = []
@@ -357,12 +357,12 @@ class _Separation:
         if own:
             raise _InseparableError(f"the module {module.name} imports it")
 
-    # What is checked
+    # Checks
 
     def _check_both(
         self, built: _ReachedCode, called: _ReachedCode, chain: Collection[ast.stmt]
     ) -> None:
-        """Raises _Inseparable if what both reach may be state, or a class with instances in it."""
+        """Raise _InseparableError if shared code may be state, or a class with instances in it."""
         for name in built.names.keys() & called.names.keys():
             fixed = _is_fixed(getattr(sys.modules.get(self._module.name), name, _UNKNOWN))
             if not all(_is_stateless(unit.nodes[-1], chain, fixed) for unit in built.names[name]):
@@ -380,7 +380,7 @@ class _Separation:
     def _check_functions(
         self, built: Sequence[_ScopedDefinition], called: Sequence[_ScopedDefinition]
     ) -> None:
-        """Raises _Inseparable if calls may compare a function with that of another version."""
+        """Raise _InseparableError if calls may compare a function with another version's."""
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef)
         both = [each.node for each in built if isinstance(each.node, definitions)]
         own = {node.name for node in both if any(node is each.node for each in called)}
@@ -394,9 +394,10 @@ class _Separation:
         built: _ReachedCode,
         chain: Sequence[_ScopedDefinition],
     ) -> None:
-        """Raises _Inseparable if construction may hold code of the user's that is not followed.
+        """Raise _InseparableError if construction may hold user code that is not tracked.
 
-        That is its own bases, which calls have in another version, and what it finds at work.
+        This includes its own bases, which have another version in calls, and code that it looks up
+        at run time.
         """
         bases = {each.node.name for each in chain}
         nodes = [each.node for each in chain]
@@ -413,7 +414,7 @@ class _Separation:
                         raise _InseparableError(f"its construction may reach any code by `{name}`")
 
     def _check_settings(self, runs: Sequence[_ScopedDefinition], called: _ReachedCode) -> None:
-        """Raises _Inseparable if a later import would meet settings that construction makes."""
+        """Raise _InseparableError if a later import would see settings made by construction."""
         functions = [each for each in runs if isinstance(each.node, FUNCTIONS)]
         settings = [
             (text, is_seed)
@@ -437,7 +438,7 @@ class _Separation:
         called: _ReachedCode,
         escapes: Escapes,
     ) -> None:
-        """Raises _Inseparable if construction writes to modules, or keeps code with effects."""
+        """Raise _InseparableError if construction writes to modules, or keeps code with effects."""
         runs = [*constructs, *self._code_of(built)]
         for each in runs:
             for node in ast.walk(each.node):
@@ -455,9 +456,9 @@ class _Separation:
         self._check_kept(kept, escapes)
 
     def _check_kept(self, kept: Sequence[_ScopedDefinition], escapes: Escapes) -> None:
-        """Raises _Inseparable if code that the state may hold leaves something behind.
+        """Raise _InseparableError if code that the state may hold has lasting effects.
 
-        It goes on running in its own version's modules, whichever version is called.
+        Such code keeps running in the modules of its own version, regardless of the version called.
 
         Args:
             kept: The code.
@@ -479,7 +480,7 @@ class _Separation:
         for code, *_ in (*looked.values(), *objects.values()):
             for text in Effects(code.node, code.names, (), (), Escapes()).own_imports():
                 raise _InseparableError(f"what construction may keep, {text}")
-        # Who calls a function that was handed on, and with what, is not known.
+        # The callers of a function that was passed on, and their arguments, are not known.
         anyone = frozenset({""})
         _look(looked.values(), Escapes(passed=anyone, returned=True))
         passed = anyone if escapes.to_objects else escapes.passed
@@ -487,7 +488,7 @@ class _Separation:
             _look(objects.values(), Escapes(anyone))
 
     def _kept_reach(self, kept: Sequence[_ScopedDefinition]) -> _ReachedCode:
-        """What is reached from code that the state may hold."""
+        """Return everything reached from code that the state may hold."""
         own = [each.node for each in kept if each.names is self._names]
         nodes = [
             ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node
@@ -502,7 +503,7 @@ class _Separation:
     def _text_of(
         self, reached: _ReachedCode, besides: Sequence[_ScopedDefinition]
     ) -> Iterator[_ScopedDefinition]:
-        """Yields every statement that is reached, by name or as part of a module."""
+        """Yield every reached statement, whether reached by name or as part of a module."""
         yield from besides
         for units in reached.names.values():
             for unit in units:
@@ -514,7 +515,7 @@ class _Separation:
     def _check_calls(
         self, calls: Sequence[_ScopedDefinition], called: _ReachedCode, methods: Collection[str]
     ) -> Escapes:
-        """Raises _Inseparable if a call may leave something behind; says where it passes state."""
+        """Raise _InseparableError if a call has lasting effects; return where it passes state."""
         looked: list[_Looked] = [(each, _self(each.node), methods) for each in calls]
         for each in self._code_of(called):
             if isinstance(each.node, ast.ClassDef):
@@ -527,7 +528,7 @@ class _Separation:
         return _look(looked, Escapes())
 
     def _code_of(self, reached: _ReachedCode) -> Iterator[_ScopedDefinition]:
-        """The functions and classes among what is reached, and functions without a name."""
+        """Yield the reached functions and classes, including lambdas."""
         for units in reached.names.values():
             for unit in units:
                 yield from _definitions(self._names, unit.nodes)
@@ -537,10 +538,10 @@ class _Separation:
 
 
 def _look(functions: Collection[_Looked], escapes: Escapes) -> Escapes:
-    """Looks through functions until it is known where they pass state.
+    """Analyze functions repeatedly until the set of places where they pass state is stable.
 
     Raises:
-        _InseparableError: One of them may leave something behind.
+        _InseparableError: A function may have lasting effects.
     """
     while True:
         before = replace(escapes)
@@ -554,7 +555,7 @@ def _look(functions: Collection[_Looked], escapes: Escapes) -> Escapes:
 
 
 def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
-    """Yields what a class body binds, by name.
+    """Yield the bindings of a class body, by name.
 
     Raises:
         _InseparableError: It holds more than methods and constants.
@@ -585,10 +586,10 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
 def _made_with(
     methods: Mapping[str, Sequence[_ScopedDefinition]], attributes: Mapping[str, Sequence[ast.stmt]]
 ) -> list[str]:
-    """Names the methods and attributes that construction uses, from ``__init__`` on.
+    """Return the methods and attributes that construction uses, starting at ``__init__``.
 
     Raises:
-        _InseparableError: It passes itself, or one of its methods, to other code.
+        _InseparableError: It passes its object, or one of its methods, to other code.
     """
     found: list[str] = []
     waiting = deque(name for name in _STARTS if name in methods)
@@ -605,7 +606,7 @@ def _made_with(
 def _own_names(
     function: Function, methods: Mapping[str, Sequence[_ScopedDefinition]]
 ) -> Iterator[str]:
-    """Yields the attributes of its own object that a method uses."""
+    """Yield the attributes of its own object that a method uses."""
     own = _self(function)
     bases: set[int] = set()
     called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
@@ -633,7 +634,7 @@ def _own_names(
 
 
 def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) -> ast.ClassDef:
-    """A class with what construction uses alone; bases in `own` are left out as well."""
+    """Copy a class with only the parts that construction uses, and without the bases in `own`."""
     is_data = bool(node.decorator_list)
     body: list[ast.stmt] = []
     for statement in node.body:
@@ -645,7 +646,7 @@ def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) ->
         if keep:
             body.append(statement)
     bases = [base for base in node.bases if not (isinstance(base, ast.Name) and base.id in own)]
-    # The copy keeps the hints and the docstring that `ast_digest.parse` has set aside.
+    # The copy keeps the hints and the docstring that `ast_digest.parse` has detached.
     reduced = copy.copy(node)
     reduced.bases = bases
     reduced.body = body or [ast.copy_location(ast.Pass(), node)]
@@ -653,7 +654,7 @@ def _reduced(node: ast.ClassDef, made: Collection[str], own: Collection[str]) ->
 
 
 def _self(function: Any) -> list[str]:
-    """The parameter by which a method has its object, or its class."""
+    """Return the parameter that holds a method's object or class, as a list; empty if static."""
     if isinstance(function, ast.Lambda):
         return []
     static = any(getattr(each, "id", "") == "staticmethod" for each in function.decorator_list)
@@ -661,7 +662,7 @@ def _self(function: Any) -> list[str]:
 
 
 def _class_only(function: Any) -> list[str]:
-    """The parameter by which a class method has its class, whose attributes outlast a call."""
+    """Return a class method's class parameter; class attributes outlast a call."""
     decorators = getattr(function, "decorator_list", ())
     is_class = any(getattr(each, "id", "") == "classmethod" for each in decorators)
     return parameters(function)[:1] if is_class else []
@@ -673,7 +674,7 @@ def _is_property(function: Any) -> bool:
 
 
 def _is_mentioned(function: Any, calls: Sequence[_ScopedDefinition]) -> bool:
-    """Whether calls may run a method that construction uses."""
+    """Return whether calls may run a method that construction uses."""
     for each in calls:
         own, bases = _self(each.node), set()
         for node in ast.walk(each.node):
@@ -700,7 +701,7 @@ def _definitions(names: ModuleNames, nodes: Sequence[ast.stmt]) -> Iterator[_Sco
 
 
 def _functions_in(node: ast.AST) -> Iterator[Function]:
-    """Yields the functions directly inside of a class, and of classes in it."""
+    """Yield the functions directly inside a class, and inside its nested classes."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, FUNCTIONS):
             yield inner
@@ -709,7 +710,7 @@ def _functions_in(node: ast.AST) -> Iterator[Function]:
 
 
 def _inner_functions(code: _ScopedDefinition) -> list[_ScopedDefinition]:
-    """The functions inside of a function, which it may hand on."""
+    """Return the functions nested in a function, which it may pass on."""
     if not isinstance(code.node, FUNCTIONS):
         return []
     inner = [node for node in ast.walk(code.node) if isinstance(node, FUNCTIONS)]
@@ -717,7 +718,7 @@ def _inner_functions(code: _ScopedDefinition) -> list[_ScopedDefinition]:
 
 
 def _values(code: _ScopedDefinition) -> Iterator[str]:
-    """Yields the names of functions that code may refer to without calling them."""
+    """Yield the names of functions that code may refer to without calling them."""
     called = {id(node.func) for node in ast.walk(code.node) if isinstance(node, ast.Call)}
     for node in ast.walk(code.node):
         if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in called:
@@ -728,7 +729,7 @@ def _values(code: _ScopedDefinition) -> Iterator[str]:
 
 
 def _named(node: ast.AST, names: ModuleNames) -> Iterator[str]:
-    """Yields what a node names: as it is written, and as it is called where it comes from."""
+    """Yield the names in a node: as written, and under their original names if imported."""
     if isinstance(node, ast.Attribute):
         yield from (node.attr, ast.unparse(node))
     elif isinstance(node, ast.Name):
@@ -745,7 +746,7 @@ def _named(node: ast.AST, names: ModuleNames) -> Iterator[str]:
 
 
 def _unpickles(node: ast.AST) -> bool:
-    """Whether a call asks for objects of any class, as `torch.load` and `numpy.load` can give."""
+    """Return whether a call may unpickle any class, as `torch.load` and `numpy.load` can."""
     unsafe = {"weights_only": False, "allow_pickle": True}
     return isinstance(node, ast.Call) and any(
         keyword.arg in unsafe
@@ -758,7 +759,7 @@ def _unpickles(node: ast.AST) -> bool:
 
 
 def _is_computed(code: _ScopedDefinition) -> bool:
-    """Whether a module-level statement calls a library, whose settings may show in its result."""
+    """Return whether a module-level statement may depend on settings of a library it calls."""
     for node in ast.walk(code.node):
         root = ast_digest.root_name(node.func) if isinstance(node, ast.Call) else None
         if isinstance(node, ast.Call) and root not in _STANDARD:
@@ -772,7 +773,7 @@ def _is_computed(code: _ScopedDefinition) -> bool:
 
 
 def _is_stateless(node: ast.stmt, chain: Collection[ast.stmt], fixed: bool) -> bool:
-    """Whether a module-level statement binds nothing that could change, and no class."""
+    """Return whether a module-level statement binds nothing mutable, and no class."""
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)) or _is_text(node):
         return True
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -796,7 +797,7 @@ def _is_stateless(node: ast.stmt, chain: Collection[ast.stmt], fixed: bool) -> b
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value can never change."""
+    """Return whether a value is immutable."""
     if isinstance(value, (tuple, frozenset)) and type(value).__module__ == "builtins":
         return all(_is_fixed(item) for item in value)
     kind = type(value)
@@ -805,7 +806,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _is_literal(node: ast.expr) -> bool:
-    """Whether an expression is a constant, or is made of constants alone."""
+    """Return whether an expression is a constant, or consists only of constants."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, ast.Tuple):

@@ -1,4 +1,4 @@
-"""Collects what code reaches: names of its file, modules of the user's, installed packages."""
+"""Collects everything that code reaches: names of its file, user modules, installed packages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OWN_LABEL = "."
 
 
 class DependencyWalk:
-    """The transitive walk from a UDF; `own` is the module in which names count one by one.
+    """The transitive walk from a UDF; `own` is the module of which single names count.
 
-    Of modules that are only imported, those statements count that change what is read, or the
-    state of a library (see `effects`).
+    For modules that are only imported, the statements count that change what is read or the state
+    of a library (see `import_effects`).
     """
 
     def __init__(self, finder: Finder, own: Module | None) -> None:
@@ -39,9 +39,9 @@ class DependencyWalk:
         self.hints_of: frozenset[str] = frozenset()
 
     def digest(self) -> str:
-        """Hashes everything reached so far, in an order that the walk does not change."""
+        """Hash everything reached so far, in an order that is independent of the walk."""
         size = -1
-        while size != len(self._walked):  # each of the two may reach what matters to the other
+        while size != len(self._walked):  # each step may reach code that matters to the other
             self._count_texts()
             size = len(self._walked)
             self._add_effects()
@@ -49,34 +49,56 @@ class DependencyWalk:
 
     @property
     def effects(self) -> str:
-        """The digest of the statements whose effects count, once all is walked; may be empty."""
+        """The digest of the statements with effects that count, after the walk; may be empty."""
         return self._facts.get("effects", "")
 
     def label(self, module: Module) -> str:
-        """Names a module in a digest; the UDF's own file has no name, so it can be renamed."""
+        """Return a module's name in a digest. The UDF's own file has none, so it can be renamed."""
         own = self._own
         return _OWN_LABEL if own is not None and module.path == own.path else module.label
 
     def name(self, module: Module, name: str) -> None:
-        """Reaches one module-level name of a file, and what that name reaches."""
+        """Collect a module-level name of a file, and everything that it reaches.
+
+        Args:
+            module: The module of the file.
+            name: The name.
+        """
         self.modules.add(module.name)
         self._waiting.append((module, name))
         self._read.name(module, name)
         self._drain()
 
     def names(self, module: Module, names: Iterable[str]) -> None:
-        """Reaches the names that some code of a file reads."""
+        """Collect the names that code of a file reads.
+
+        Args:
+            module: The module of the file.
+            names: The names.
+        """
         for name in sorted(names):
             self.name(module, name)
 
     def imports(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
-        """Reaches what code imports, also through the names that it reads of its module."""
+        """Collect the imports of code, including those through the names that it reads.
+
+        Args:
+            module: The code's module.
+            scan: The imports and dotted names of the code.
+            names: The module-level names that it reads.
+        """
         self._read.imports(module, scan, names)
         self._follow(module, scan, names)
         self._drain()
 
     def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
-        """Reaches what some code of a file reads and imports, and what it says about texts."""
+        """Collect the reads and imports of code, and its evidence about docstrings and hints.
+
+        Args:
+            module: The code's module.
+            unit: The code.
+            names: The module-level names that it reads.
+        """
         self._walked[id(unit)] = (module, unit)
         if module.is_source:
             self.modules.add(module.name)
@@ -84,17 +106,17 @@ class DependencyWalk:
         self.imports(module, unit.scan, names)
 
     def module(self, name: str) -> None:
-        """Reaches a module that code holds as an object."""
+        """Collect a module that code holds as an object."""
         self._read.module(name)
         self._follow_import(name)
         self._drain()
 
     def package(self, name: str) -> None:
-        """Notes an installed package."""
+        """Record an installed package."""
         self.packages.add(name.partition(".")[0])
 
     def _count_texts(self) -> None:
-        """Adds the docstrings and hints that count, and what those hints reach."""
+        """Add the docstrings and hints that count, and everything that those hints reach."""
         done: set[int] = set()
         size = -1
         while size != len(self._walked):
@@ -143,9 +165,10 @@ class DependencyWalk:
         self._follow(module, unit.scan, unit.names)
 
     def _add_effects(self) -> None:
-        """Adds the statements that change what is read, or a library's state, when imported.
+        """Add the import-time statements that change what is read, or a library's state.
 
-        They are hashed in the order of execution, with the others that bind the same names.
+        They are hashed in execution order, together with the other statements that bind the same
+        names.
         """
         roots = sorted(self.modules)
         if self._own is not None:
@@ -173,7 +196,7 @@ class DependencyWalk:
                 if not found:
                     break
             changed = self._changed_names(program, counting.values())
-        # Closures of imports lack those by a computed name.
+        # The closure of imports does not include those by a computed name.
         self.imported = {name for effect in trace for name in effect.imports}
         parts = [
             part
@@ -204,7 +227,7 @@ class DependencyWalk:
     ) -> Iterator[str]:
         path = str(effect.module.path)
         if effect.module.name in self._whole:
-            # The order inside of a module that counts whole is part of its text.
+            # The digest of a module that counts whole includes the order of its statements.
             if id(effect.unit) in counting and self._read.counts(program, effect, path):
                 yield combine("whole", self.label(effect.module), effect.unit.digest)
         elif id(effect.unit) in counting or any(
@@ -248,7 +271,7 @@ class DependencyWalk:
                 self._reach_whole(target.module, target.attribute)
 
     def _passing(self, module: Module, attribute: str | None) -> None:
-        """Reaches what a package makes of a submodule's name; its effects are found by import."""
+        """Collect a package's bindings of a submodule name; import effects are added apart."""
         if module.is_source:
             units = self.finder.source(str(module.path)).units
             for name in {attribute or "", "__getattr__", "__path__"} & set(units):

@@ -1,7 +1,7 @@
 """Content digests of the local files and folders that arguments name.
 
-Sizes and times are compared first: the digest of a file's content is kept, in memory and for large
-files in a private folder of the user, until its size, a time stamp or the inode changes.
+Sizes and times are compared first. The digest of a file's content is cached, in memory and for
+large files in a private folder of the user, until its size, a time stamp or the inode changes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from vane_dagster.errors import CodeIdentityError, VaneError
 from vane_dagster.fingerprint.hashing import combine
 
 MAX_FILES = 100_000
-"""Files below one folder, beyond which `version=` is asked for."""
+"""Maximum number of files in one folder; larger folders need `version=`."""
 MAX_FRESH_BYTES = 256 << 30
-"""Bytes of one argument without a kept digest, beyond which `version=` is asked for."""
+"""Maximum bytes of one argument without cached digests; larger arguments need `version=`."""
 
 _MAX_PATH_LENGTH = 4096
 _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
-# A file written less than this ago can change again without a new time stamp.
+# A file written more recently than this can change again without a new time stamp.
 _CLOCK_GRAIN_NS = 2_000_000_000
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _WILD = re.compile(r"[*?\[{]")
 _SYSTEM = ("/proc", "/sys")
-# What a folder named by a bare word, without a separator, must hold to be taken for data.
+# A folder named by a bare word, without a separator, counts as data if it holds one of these.
 _DATA_NAMES = frozenset(
     {
         "config.json", "modules.json", "model_index.json", "tokenizer.json", "params.json",
@@ -64,14 +64,14 @@ class UnboundedContentError(CodeIdentityError):
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Reads what local paths name, apart from folders that runs or edits of code change.
+    """Reads the content that local paths name, except folders that runs or code edits change.
 
     Attributes:
-        data: Paths or URL patterns of the pipeline's source and targets. A folder that contains one
-            or lies in one counts by its path alone.
-        code: Files of the definitions' code. A folder that contains one counts by its path alone.
-        read: Whether content counts. Where `version=` stands for it, paths count as the texts that
-            they are, and objects without an identity by their type.
+        data: Paths or URL patterns of the pipeline's source and targets. For a folder that contains
+            one or lies in one, only the path counts.
+        code: Files of the definitions' code. For a folder that contains one, only the path counts.
+        read: Whether content counts. If `version=` replaces it, paths count as plain strings, and
+            objects without an identity count by their type.
     """
 
     data: Sequence[str] = ()
@@ -79,24 +79,24 @@ class LocalFiles:
     read: bool = True
 
     def content(self, text: str | os.PathLike[str], where: str) -> str | None:
-        """The digest of the file or folder that a text names; None where its text alone counts.
+        """Return the digest of the file or folder that a string names; None if no content counts.
 
-        A `Path` always names one. A text does if it holds a separator, starts with ``~`` or
-        ``file://``, has a suffix, or is a bare word for a folder that holds a model or templates.
+        A `Path` always names one. A string does if it contains a separator, starts with ``~`` or
+        ``file://``, has a suffix, or is a bare word that names a folder with a model or templates.
 
         Args:
-            text: The text or path.
-            where: How the user reaches it, for messages.
+            text: The string or path.
+            where: How the user refers to it, for messages.
 
         Raises:
-            CodeIdentityError: It cannot be read, or there is too much of it.
+            CodeIdentityError: It cannot be read, or is too large.
         """
         path = _named(text) if self.read else None
         if path is None:
             return None
         try:
             mode = os.stat(path).st_mode
-        except (OSError, ValueError):  # absent, too long for a name, or out of reach
+        except (OSError, ValueError):  # missing, too long for a name, or not accessible
             return None
         try:
             if stat.S_ISREG(mode):
@@ -161,7 +161,7 @@ class LocalFiles:
         return [digest for digest in found if digest is not None]
 
     def _is_apart(self, folder: str) -> bool:
-        """Whether runs or edits of code change a folder: then its path alone counts."""
+        """Return whether runs or code edits change a folder; if so, only its path counts."""
         if any(_contains(folder, os.path.realpath(file)) for file in self.code):
             return True
         above = [folder, *map(str, Path(folder).parents)]
@@ -171,7 +171,7 @@ class LocalFiles:
 
 
 def _named(text: str | os.PathLike[str]) -> str | None:
-    """The local path that a text names by its form; that it exists is not said."""
+    """Return the local path that a string names by its form; it may not exist."""
     given = os.fspath(text)
     if not 0 < len(given) <= _MAX_PATH_LENGTH or "\n" in given or "\0" in given:
         return None
@@ -191,17 +191,17 @@ def _named(text: str | os.PathLike[str]) -> str | None:
 
 
 def _is_bare(text: str | os.PathLike[str]) -> bool:
-    """Whether a text is a word that names a file or folder only by chance."""
+    """Return whether a string is a bare word, which names a file or folder only by chance."""
     if not isinstance(text, str) or text.startswith(("~", "file:")):
         return False
     return not ("/" in text or os.sep in text or os.path.splitext(text)[1])
 
 
 def _walk(root: str) -> Iterator[tuple[str, str | None]]:
-    """Yields the files below a folder by their relative names; no path for what is not a file.
+    """Yield the files of a folder by relative name; the path is None for anything but a file.
 
-    Hidden files and folders, compiled code and tagged caches are left out. A folder that several
-    links lead to is entered once.
+    Hidden files and folders, compiled code and tagged caches are skipped. A folder that several
+    links point to is entered once.
     """
     entered = {_inode(os.stat(root)): "."}
     waiting = [("", root)]
@@ -224,7 +224,7 @@ def _walk(root: str) -> Iterator[tuple[str, str | None]]:
             except OSError as error:
                 if not entry.is_symlink():
                     raise
-                yield f"{name} -> {type(error).__name__}", None  # a link that leads nowhere
+                yield f"{name} -> {type(error).__name__}", None  # a broken link
                 continue
             if stat.S_ISREG(state.st_mode):
                 yield name, entry.path
@@ -248,7 +248,7 @@ def _is_data(name: str) -> bool:
 
 
 def _is_shared(folder: str) -> bool:
-    """Whether a folder is of the machine or the user as a whole, or of this package's own state."""
+    """Return whether a folder belongs to the machine or user as a whole, or holds our own state."""
     whole = [
         "/",
         os.path.expanduser("~"),
@@ -278,7 +278,7 @@ def _contains(folder: str, path: str) -> bool:
 
 
 def _is_store_stage(folder: str) -> bool:
-    """Whether a folder is a stage's in a store, by its layout."""
+    """Return whether a folder has the layout of a stage in a store."""
     manifests = os.path.join(folder, "manifests")
     parts, target = os.path.join(folder, "parts"), os.path.join(folder, "target.json")
     return os.path.isdir(manifests) and (os.path.isdir(parts) or os.path.isfile(target))
@@ -288,12 +288,12 @@ _MANIFEST = re.compile(r"(?:^|/)manifests/[^/]+/\d+-g\d+-[0-9a-f]+-[0-9a-f]+\.js
 
 
 def _holds_store(names: Iterable[str]) -> bool:
-    """Whether one of the files is a manifest of a store."""
+    """Return whether one of the files is a manifest of a store."""
     return any(name.endswith(".json") and _MANIFEST.search(name) for name in names)
 
 
 def _local_pattern(url: str) -> list[str] | None:
-    """The components of a local URL pattern, placeholders as wildcards; None if it is remote."""
+    """Split a local URL pattern into components, placeholders as wildcards; None if remote."""
     path = url.removeprefix("file://")
     if "://" in path:
         return None
@@ -304,10 +304,10 @@ def _local_pattern(url: str) -> list[str] | None:
 
 
 def _overlaps(folder: str, pattern: Sequence[str]) -> bool:
-    """Whether a folder contains files of a pattern, or lies in the folder that it names.
+    """Return whether a folder contains files of a pattern, or lies in the folder that it names.
 
-    Of a folder that matches a wildcard and lies deeper than the pattern that is not known, so that
-    it is taken for none of the pattern's.
+    It is not known whether a folder that matches a wildcard and is deeper than the pattern
+    overlaps. Such a folder is assumed not to.
     """
     own = folder.rstrip(os.sep).split(os.sep)
     fixed = next((i for i, part in enumerate(pattern) if _WILD.search(part)), len(pattern))
@@ -323,13 +323,13 @@ def _overlaps(folder: str, pattern: Sequence[str]) -> bool:
 
 
 class _Digests:
-    """Content digests by path and state; those of large files outlive the process."""
+    """Content digests by path and file status; those of large files are kept on disk."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def get(self, path: str, state: os.stat_result) -> str | None:
-        """The digest of a file that is in the state in which it was read."""
+        """Return the digest of a file if its status is unchanged since it was read."""
         signature = _signature(state)
         held = self._held.get(path)
         if held is None and state.st_size >= _MIN_CACHED_BYTES:
@@ -340,7 +340,7 @@ class _Digests:
         return held[1]
 
     def put(self, path: str, state: os.stat_result, digest: str) -> None:
-        """Keeps a digest. A cache that cannot be written is none."""
+        """Store a digest. Errors of writing to the cache are ignored."""
         self._held[path] = (_signature(state), digest)
         if state.st_size < _MIN_CACHED_BYTES:
             return

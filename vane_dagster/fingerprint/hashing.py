@@ -1,4 +1,4 @@
-"""Digests that are the same in every process: of parts and of files."""
+"""Digests of values and files that are the same in every process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A file that was written less than this ago can change again without a new time stamp.
+# A file written more recently than this can change again without a new time stamp.
 _CLOCK_GRAIN_NS = 100_000_000
 _BLOCK = 1 << 20
 
 
 def combine(tag: str, *parts: str | bytes) -> str:
-    """Hashes a tag and parts, each with its length, so that no two lists of parts collide."""
+    """Hash a tag and parts, each with its length, so that different lists never collide.
+
+    Args:
+        tag: The kind of digest.
+        *parts: The parts.
+    """
     state = hashlib.sha256()
     for part in (tag, *parts):
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -26,7 +31,7 @@ def combine(tag: str, *parts: str | bytes) -> str:
 
 
 def digest(*values: object) -> str:
-    """Digest of texts and numbers, for fragment keys; 40 hex digits."""
+    """Hash strings and numbers for fragment keys; returns 40 hex digits."""
     state = hashlib.blake2b(digest_size=20)
     for value in values:
         text = str(value).encode()
@@ -35,14 +40,14 @@ def digest(*values: object) -> str:
 
 
 class FileCache(Generic[T]):
-    """Remembers what was computed from a file until its size, a time stamp or the inode changes."""
+    """Cache of values computed from files, until the size, a time stamp or the inode changes."""
 
     def __init__(self, compute: Callable[[str], T]) -> None:
         self._compute = compute
         self._held: dict[str, tuple[tuple[int, ...], T]] = {}
 
     def get(self, path: str) -> T:
-        """Returns the value for the file as it is on disk now.
+        """Return the value for the file's current content.
 
         Raises:
             OSError: The file cannot be read.
@@ -72,5 +77,5 @@ _files = FileCache(_hash_file)
 
 
 def file_digest(path: str) -> str:
-    """Returns the sha256 of a file's content, cached by its path, size, time and inode."""
+    """Return the sha256 of a file's content, cached by its path, size, time and inode."""
     return _files.get(path)

@@ -1,23 +1,24 @@
-"""What the top-level statements of modules write while the modules are imported.
+"""Static analysis of the writes by top-level statements while modules are imported.
 
-Data flow: `Program` executes modules by their text, in the order in which Python would import them.
-It evaluates each top-level statement abstractly: an expression's value is a set of `Origin`s, the
-module-level objects, parameters and library states that it may denote or hold. Nothing of the
-user's is run.
+Data flow: `Program` executes modules abstractly from their source, in Python's import order. It
+evaluates each top-level statement: an expression's value is a set of `Origin`s, the module-level
+objects, parameters and library states that it may denote or hold. No user code is run.
 
-An effect is what a statement writes beyond a name that it binds in its own module: objects of
-modules (``settings.K = 3``, ``register(x)``, a class whose base registers it), or the state of
+An effect is a write beyond the binding of a name in the statement's own module. It changes objects
+of modules (``settings.K = 3``, ``register(x)``, a class that its base registers), or the state of
 the standard library or an installed package (``os.environ["A"] = "1"``, ``torch.manual_seed(0)``).
-Calls of user code are followed through one `Summary` per function: what it writes, returns, stores
-in what, and imports, in terms of its parameters. The analysis ignores the order of statements and
-the branch taken, so two names that were ever bound to one object are aliases.
+Calls of user code are followed through one `Summary` per function: its writes, return values,
+stores and imports, in terms of its parameters. The analysis ignores the order of statements and the
+branches taken, so two names that were ever bound to one object are aliases.
 
-What it can't tell is assumed to write: an unknown method writes its receiver and its arguments, a
+Unknown code is assumed to write: an unknown method writes its receiver and its arguments, a
 function that is passed to a call is called with the other arguments, ``globals()`` and ``exec``
-write every name of the module. Bounds: calls into dagster, vane_dagster, logging and warnings, and
-into what these return, write nothing; libraries listed as pure write nothing that they are given.
+write every name of the module. Exceptions: calls into dagster, vane_dagster, logging and warnings,
+and into the objects that these return, write nothing; libraries listed as pure do not write to
+their arguments.
 
-`DependencyWalk` decides which effects count: those on library state, and those on what it reads.
+`DependencyWalk` decides which effects count: those on library state, and those on objects that it
+reads.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ PURE_NAMES = (
     "operator.attrgetter", "operator.methodcaller", "importlib.metadata.", "importlib.resources.",
     "threading.Lock", "threading.RLock", "threading.local",
 )  # fmt: skip
-# Functions of the modules above that change what they are given, or the process.
+# Functions of the modules above that change their arguments or the process.
 IMPURE = frozenset({
     "dataclasses.dataclass", "functools.total_ordering", "functools.update_wrapper",
     "abc.update_abstractmethods", "struct.pack_into", "time.tzset", "enum.global_enum",
     "contextlib.chdir", "contextlib.redirect_stdout", "copy.dispatch_table",
 })  # fmt: skip
-DECORATOR = "functools.cache"  # stands for what returns what it is given
+DECORATOR = "functools.cache"  # represents decorators that return their argument
 DECORATORS = frozenset({
     "functools.cache", "functools.lru_cache", "functools.wraps", "functools.singledispatch",
     "contextlib.contextmanager", "abc.abstractmethod", "typing.overload", "typing.final",
     "enum.unique", "typing.runtime_checkable", "typing.no_type_check",
 })  # fmt: skip
-# Libraries whose functions return new objects: a change of one is no change of the library.
+# Libraries with functions that return new objects; changing one does not change the library.
 FRESH = frozenset({"duckdb", "numpy", "pandas", "polars", "pyarrow", "torch"})
 ITEM_WRITERS = frozenset({
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft",
@@ -88,7 +89,7 @@ STATE_VERBS = frozenset({
     "register", "remove", "reset", "seed", "set", "setdefault", "setlocale", "setup", "unregister",
     "update", "use",
 })  # fmt: skip
-LOADERS = frozenset({"load", "loads", "init"})  # verbs that mostly return what is new
+LOADERS = frozenset({"load", "loads", "init"})  # verbs that mostly return a new object
 IMPORTERS = frozenset({
     "importlib.import_module", "importlib.__import__", "__import__", "pydoc.locate",
     "pkgutil.resolve_name", "importlib.util.find_spec",
@@ -107,7 +108,12 @@ SCALARS = frozenset({
 
 
 def is_state_verb(name: str, *, assigned: bool = False) -> bool:
-    """Says whether a function's name says that it changes the state of its library."""
+    """Return whether a function's name implies that it changes the state of its library.
+
+    Args:
+        name: The function's name.
+        assigned: Whether the call's result is used.
+    """
     words = name.lower().strip("_").split("_")
     if assigned and (name in LOADERS or (words[0] == "load" and words[-1] != "dotenv")):
         return False
@@ -115,14 +121,14 @@ def is_state_verb(name: str, *, assigned: bool = False) -> bool:
     return words[0] in STATE_VERBS or words[-1] == "seed" or whole.startswith("set")
 
 
-CONTENT = "[]"  # the attribute of an origin for what an object holds under keys
+CONTENT = "[]"  # the attribute of an origin for the items of an object
 SUBCLASSES = "__subclasses__"
 _MAX_VALUES = 40  # of one expression
 _MAX_WRITES = 160  # of one function
 _MAX_STEPS = 8  # of a dotted name in a library
 _MAX_ROUNDS = 100
 _PATH_WRITERS = frozenset({"write_text", "write_bytes", "symlink_to", "unlink"})
-# Methods that syntax calls, by what calls them.
+# Methods that are called by syntax, grouped by that syntax.
 _BINARY = tuple(
     f"__{beside}{name}__"
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift",
@@ -142,25 +148,26 @@ _CONVERTED = (
 _IMPLICIT_ATTRIBUTES = ("__getattribute__", "__getattr__")
 
 
-# Expressions that make an object which can be changed.
+# Expressions that create a mutable object.
 _CACHES = frozenset({"cache", "cached", "lru_cache"})
 _MADE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
 
 
 class Origin(NamedTuple):
-    """A part of what an expression may denote.
+    """An object that an expression may denote.
 
     Attributes:
-        kind: ``name`` for a module-level object, ``every`` for all of a module's, ``module`` for a
-            user's module, ``library`` for state of another, ``value`` for what a library's
-            function returned, ``new`` for an instance of its class, ``inert``, ``builtin``,
-            ``parameter``, ``function``, ``instance``, or ``state`` for what a function keeps from
-            call to call: its defaults and the variables of the functions around it.
+        kind: ``name`` for a module-level object, ``every`` for all objects of a module, ``module``
+            for a user's module, ``library`` for state of another module, ``value`` for the result
+            of a library function, ``new`` for a new object of a library, ``inert``, ``builtin``,
+            ``parameter``, ``function``, ``instance``, or ``state`` for the state that a function
+            keeps between calls: its defaults and the variables of enclosing functions.
         place: The file of a name, the module's name, or the key of a function or class.
         name: The name in the file, the dotted name in a library, or the parameter's position.
-        attribute: The first attribute that is read from it; with `CONTENT` behind it, or alone, it
-            is what that object holds.
-        inside: Whether the value only holds it: then a store into the value doesn't change it.
+        attribute: The first attribute that is read from the object. With a `CONTENT` suffix, or as
+            `CONTENT` alone, it denotes the object's items.
+        inside: Whether the value only holds the object. If so, a store into the value does not
+            change the object.
     """
 
     kind: str
@@ -178,14 +185,23 @@ _INERT_VALUE = Origin("inert", "", "")
 
 @dataclass
 class Summary:
-    """What code does when it runs."""
+    """The effects of running code.
+
+    Attributes:
+        writes: The objects that it may change.
+        returns: The values that it may return.
+        stores: Pairs of a container and a value stored in it.
+        imports: The modules that it imports, in order.
+        unknown_imports: The places of imports by a computed name.
+        applied: The calls included so far, with their results.
+    """
 
     writes: set[Origin] = field(default_factory=set)
     returns: set[Origin] = field(default_factory=set)
     stores: set[tuple[Origin, Origin]] = field(default_factory=set)
     imports: dict[str, None] = field(default_factory=dict)
     unknown_imports: set[tuple[str, int]] = field(default_factory=set)
-    applied: dict[object, Values] = field(default_factory=dict)  # calls that it contains already
+    applied: dict[object, Values] = field(default_factory=dict)  # calls included so far
 
     def size(self) -> int:
         found = len(self.writes) + len(self.returns) + len(self.stores)
@@ -194,7 +210,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Effect:
-    """One top-level statement with what it writes when its module is imported."""
+    """A top-level statement with its writes when its module is imported.
+
+    Attributes:
+        module: The module.
+        unit: The statement.
+        writes: The objects that it may change.
+        imports: The modules that it imports, in order.
+    """
 
     module: Module
     unit: SymbolSource
@@ -203,7 +226,7 @@ class Effect:
 
     @property
     def changes_itself(self) -> bool:
-        """Says whether it is a definition whose decorators change nothing else; names tell it."""
+        """Whether it is a definition with decorators that change nothing else; names cover it."""
         path, unit = str(self.module.path), self.unit
         return unit.is_definition and all(
             item.kind == "name" and item.place == path and item.name in unit.touched
@@ -221,21 +244,21 @@ class _Callable:
 
 
 def _joined(path: str, step: str) -> str:
-    """Two steps of attributes as one: what ``X.known`` holds is ``known[]``, however deep."""
+    """Join two attribute steps: the items of ``X.known`` are ``known[]``, at any depth."""
     if not path:
         return step
     return path if path.endswith(CONTENT) else path + CONTENT
 
 
 def _held(values: Iterable[Origin]) -> Values:
-    """The values as what a container holds."""
+    """Return the values as items held by a container."""
     return frozenset(
         v if v.inside else Origin(v.kind, v.place, v.name, v.attribute, True) for v in values
     )
 
 
 def _opened(values: Iterable[Origin], attribute: str = CONTENT) -> Values:
-    """What reading an attribute or item of a value gives."""
+    """Return the result of reading an attribute or item of values."""
     return frozenset(
         Origin(
             v.kind,
@@ -248,7 +271,7 @@ def _opened(values: Iterable[Origin], attribute: str = CONTENT) -> Values:
 
 
 def _at(values: Values, path: str) -> Values:
-    """What an `Origin.attribute` of values is."""
+    """Return the values at an `Origin.attribute` path of values."""
     if not path:
         return values
     plain = _opened(values, path.removesuffix(CONTENT) or CONTENT)
@@ -256,7 +279,7 @@ def _at(values: Values, path: str) -> Values:
 
 
 def _bounded(values: Values) -> Values:
-    """The values, or `LIBRARY` in place of too many: any use of it counts."""
+    """Return the values, or `LIBRARY` if there are too many: any use of it counts."""
     return values if len(values) <= _MAX_VALUES else frozenset({LIBRARY})
 
 
@@ -273,7 +296,7 @@ def _one(value: Origin) -> Values:
 
 
 class Program:
-    """The modules that importing a module executes, with the effects of their statements."""
+    """The modules that an import executes, with the effects of their statements."""
 
     def __init__(self, finder: Finder) -> None:
         self.finder = finder
@@ -301,16 +324,16 @@ class Program:
         self._expanded: dict[Origin, frozenset[Origin]] = {}
         self._listed: dict[str, list[str]] = {}
 
-    # Modules.
+    # Modules
 
     def find(self, name: str) -> Module | None:
-        """Locates a module, and notes that the answer was used."""
+        """Locate a module, and record that the answer was used."""
         if name not in self.found:
             self.found[name] = self.finder.find(name)
         return self.found[name]
 
     def is_current(self, finder: Finder) -> bool:
-        """Says whether every module is still where it was, with the text it had."""
+        """Return whether every module still has the same location and text."""
         try:
             return (
                 all(finder.find(name) == module for name, module in self.found.items())
@@ -321,7 +344,7 @@ class Program:
             return False
 
     def source(self, module: Module) -> SourceFile | None:
-        """Returns a user's module as parsed; None where it is no source or does not parse."""
+        """Return a user's parsed module; None if it has no source or does not parse."""
         if module.kind != "own" or not module.is_source:
             return None
         path = str(module.path)
@@ -334,12 +357,12 @@ class Program:
         return self.sources[path]
 
     def trace(self, names: Iterable[str]) -> list[Effect]:
-        """Lists the statements that importing modules executes, in the order of execution."""
+        """Return the statements that importing modules executes, in execution order."""
         names = list(names)
         try:
             self._settle(names)
         except CodeIdentityError:
-            self._settled.clear()  # so that the next attempt finds the same
+            self._settled.clear()  # so that the next attempt behaves the same
             raise
         found: list[Effect] = []
         entered: set[str] = set()
@@ -351,7 +374,7 @@ class Program:
             elif isinstance(item, tuple) and not isinstance(item, Effect):
                 found.append(item[0])
             elif isinstance(item, Effect):
-                # What a statement imports is executed before it is done.
+                # The imports of a statement are executed before the statement completes.
                 stack.append(iter([*item.imports, (item,)]))
             elif item not in entered:
                 entered.add(item)
@@ -365,7 +388,7 @@ class Program:
         return found
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Executes modules, and those that they import, until nothing new is found out."""
+        """Execute modules and their imports until the results no longer change."""
         waiting = list(names)
         is_new = False
         while waiting:
@@ -442,7 +465,7 @@ class Program:
         return Effect(module, unit, writes, tuple(summary.imports))
 
     def _plugins(self, module: Module, unit: SymbolSource, summary: Summary) -> Iterator[str]:
-        """The modules that an import by a computed name may mean: those below its package."""
+        """Yield the modules that an import by a computed name may import: those in its package."""
         texts = [
             node.value
             for node in ast.walk(unit.nodes[-1])
@@ -465,7 +488,7 @@ class Program:
             yield from self._listed[top]
 
     def starred(self, module: Module) -> list[Module]:
-        """The submodules that a star import of a package imports."""
+        """Return the submodules that a star import of a package imports."""
         if module.search is not None:
             self._listed[module.name] = self.finder.below(module.name)
         return self.finder.starred(module)
@@ -475,16 +498,21 @@ class Program:
         return module is not None and module.kind == "own" and module.search is not None
 
     def frame(self, module: Module) -> _Frame:
-        """Returns the names of a module with what they may stand for, as far as is known."""
+        """Return the frame of a module, with the values of its names known so far."""
         path = str(module.path)
         if path not in self._frames:
             self._frames[path] = _Frame(self, module, "", None)
         return self._frames[path]
 
-    # Names and aliases.
+    # Names and aliases
 
     def global_values(self, path: str, name: str) -> Values:
-        """What a module-level name may stand for, beside an object of its own."""
+        """Return the values of a module-level name, besides an object of its own.
+
+        Args:
+            path: The module's file.
+            name: The name.
+        """
         module = self.modules.get(path)
         if module is None:
             return NOTHING
@@ -500,7 +528,7 @@ class Program:
         return frozenset(value for found in libraries for value in found)
 
     def aliases(self, values: Iterable[Origin]) -> Values:
-        """Adds to values all that they are other names of."""
+        """Add to values everything that they are aliases of."""
         values = frozenset(values)
         if len(values) != 1:
             return frozenset().union(*(self.aliases((value,)) for value in values))
@@ -510,12 +538,12 @@ class Program:
         if value not in self._aliases:
             found = self._find_aliases(value)
             if self._classing:
-                return found  # which may lack what the class that is looked for has
+                return found  # may be incomplete while a class is being resolved
             self._aliases[value] = found
         return self._aliases[value]
 
     def grow(self) -> None:
-        """Forgets what was derived from the values of names, as a name has got another."""
+        """Clear everything derived from the values of names, after a name got another value."""
         self._aliases.clear()
         self._class_of.clear()
 
@@ -535,35 +563,45 @@ class Program:
         return frozenset(found)
 
     def read_path(self, value: Origin, path: str) -> Values:
-        """What an `Origin.attribute` of a value may denote."""
+        """Return the values at an `Origin.attribute` path of a value.
+
+        Args:
+            value: The value.
+            path: The attribute path.
+        """
         if not path or path == CONTENT:
             return _opened([value]) if path else frozenset({value})
         values = self.read(value, path.removesuffix(CONTENT))
         return _opened(values) if path.endswith(CONTENT) else values
 
     def read(self, value: Origin, attribute: str) -> Values:
-        """What an attribute of a value, or an item of it, may denote."""
+        """Return the values of an attribute or item of a value.
+
+        Args:
+            value: The value.
+            attribute: The attribute's name, or `CONTENT` for an item.
+        """
         if value.inside or attribute == CONTENT or value.attribute:
             return _opened([value], attribute)
         if value.kind == "module":
             module = self.find(value.place)
             return NOTHING if module is None else self.member(module, attribute)
         if value.kind == "library":
-            is_same = value.name.endswith(f".{attribute}")  # as of linked nodes: ``x.next.next``
+            is_same = value.name.endswith(f".{attribute}")  # as in linked nodes: ``x.next.next``
             return frozenset({value}) if is_same else self.library(f"{value.name}.{attribute}")
         if value.kind in ("value", "new", "inert", "builtin", "every"):
             return frozenset({value})
         return _opened([value], attribute)
 
     def is_module(self, value: Origin) -> bool:
-        """Says whether a value is a module of the user's, and so no object to be changed."""
+        """Return whether a value is a user's module, and so not a mutable object."""
         return any(
             item.kind == "module" and not item.inside and not item.attribute
             for item in self.aliases([value])
         )
 
     def attribute_values(self, item: Origin) -> Values:
-        """What a class attribute is bound to in the class's body."""
+        """Return the values to which the class body binds a class attribute."""
         key = self.class_of(item._replace(attribute="", inside=False))
         code = self.code.get(key) if key else None
         attribute = item.attribute.removesuffix(CONTENT)
@@ -573,7 +611,7 @@ class Program:
         return frozenset(bound) if attribute == item.attribute else _opened(bound)
 
     def expand(self, write: Origin) -> frozenset[Origin]:
-        """Names every object that a write to one may change: its aliases, and what it holds."""
+        """Return every object that a write to one may change: its aliases and its items."""
         if write not in self._expanded:
             found: set[Origin] = set()
             stack = [write]
@@ -582,7 +620,7 @@ class Program:
                 if item in found or item.inside:
                     continue
                 found.add(item)
-                # A store into a library's object was noted as such, and being passed is no store.
+                # Stores into a library's object are recorded as such; passing it is not a store.
                 stack += [other for other in self.aliases([item]) if other.kind != "library"]
                 if item.kind == "name" and item.attribute:
                     for path, values in self.holds.get((item.place, item.name), {}).items():
@@ -594,9 +632,13 @@ class Program:
         return self._expanded[write]
 
     def is_own_class(self, path: str, name: str) -> bool:
-        """Says whether a name is a class, or an instance, of which all bases are the user's.
+        """Return whether a name is a class, or an instance of one, with only user-defined bases.
 
-        Then nobody else reads an attribute that the user's code does not mention.
+        Attributes of such a class that the user's code does not mention are never read.
+
+        Args:
+            path: The module's file.
+            name: The name.
         """
         key = self.class_of(Origin("name", path, name))
         return bool(key) and all(
@@ -606,7 +648,12 @@ class Program:
         )
 
     def member(self, module: Module, name: str) -> Values:
-        """What ``module.name`` denotes."""
+        """Return the values of ``module.name``.
+
+        Args:
+            module: The module.
+            name: The attribute's name.
+        """
         if module.kind != "own":
             return self.library(f"{module.name}.{name}")
         inner = self.find(f"{module.name}.{name}") if module.search is not None else None
@@ -619,13 +666,13 @@ class Program:
         return frozenset(found)
 
     def module_value(self, module: Module) -> Values:
-        """The value of a module object."""
+        """Return the value of a module object."""
         if module.kind != "own":
             return self.library(module.name)
         return frozenset({Origin("module", module.name, "")})
 
     def library(self, name: str) -> Values:
-        """The value of a dotted name outside of the user's code."""
+        """Return the value of a dotted name outside the user's code."""
         if name.startswith(".") or name.count(".") > _MAX_STEPS:
             return frozenset({LIBRARY})
         inert = name.partition(".")[0].startswith(tuple(INERT)) and _root(name) in INERT
@@ -633,17 +680,23 @@ class Program:
             return frozenset({Origin("inert", "", "")})
         return frozenset({Origin("library", "", name)})
 
-    # Functions and classes.
+    # Functions and classes
 
     def register(self, node: ast.AST, module: Module, frame: _Frame) -> str:
-        """Keeps a function or class that stands in a frame, and returns its key."""
+        """Register a function or class of a frame, and return its key.
+
+        Args:
+            node: The definition.
+            module: Its module.
+            frame: The enclosing frame.
+        """
         key = self._keys.setdefault(id(node), f"{len(self._keys):06}")
-        if key not in self.code:  # which keeps the node, so that no other one gets its id
+        if key not in self.code:  # keeps a reference to the node, so its id is not reused
             self.code[key] = _Callable(node, module, _Frame(self, module, key, frame))
         return key
 
     def class_of(self, value: Origin) -> str:
-        """The key of the class that a value is, or of its instance; empty if it is none."""
+        """Return the key of a value's class, or of the class that it is; empty if unknown."""
         if value.kind == "instance":
             return value.place
         if value.kind == "function":
@@ -670,7 +723,7 @@ class Program:
         return ""
 
     def lineage(self, key: str) -> Iterator[tuple[str, ast.ClassDef]]:
-        """Yields a class and its bases that are the user's, with their keys."""
+        """Yield a class and its user-defined bases, with their keys."""
         seen: set[str] = set()
         stack = [key]
         while stack:
@@ -683,14 +736,19 @@ class Program:
             stack += [base for base in map(self.class_of, self.bases(code)) if base]
 
     def bases(self, code: _Callable) -> list[Origin]:
-        """What the bases of a class may be."""
+        """Return the values of a class's bases."""
         if not isinstance(code.node, ast.ClassDef):
             return []
         frame = code.frame.parent or self.frame(code.module)
         return [value for base in code.node.bases for value in sorted(frame.evaluate(base))]
 
     def method(self, key: str, name: str) -> str:
-        """The key of a class's method, its bases' included; empty if it has none."""
+        """Return the key of a class's method, including inherited ones; empty if there is none.
+
+        Args:
+            key: The class's key.
+            name: The method's name.
+        """
         for owner, _ in self.lineage(key):
             frame = self.code[owner].frame
             for value in frame.names.get(name, ()):
@@ -699,12 +757,17 @@ class Program:
         return ""
 
     def is_property(self, key: str) -> bool:
-        """Whether a method runs where its name is read, as by ``@property``."""
+        """Return whether reading a method's name runs it, as with ``@property``."""
         decorators = getattr(self.code[key].node, "decorator_list", ())
         return any("property" in _last_name(each) for each in decorators)
 
     def methods_of(self, key: str, name: str) -> set[str]:
-        """The keys of a method in a class and all its bases, as `super` may call each."""
+        """Return the keys of a method in a class and all its bases; `super` may call any of them.
+
+        Args:
+            key: The class's key.
+            name: The method's name.
+        """
         return {
             value.place
             for owner, _ in self.lineage(key)
@@ -713,15 +776,15 @@ class Program:
         }
 
     def summary(self, key: str) -> Summary:
-        """What a function does when it is called."""
+        """Return the summary of a function's effects."""
         known = self._summaries.setdefault(key, Summary())
         code = self.code[key]
         if isinstance(code.node, ast.ClassDef) or code.frame.done_in == self.round:
-            return known  # where it calls itself, what the round before found
+            return known  # a recursive call: use the previous round's summary
         code.frame.done_in = self.round
         summary = code.frame.summary = Summary()
         code.frame.run(code.node)
-        # A function that had too much once may have less in the next round, as it was bounded.
+        # Bounding can reduce a function's effects in the next round, so the excess is remembered.
         if max(len(summary.writes), len(summary.stores)) > _MAX_WRITES:
             self._writes_too_much.add(key)
         if len(summary.returns) > _MAX_VALUES:
@@ -739,7 +802,12 @@ _MAX_PROGRAMS = 16
 
 
 def loaded_program(finder: Finder, roots: Sequence[str]) -> Program:
-    """Returns the program that some modules are part of, from memory if no file of it changed."""
+    """Return the program that contains some modules, from the cache if no file has changed.
+
+    Args:
+        finder: Locates the modules.
+        roots: The names of the modules.
+    """
     key = roots[0] if roots else ""
     program = _programs.pop(key, None)
     if program is None or not program.is_current(finder):
@@ -756,7 +824,7 @@ def _root(name: str) -> str:
 
 
 class _Frame:
-    """The names of a module, class body or function, and what its statements do."""
+    """The names of a module, class body or function, and the effects of its statements."""
 
     def __init__(self, program: Program, module: Module, key: str, parent: _Frame | None) -> None:
         self.program = program
@@ -780,17 +848,17 @@ class _Frame:
 
     @cached_property
     def own_keys(self) -> frozenset[str]:
-        """The keys of the function and of those around it."""
+        """The keys of the function and its enclosing functions."""
         return frozenset({self.key}) | (self.parent.own_keys if self.parent is not None else set())
 
     @property
     def _state(self) -> Origin:
         return Origin("state", self.key, "")
 
-    # Statements.
+    # Statements
 
     def run(self, node: ast.AST) -> None:
-        """Executes the body of a function."""
+        """Execute the body of a function."""
         if isinstance(node, ast.Lambda):
             self.summary.returns |= self.evaluate(node.body)
             return
@@ -799,7 +867,7 @@ class _Frame:
                 self.statement(statement)
 
     def statement(self, node: ast.AST) -> None:
-        """Executes one statement, and those inside of it."""
+        """Execute one statement, and those nested in it."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self._define(node)
         elif isinstance(node, ast.ClassDef):
@@ -974,7 +1042,7 @@ class _Frame:
                 self.summary.writes.add(value)
 
     def _write_class(self, item: Origin) -> None:
-        """Notes a store into the class of an object: ``type(self).count += 1``."""
+        """Record a store into the class of an object: ``type(self).count += 1``."""
         if item.attribute.startswith("__class__") and not item.inside:
             for owner, _ in self.program.lineage(
                 self.program.class_of(item._replace(attribute=""))
@@ -983,7 +1051,7 @@ class _Frame:
                     self.summary.writes.add(self.program.classes[owner])
 
     def _write_passed(self, values: Iterable[Origin]) -> None:
-        """Notes that unknown code is given values: it may change them and what they hold."""
+        """Record that values are passed to unknown code, which may change them and their items."""
         for value in values:
             if value == LIBRARY:
                 self.summary.writes.add(value)
@@ -999,7 +1067,7 @@ class _Frame:
         return bool(units) and all(_is_constant_binding(unit) for unit in units)
 
     def _store(self, base: Values, values: Set[Origin], step: str = CONTENT) -> None:
-        """Notes that an object holds others from now on, under an attribute or under keys."""
+        """Record that an object now holds other objects, under an attribute or as items."""
         kept = [v for v in values if v.kind in ("name", "parameter", "module", "every")]
         for container in base:
             if container.kind in ("name", "parameter") and not container.inside:
@@ -1013,13 +1081,13 @@ class _Frame:
         values: Values = NOTHING,
         kind: str = "instance",
     ) -> None:
-        """Calls methods that syntax calls, where a class of the user's defines them.
+        """Call the methods that syntax invokes, if a user's class defines them.
 
         Args:
             receiver: The objects.
             names: The methods.
-            values: What they may be given.
-            kind: ``function`` for those of a class itself.
+            values: Their possible arguments.
+            kind: ``function`` for the methods of a class itself.
         """
         program = self.program
         defined = [name for name in names if name in program.methods]
@@ -1032,7 +1100,7 @@ class _Frame:
                         self._apply(method, [receiver, values, values, values], {})
 
     def _call_getter(self, values: Values, name: str) -> None:
-        """Calls what reading an attribute calls: a property of that name, ``__getattr__``."""
+        """Call the code behind an attribute read: a property of that name, or ``__getattr__``."""
         program = self.program
         getters = [key for key in program.methods.get(name, ()) if program.is_property(key)]
         if getters:
@@ -1108,7 +1176,7 @@ class _Frame:
         return Origin("function", key, "")
 
     def _parameters(self, node: ast.AST, key: str) -> None:
-        """Binds a function's parameters, with the values of their defaults."""
+        """Bind a function's parameters to the values of their defaults."""
         frame = self.program.code[key].frame
         arguments = getattr(node, "args", None)
         if not isinstance(arguments, ast.arguments):
@@ -1163,7 +1231,7 @@ class _Frame:
     def _make_subclass(
         self, values: Values, bases: list[Values], keywords: dict[str, Values]
     ) -> None:
-        """Does what the making of a class does: it tells its bases and its metaclasses."""
+        """Apply the effects of creating a class: calls into its bases and its metaclasses."""
         program = self.program
         given: Values = frozenset(item for options in keywords.values() for item in options)
         classes = values or frozenset().union(*bases)
@@ -1193,10 +1261,15 @@ class _Frame:
                     if hook:
                         self._apply(hook, [classes, given, classes, given], {})
 
-    # Expressions.
+    # Expressions
 
     def evaluate(self, node: ast.expr | None, *, bare: bool = False) -> Values:
-        """Returns what an expression may denote; `bare` says that nothing uses its result."""
+        """Return the values that an expression may denote.
+
+        Args:
+            node: The expression.
+            bare: Whether its result is unused.
+        """
         if node is None or isinstance(node, ast.Constant):
             return NOTHING
         if isinstance(node, ast.Name):
@@ -1339,7 +1412,7 @@ class _Frame:
         self._scopes.pop()
         return _held(found)
 
-    # Calls.
+    # Calls
 
     def _call(self, node: ast.Call, bare: bool) -> Values:
         receiver, name = NOTHING, ""
@@ -1376,7 +1449,7 @@ class _Frame:
         arguments: list[Values],
         bare: bool,
     ) -> Values | None:
-        """Handles the functions that reach names by texts; None for any other."""
+        """Handle functions that access names by strings; None for other functions."""
         names = {item.name for item in self.program.aliases(function) if item.kind == "library"}
         builtin = {item.name for item in function if item.kind == "builtin"} if not name else set()
         texts = [item.value if isinstance(item, ast.Constant) else None for item in node.args]
@@ -1442,7 +1515,7 @@ class _Frame:
         return self.program.library(name) if module is None else self.program.module_value(module)
 
     def _run_text(self, text: object, is_exec: bool) -> None:
-        """Executes a text that is given to `exec` or `eval`: if it is computed, it may do all."""
+        """Execute a string passed to `exec` or `eval`. A computed string may do anything."""
         if isinstance(text, str):
             if text not in self.program.texts:
                 try:
@@ -1466,9 +1539,9 @@ class _Frame:
         keywords: dict[str, Values],
         bare: bool | None,
     ) -> Values:
-        """Calls whatever a value may be, and returns what that may return.
+        """Call each function that a value may denote, and return the possible results.
 
-        `bare` says that nothing uses the result; it is None where a decorator is called.
+        `bare` means that the result is unused; it is None for a decorator call.
         """
         program = self.program
         everything = [*arguments, *keywords.values()]
@@ -1479,7 +1552,7 @@ class _Frame:
             return frozenset({_INERT_VALUE})
         targets = program.aliases(self._with_bindings(function))
         bound = [item._replace(inside=False) for item in targets if item.inside]
-        if bound:  # as by functools.partial
+        if bound:  # as with functools.partial
             arguments = [given | frozenset(bound) for given in [*arguments, *map(_one, bound)]]
         kinds = {item.kind for item in targets if not item.inside}
         for item in sorted(targets):
@@ -1490,7 +1563,7 @@ class _Frame:
                 result = self._run_function(item, arguments, keywords)
                 found |= self._with_state(item, function, result)
             elif item.attribute and name != item.attribute and self._is_method(item):
-                known = True  # a method that was given a name: ``register = registry.register``
+                known = True  # a method bound to a name: ``register = registry.register``
                 owner = frozenset({item._replace(attribute="")})
                 found |= self._call_method(owner, item.attribute, arguments, keywords, passed, bare)
             elif item.kind == "library":
@@ -1527,10 +1600,10 @@ class _Frame:
         return frozenset(found)
 
     def _with_state(self, called: Origin, function: Values, result: Values) -> Values:
-        """What a call returned, where the function that was called keeps state.
+        """Return the result of a call, given that the called function may keep state.
 
-        What it changes of that is a change of the function; what it returns of that, or by a cache,
-        belongs to the function.
+        A change of that state is a change of the function. A result taken from that state, or from
+        a cache, belongs to the function.
         """
         state = Origin("state", called.place, "")
         node = self.program.code[called.place].node
@@ -1549,7 +1622,7 @@ class _Frame:
         return bool(key) and bool(self.program.method(key, item.attribute))
 
     def _with_bindings(self, values: Values) -> Values:
-        """Adds to parameters what any call gave for them."""
+        """Add to parameters the values that any call passed for them."""
         found: set[Origin] = set()
         stack = list(values)
         while stack:
@@ -1564,7 +1637,7 @@ class _Frame:
         return frozenset(found)
 
     def _is_inert_parameter(self, values: Values) -> bool:
-        """Says whether values are parameters for which only inert values are ever given."""
+        """Return whether values are parameters to which only inert values are ever passed."""
         if not any(item.kind == "parameter" for item in values):
             return False
         given = [item for item in self._with_bindings(values) if item.kind != "parameter"]
@@ -1611,7 +1684,7 @@ class _Frame:
         methods = {method for key in owners for method in program.methods_of(key, name)}
         is_unknown = not owners or not all(program.method(key, name) for key in owners)
         if is_unknown and receiver and name not in ITEM_WRITERS | READERS:
-            # It may be any method of that name, beside a library's.
+            # It may be any method of that name, or a library's.
             methods |= program.methods.get(name, set())
         for method in sorted(methods):
             found |= self._apply(method, [receiver, *arguments], keywords)
@@ -1634,7 +1707,7 @@ class _Frame:
         self._write(
             item
             for item in receiver
-            if bare or item.kind != "value"  # else its result is what is wanted of it
+            if bare or item.kind != "value"  # otherwise it is called for its result
         )
         self._store(receiver, passed)
         if name not in ITEM_WRITERS and receiver:
@@ -1642,7 +1715,7 @@ class _Frame:
         return frozenset(found) | _held(passed) | _opened(receiver)
 
     def _call_passed(self, passed: Values, everything: list[Values], found: set[Origin]) -> None:
-        """Calls the functions that are given to a call, with the other arguments."""
+        """Call the functions that are passed to a call, with the other arguments."""
         functions = {
             item
             for item in self.program.aliases(self._with_bindings(passed))
@@ -1664,7 +1737,7 @@ class _Frame:
         self, name: str, passed: Values, everything: list[Values], bare: bool | None
     ) -> Values:
         if not name:
-            self.summary.writes.add(LIBRARY)  # it may be anything
+            self.summary.writes.add(LIBRARY)  # it may be any function
             return frozenset({LIBRARY})
         root = _root(name)
         last = name.rpartition(".")[2]
@@ -1707,10 +1780,10 @@ class _Frame:
         return NOTHING if name in SCALARS else _held(passed)
 
     def _apply(self, key: str, arguments: Sequence[Values], keywords: dict[str, Values]) -> Values:
-        """Does what a user's function does, with its parameters replaced by arguments."""
+        """Apply a user's function: its summary, with arguments in place of parameters."""
         call = (key, tuple(arguments), frozenset(keywords.items()))
         if call not in self.summary.applied:
-            self.summary.applied[call] = NOTHING  # where it calls itself
+            self.summary.applied[call] = NOTHING  # for recursive calls
             self.summary.applied[call] = self._applied(key, arguments, keywords)
         return self.summary.applied[call]
 
@@ -1745,7 +1818,7 @@ class _Frame:
 
         def found(value: Origin) -> Values:
             if value.kind == "parameter" and value.place != key and value.place not in own_keys:
-                # Of a function around this one, which has returned: any call may have been it.
+                # From an enclosing function that has returned; it may be from any of its calls.
                 return frozenset(
                     item
                     for item in self._with_bindings(frozenset({value}))
@@ -1799,7 +1872,7 @@ def _loaded(node: ast.expr) -> ast.expr:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Says whether a value is evidently a number or text, which no list or dict takes."""
+    """Return whether a value is clearly a number or string, not a list or dict."""
     if isinstance(node, (ast.Tuple,)):
         return False
     return isinstance(node, (ast.Constant, ast.JoinedStr))
@@ -1812,7 +1885,7 @@ def _is_constant_binding(unit: SymbolSource) -> bool:
 
 
 def _is_constant(node: ast.expr) -> bool:
-    """Says whether an expression evidently gives something that cannot be changed."""
+    """Return whether an expression clearly gives an immutable value."""
     if isinstance(node, ast.Tuple):
         return all(map(_is_constant, node.elts))
     if isinstance(node, ast.BinOp):

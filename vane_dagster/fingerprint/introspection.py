@@ -1,8 +1,9 @@
-"""Docstrings and type hints: they count where something may read them.
+"""Docstrings and type hints, which count only where code may read them.
 
-A parsed tree holds neither (see `detach_texts`). `evidence` collects, from the code that a walk
-reaches, what may read them: names such as ``__doc__``, decorators, bases, and calls that functions
-and classes are passed to. `counting` then says which docstrings and hints are part of the identity.
+A parsed tree contains neither (see `detach_texts`). `evidence` collects from the reached code
+everything that may read them: names such as ``__doc__``, decorators, bases, and calls with
+functions and classes as arguments. `TextRelevance` then decides which docstrings and hints are part
+of the identity.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KINDS: tuple[Kind, Kind] = ("docstring", "hints")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _BUILTINS = frozenset(dir(builtins)) - {"help", "setattr", "type", "eval", "exec"}
-# Their result holds what they are given.
+# Their result holds their arguments.
 _CARRIERS = frozenset(
     {
         *("list", "tuple", "set", "frozenset", "dict", "zip", "enumerate", "reversed", "iter"),
@@ -33,9 +34,9 @@ _CARRIERS = frozenset(
         ),
     }
 )
-# They copy the docstring and the hints of what they are given to another function.
+# They copy the docstring and the hints of their argument to another function.
 _COPIERS = frozenset({"functools.wraps", "functools.update_wrapper"})
-# Methods of any object: they call what they are given.
+# Methods of any object that call their arguments.
 _CALLING_METHODS = frozenset(
     {
         *("map", "imap", "imap_unordered", "starmap", "apply", "apply_async", "applymap"),
@@ -55,7 +56,7 @@ _INERT = frozenset(
     }
 )
 _READ = {
-    # What reads the texts of the standard library and of those packages.
+    # Readers of docstrings in the standard library and those packages.
     "docstring": ("inspect", "pydoc", "doctest", "cmd", "unittest", "xmlrpc"),
     "hints": (
         *("inspect", "pydoc", "dataclasses", "typing.NamedTuple", "typing.TypedDict"),
@@ -81,7 +82,7 @@ _READING_IMPORTS: dict[Kind, frozenset[str]] = {
 
 
 def detach_texts(node: ast.AST) -> None:
-    """Takes the docstring and the hints of a module, class or function out of its tree.
+    """Detach the docstring and the hints of a module, class or function from its tree.
 
     They are kept on the node, as statements: `docstring` and `hints`.
     """
@@ -104,7 +105,12 @@ def detach_texts(node: ast.AST) -> None:
 
 
 def is_only_hint(statement: ast.AnnAssign, scope: ast.AST) -> bool:
-    """Says whether ``x: T`` binds nothing; in a class it becomes one of its hints."""
+    """Return whether ``x: T`` binds nothing; in a class it becomes one of its hints.
+
+    Args:
+        statement: The annotated assignment.
+        scope: The node of the enclosing module, class or function.
+    """
     if statement.value is not None or isinstance(scope, _FUNCTIONS):
         return False
     without_hint(statement, scope)
@@ -112,13 +118,21 @@ def is_only_hint(statement: ast.AnnAssign, scope: ast.AST) -> bool:
 
 
 def without_hint(statement: ast.stmt, scope: ast.AST) -> ast.stmt:
-    """Turns ``x: T = 1`` into ``x = 1``; in a class the hint is set aside."""
+    """Turn ``x: T = 1`` into ``x = 1``; in a class the hint is detached.
+
+    Args:
+        statement: The statement.
+        scope: The node of the enclosing module, class or function.
+
+    Returns:
+        The statement to use in place of the given one.
+    """
     if not isinstance(statement, ast.AnnAssign):
         return statement
     if isinstance(scope, ast.ClassDef) and isinstance(statement.target, ast.Name):
         scope.__dict__["hints"].append(_hint(statement.target.id, statement.annotation))
     if statement.value is None:
-        # In a function it still makes the name a local one.
+        # In a function it still makes the name local.
         statement.annotation = ast.copy_location(ast.Constant(None), statement)
         return statement
     return ast.copy_location(ast.Assign([statement.target], statement.value), statement)
@@ -131,7 +145,7 @@ def _hint(name: str, annotation: ast.expr) -> ast.stmt:
 
 
 def _evaluated(node: ast.expr) -> ast.expr:
-    """Replaces forward references, which are texts, by what they say."""
+    """Replace forward references, which are strings, with the expressions that they contain."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
             inner = ast.parse(node.value.strip(), mode="eval").body
@@ -154,7 +168,7 @@ def _evaluated(node: ast.expr) -> ast.expr:
 
 
 def keep_module_docstring(tree: ast.Module) -> None:
-    """Makes a module's docstring one of its names, if the module mentions ``__doc__``."""
+    """Bind a module's docstring to a name, if the module mentions ``__doc__``."""
     found = tree.__dict__.get("docstring")
     if not found or not tree.body:
         return
@@ -167,10 +181,15 @@ def keep_module_docstring(tree: ast.Module) -> None:
 
 @dataclass(frozen=True)
 class ArgumentUse:
-    """A name that is passed to a call: `result_is_used` where the call's result goes on.
+    """A name that is passed to a call.
 
-    `at` is the position or the name of the argument, None where it is not known. `is_import` tells
-    an imported path from the same text as a name: texts alone compare equal.
+    Attributes:
+        name: The name.
+        callees: The functions that may be called.
+        at: The position or name of the argument; None if unknown.
+        result_is_used: Whether the call's result is passed on.
+        is_import: Whether the callees are imported paths. It distinguishes such a path from an
+            equal string that is a plain name.
     """
 
     name: str
@@ -182,7 +201,21 @@ class ArgumentUse:
 
 @dataclass(eq=False)
 class Definition:
-    """A function or class, and what may read its docstring and its hints."""
+    """A function or class, and the code that may read its docstring and hints.
+
+    Attributes:
+        node: Its node.
+        name: Its name.
+        qualname: Its qualified name.
+        holder: The definition that contains it, if any.
+        decorators: Its decorators.
+        bases: The names that each base may stand for.
+        positions: The names of its positional parameters.
+        parameters: The names of all of its parameters.
+        values: The names that it passes on.
+        uses: The names that it passes to calls.
+        carried: The names that its result may hold.
+    """
 
     node: ast.AST
     name: str
@@ -197,27 +230,27 @@ class Definition:
     carried: set[str] = field(default_factory=set)
 
     def given(self, at: int | str | None) -> set[str]:
-        """The parameters that may hold an argument."""
+        """Return the parameters that may hold an argument."""
         if isinstance(at, int) and at < len(self.positions):
             return {self.positions[at]}
         return {at} if isinstance(at, str) and at in self.parameters else self.parameters
 
     def texts(self, kind: Kind) -> list[ast.stmt]:
-        """The docstring or the hints, as statements."""
+        """Return the docstring or the hints, as statements."""
         found: list[ast.stmt] = self.node.__dict__.get(kind, [])
         return found
 
 
 @dataclass
 class Evidence:
-    """What some code says about docstrings and hints.
+    """The evidence of some code about the use of docstrings and hints.
 
     Attributes:
-        readers: The kinds that it reads by name, of whatever object.
-        values: The names that it passes on, so that anything may happen to them.
+        readers: The kinds that it reads by name, from any object.
+        values: The names that it passes on, so any code may read them.
         uses: The names that it passes to calls.
-        definitions: The functions and classes in it, nested ones included.
-        module_docstring: That of the module.
+        definitions: The functions and classes in it, including nested ones.
+        module_docstring: The docstring of the module.
     """
 
     readers: set[Kind] = field(default_factory=set)
@@ -229,7 +262,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class _Context:
-    """Where the value of an expression goes: to `callees`, or on (`is_value`), or nowhere."""
+    """The destination of an expression's value: `callees`, other code (`is_value`), or none."""
 
     is_value: bool = False
     callees: frozenset[str] | None = None
@@ -237,7 +270,7 @@ class _Context:
     is_returned: bool = False
 
 
-# What only looks at a value: it does not pass it on.
+# Nodes that only inspect a value, and do not pass it on.
 _ENDS = (
     *(ast.Attribute, ast.Subscript, ast.Compare, ast.BinOp, ast.UnaryOp, ast.FormattedValue),
     *(ast.Raise, ast.Assert, ast.Expr, ast.withitem, ast.ExceptHandler, ast.Delete),
@@ -248,7 +281,7 @@ _RETURNED = _Context(is_value=True, is_returned=True)
 
 
 def evidence(nodes: Iterable[ast.AST]) -> Evidence:
-    """Collects the evidence in nodes."""
+    """Collect the evidence in nodes."""
     found = Evidence()
     stack: list[tuple[ast.AST, _Context, Definition | None]]
     stack = [(node, _NOWHERE, None) for node in nodes]
@@ -275,7 +308,7 @@ def _record(found: Evidence, name: str, context: _Context, holder: Definition | 
         holder = holder.holder
     if holder is not None:
         if context.is_returned or (context.callees is not None and context.is_value):
-            # What a function returns of its arguments, its caller has.
+            # The caller of a function gets the arguments that it returns.
             holder.carried.add(name)
         if context.is_returned:
             return
@@ -310,7 +343,7 @@ def _definition(
 
 
 def _around(node: ast.AST) -> Iterator[tuple[ast.AST, _Context]]:
-    """Yields what is evaluated where a class or function is defined."""
+    """Yield the expressions that are evaluated where a class or function is defined."""
     if isinstance(node, _FUNCTIONS):
         for item in (*node.args.defaults, *node.args.kw_defaults):
             if item is not None:
@@ -329,7 +362,7 @@ def _callees(node: ast.AST) -> frozenset[str]:
 
 
 def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Context]]:
-    """Yields the nodes inside of one, and where each one's value goes."""
+    """Yield the children of a node, and the destination of each one's value."""
     inner = _VALUE
     if isinstance(node, ast.Call):
         callees = paths(node.func) or frozenset({"?"})
@@ -345,7 +378,7 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
             inner = context if callees <= _CARRIERS else _Context(is_used, callees, at)
             yield argument, _RETURNED if callees <= _COPIERS else inner
         if isinstance(node.func, ast.Name) and context.callees is not None:
-            # An object that is made for a call: it may read the class's texts.
+            # An object that is created for a call may read the class's docstring and hints.
             yield ast.Name(f"{node.func.id}()", ast.Load()), context
         return
     if isinstance(node, _ENDS):
@@ -362,7 +395,7 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
 
 
 def _readers(node: ast.AST) -> Iterator[Kind]:
-    """Yields the kinds that a node reads by name."""
+    """Yield the kinds that a node reads by name."""
     if isinstance(node, ast.Attribute):
         if not isinstance(node.ctx, ast.Load):
             return
@@ -402,9 +435,9 @@ class TextRelevance:
     """Decides which docstrings and hints count, from all evidence of a walk.
 
     Attributes:
-        pieces: The evidence, of all code that is reached.
-        kind_of: Says whose a top-level module is; None where it cannot be found.
-        forced: The qualified names of the functions whose hints count in any case.
+        pieces: The evidence of all reached code.
+        kind_of: Returns the kind of a top-level module; None if it cannot be found.
+        forced: The qualified names of the functions with hints that always count.
     """
 
     pieces: list[Evidence]
@@ -428,7 +461,7 @@ class TextRelevance:
         self._escaped = {kind: self._escaping(kind) for kind in KINDS}
 
     def texts(self, piece: Evidence) -> Iterator[tuple[str, list[ast.stmt]]]:
-        """Yields the docstrings and hints in a piece that count, with what they belong to."""
+        """Yield the docstrings and hints in a piece that count, with a label for each."""
         for definition in piece.definitions:
             for kind in KINDS:
                 nodes = definition.texts(kind)
@@ -438,7 +471,12 @@ class TextRelevance:
             yield "docstring", piece.module_docstring
 
     def counts(self, definition: Definition, kind: Kind) -> bool:
-        """Says whether the docstring or the hints of a definition are part of the identity."""
+        """Return whether the docstring or the hints of a definition are part of the identity.
+
+        Args:
+            definition: The function or class.
+            kind: ``docstring`` or ``hints``.
+        """
         key = (definition, kind)
         if key not in self._found:
             self._found[key] = False
@@ -459,7 +497,7 @@ class TextRelevance:
         return of_class and holder is not None and self._reads_members(holder, kind)
 
     def _reads_members(self, cls: Definition, kind: Kind) -> bool:
-        """Says whether what reads a class may read its methods too: a dataclass does not."""
+        """Return whether a reader of a class may read its methods too; a dataclass does not."""
         if not self.counts(cls, kind):
             return False
         if kind in self._readers or {cls.name, f"{cls.name}()"} & self._escaped[kind]:
@@ -467,7 +505,7 @@ class TextRelevance:
         return not self._only_fields(cls, kind)
 
     def _only_fields(self, cls: Definition, kind: Kind) -> bool:
-        """Says whether what reads a class reads its own hints, and never those of its methods."""
+        """Return whether readers of a class read its own hints, and never those of its methods."""
         decorated = all(
             _fields_only(_callees(item)) or self._is_harmless_decorator(item, kind)
             for item in cls.decorators
@@ -486,7 +524,7 @@ class TextRelevance:
         return found
 
     def _carries(self, use: ArgumentUse) -> bool:
-        """Says whether a function of the user's may return what it is given."""
+        """Return whether a user's function may return its argument."""
         found = [self._definitions.get(item.rpartition(".")[2], ()) for item in use.callees]
         return any(item.given(use.at) & item.carried for items in found for item in items)
 
@@ -500,13 +538,13 @@ class TextRelevance:
         at: int | str | None,
         is_factory: bool = False,
     ) -> bool:
-        """Says whether a call reads no texts of the argument at a place.
+        """Return whether a call never reads the docstring or hints of one of its arguments.
 
         Args:
-            callees: What is called.
-            kind: Which texts.
+            callees: The functions that may be called.
+            kind: ``docstring`` or ``hints``.
             at: The argument's position or name.
-            is_factory: Whether what is called returns the function that gets the argument.
+            is_factory: Whether the callee returns the function that gets the argument.
         """
         found = [self._is_harmless_call(item, kind, at, is_factory) for item in callees]
         return bool(found) and all(found)
@@ -545,7 +583,7 @@ class TextRelevance:
         )
 
     def _inherits(self, cls: Definition, kind: Kind) -> bool:
-        """Says whether what reads a class's texts reads those of its subclasses too."""
+        """Return whether readers of a class's docstring or hints read those of subclasses too."""
         key = (cls, kind)
         if key not in self._inherited:
             self._inherited[key] = False
@@ -560,14 +598,14 @@ class TextRelevance:
     def _is_transparent(
         self, name: str, kind: Kind, at: int | str | None, is_factory: bool
     ) -> bool:
-        """Says whether no function of a name passes an argument to what may read its texts."""
+        """Return whether no function of a name passes an argument to a reader of `kind`."""
         for item in self._definitions.get(name, ()):
             held = self._inner.get(item, ())
             if isinstance(item.node, ast.ClassDef):
                 leaks = any(self._leaks(method, kind, None) for method in held)
             else:
                 leaks = self._leaks(item, kind, at)
-                # A decorator with arguments gets the function in one that it returns.
+                # A decorator with arguments returns the function that gets the decorated one.
                 leaks |= is_factory and any(self._leaks(inner, kind, 0) for inner in held)
             if leaks:
                 return False
@@ -586,7 +624,7 @@ class TextRelevance:
 
 
 def _fields_only(callees: frozenset[str]) -> bool:
-    """Says whether it reads a class's own hints, and never those of its methods."""
+    """Return whether the callees read a class's own hints, and never those of its methods."""
     known = ("dataclasses.dataclass", "typing.NamedTuple", "typing.TypedDict", "attr", "attrs")
     return bool(callees) and all(
         isinstance(item, Imported) and (item in known or item.partition(".")[0] in known)

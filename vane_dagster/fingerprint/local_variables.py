@@ -1,4 +1,4 @@
-"""Local variables of functions, which have no name in a digest: they count by their order."""
+"""Local variables of functions, which are identified in a digest by their order, not their name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _WORD = re.compile(r"[^\W\d]\w*")
-# Names that reach the caller's local variables, or the source of a function, by name.
+# Functions that access the caller's local variables, or a function's source, by name.
 _FRAMES = frozenset(
     {"_getframe", "currentframe", "f_locals", "f_back", "getsource", "co_varnames", "__code__"}
 )
 _NAMESPACES = frozenset({"locals", "eval", "exec"})
-# Methods that may read the caller's variables by a text: DuckDB, pandas, polars, numexpr.
+# Methods that may read the caller's variables from a string: DuckDB, pandas, polars, numexpr.
 _TEXT_READERS = frozenset(
     {"query", "eval", "sql", "execute", "evaluate", "re_evaluate", "from_query", "table", "view"}
 )
@@ -23,7 +23,14 @@ _TEXT_READERS = frozenset(
 
 @dataclass(eq=False)
 class Variable:
-    """A variable of a function or comprehension, which is its `owner`."""
+    """A variable of a function or comprehension.
+
+    Attributes:
+        name: The name.
+        owner: The function or comprehension.
+        keeps_name: Whether a digest contains its name.
+        is_definition: Whether a function or class definition binds it.
+    """
 
     name: str
     owner: ast.AST
@@ -33,7 +40,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class _Reference:
-    """A place that names a variable: a field of a node, or an item of a field that is a list."""
+    """A field of a node, or an item of a list field, that names a variable."""
 
     node: ast.AST
     name: str
@@ -49,7 +56,7 @@ class _Scope:
     is_function: bool
     bound: dict[str, Variable] = field(default_factory=dict)
     outer: set[str] = field(default_factory=set)
-    # What `global` names; everything of the module is kept by name.
+    # Names in `global` statements; all module-level variables keep their names.
     module: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
     is_readable: bool = False
@@ -70,7 +77,7 @@ class _Scope:
         return variable
 
     def find(self, name: str) -> Variable | None:
-        """The local variable that a name stands for; None for names of a module or a class."""
+        """Return the local variable that a name refers to; None for module and class names."""
         scope: _Scope | None = self
         while scope is not None and scope.parent is not None:
             if name in scope.module:
@@ -84,18 +91,18 @@ class _Scope:
 
 
 def mark_locals(tree: ast.Module) -> None:
-    """Notes, on each node that names a variable of a function, which variable it is.
+    """Record, on each node that names a local variable, which variable it is.
 
-    Parameters keep their names (a caller may pass them by keyword), and so does what an import
-    binds, a class, a function that is used as a value, a name that is a word of a text in the same
-    function, and every local of a function whose locals can be read by name (``locals()``,
-    ``eval``, ``duckdb.sql(text)``).
+    These keep their names: parameters (a caller may pass them by keyword), names bound by imports,
+    classes, functions used as values, names that occur as a word in a string of the same function,
+    and all locals of a function with locals that can be read by name (``locals()``, ``eval``,
+    ``duckdb.sql(text)``).
     """
     _Marking(tree)
 
 
 class _Marking:
-    """One walk over a module: first what each scope binds, then what each name stands for."""
+    """One walk over a module: first the bindings of each scope, then the references."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._references: list[_Reference] = []
@@ -135,7 +142,7 @@ class _Marking:
         self._references.append(_Reference(node, name, scope, at, index))
 
     def _enter(self, node: ast.AST, scope: _Scope) -> list[tuple[ast.AST, _Scope]] | None:
-        """Opens the scope of a node that has its own; returns what it holds, each in its scope."""
+        """Open the scope of a node that has its own; return its children, each with its scope."""
         if isinstance(node, _FUNCTIONS):
             variable = scope.bind(node.name, keeps_name=bool(node.decorator_list))
             variable.is_definition = True
@@ -163,7 +170,7 @@ class _Marking:
         return None
 
     def _note(self, node: ast.AST, scope: _Scope) -> None:
-        """Notes what one node binds, what it reads by name, and the words of texts."""
+        """Record the bindings, the reads by name and the words of strings of one node."""
         if isinstance(node, ast.Name):
             if not isinstance(node.ctx, ast.Load):
                 scope.bind(node.id)
@@ -211,7 +218,7 @@ def _reads_locals(call: ast.Call) -> bool:
 
 
 def _type_scope(node: ast.AST, scope: _Scope) -> _Scope:
-    """The scope of the type parameters in ``def f[T]()`` and ``class C[T]``."""
+    """Return the scope of the type parameters in ``def f[T]()`` and ``class C[T]``."""
     parameters = getattr(node, "type_params", None)
     if not parameters:
         return scope
@@ -247,7 +254,7 @@ def _comprehended(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def free_variables(node: ast.AST) -> dict[str, Variable]:
-    """The variables of enclosing functions that a function or class uses, by name."""
+    """Return the variables of enclosing functions that a function or class uses, by name."""
     owners: set[int] = set()
     found: list[Variable] = []
     for item in ast.walk(node):

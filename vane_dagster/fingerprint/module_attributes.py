@@ -7,7 +7,12 @@ from typing import Any
 
 
 def module_attribute(module: Any, name: str) -> Any:
-    """Returns an attribute of a module, or None; a lazy module is not loaded by asking."""
+    """Return an attribute of a module, or None, without loading a lazy module.
+
+    Args:
+        module: The module object.
+        name: The attribute's name.
+    """
     try:
         return object.__getattribute__(module, name)
     except AttributeError:
@@ -15,6 +20,6 @@ def module_attribute(module: Any, name: str) -> Any:
 
 
 def module_folders(module: Any) -> tuple[str, ...] | None:
-    """A package's folders; None for what is no package, whatever it makes of being asked."""
+    """Return a package's folders; None for anything else, regardless of its attribute access."""
     folders = module_attribute(module, "__path__")
     return tuple(map(str, folders)) if isinstance(folders, Iterable) else None

@@ -1,4 +1,4 @@
-"""Finds modules without running them, and tells the user's own from installed ones."""
+"""Locates modules without running them, and distinguishes the user's from installed ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ _MAIN = ("__main__", "__mp_main__")
 
 @dataclass(frozen=True)
 class Module:
-    """Where a module comes from; a namespace package has no path."""
+    """The location of a module.
+
+    Attributes:
+        name: The dotted name.
+        kind: ``own`` for the user's, ``installed``, ``stdlib``, or ``self`` for this package's.
+        path: The file; None for a namespace package.
+        search: The folders of a package; None for any other module.
+    """
 
     name: str
     kind: Kind
@@ -38,7 +45,7 @@ class Module:
 
     @property
     def label(self) -> str:
-        """The name under which the module counts in a digest: a script is named by its file."""
+        """The module's name in a digest; a script is named by its file."""
         if self.name not in _MAIN:
             return self.name
         spec = module_attribute(sys.modules.get(self.name), "__spec__")
@@ -47,7 +54,7 @@ class Module:
 
     @property
     def is_source(self) -> bool:
-        """Says whether the module is a file of Python source."""
+        """Whether the module is a Python source file."""
         return self.path is not None and self.path.endswith((".py", ".pyw"))
 
     @property
@@ -58,11 +65,15 @@ class Module:
 
 @dataclass(frozen=True)
 class Target:
-    """What an import leads to.
+    """A module that an import leads to.
 
-    `role` is ``whole`` for a module that is imported, ``passing`` for a package that is only on the
-    way to one, ``package`` for an installed one, ``missing`` for one that isn't there. `attribute`
-    is the name that is taken from the module.
+    Attributes:
+        role: ``whole`` for an imported module, ``passing`` for a parent package on the way to one,
+            ``package`` for an installed package, ``missing`` for a module that does not exist.
+        name: The dotted name.
+        attribute: The name that is taken from the module, if any.
+        module: The module; None if it is installed or missing.
+        line: The line number of the import.
     """
 
     role: Literal["whole", "passing", "package", "missing"]
@@ -97,22 +108,22 @@ def _folder_kind(folder: str) -> Kind:
 
 
 def path_kind(path: str) -> Kind:
-    """Tells whose a source file is by the folder that it lies in."""
+    """Return the kind of a source file, determined by its folder."""
     return _folder_kind(os.path.dirname(os.path.abspath(path)))
 
 
 @dataclass
 class Finder:
-    """Locates modules by name, in `sys.modules` first, else on the path.
+    """Locates modules by name, first in `sys.modules`, then on the path.
 
-    It remembers its answers, the files that it read included: a walk sees one state of each.
+    It caches its answers and the files that it read, so a walk sees a consistent state.
     """
 
     _known: dict[str, Module | None] = field(default_factory=dict)
     _sources: dict[str, SourceFile] = field(default_factory=dict)
 
     def source(self, path: str) -> SourceFile:
-        """Returns a parsed file.
+        """Return a parsed file.
 
         Raises:
             CodeIdentityError: It cannot be read, or is not valid Python.
@@ -122,7 +133,7 @@ class Finder:
         return self._sources[path]
 
     def find(self, name: str) -> Module | None:
-        """Returns where a module is, or None if it cannot be found. Imports nothing."""
+        """Return the location of a module, or None if it cannot be found. Imports nothing."""
         if name not in self._known:
             self._known[name] = self._locate(name)
         return self._known[name]
@@ -163,21 +174,21 @@ class Finder:
             path = origin if os.path.isfile(origin) else path
         folders = module_folders(loaded)
         if path is None and folders is None and name not in _MAIN:
-            # A module object that was made in memory, as six does: it goes with its package.
+            # A module object created in memory, as six does, belongs to its package.
             parent = self.find(name.rpartition(".")[0]) if "." in name else None
             return Module(name, parent.kind if parent else "installed", None)
         return _classified(name, path, folders)
 
     def below(self, name: str) -> list[str]:
-        """The names of all modules in the folders of a package."""
+        """Return the names of all modules in the folders of a package."""
         found = self.find(name)
         folders = (found.search or ()) if found is not None else ()
         return [item for folder in folders for item in submodules(folder, name)]
 
     def starred(self, module: Module) -> list[Module]:
-        """The submodules that ``from package import *`` imports, as the package's `__all__` says.
+        """Return the submodules that ``from package import *`` imports, according to `__all__`.
 
-        Of a computed `__all__` they may be any.
+        With a computed `__all__`, any submodule may be imported.
         """
         if module.search is None or not module.is_source or module.kind != "own":
             return []
@@ -199,14 +210,19 @@ class Finder:
         ]
 
     def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
-        """Yields every package on the way to a module, then the module itself."""
+        """Yield every parent package of a module, then the module itself."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             prefix = ".".join(parts[:count])
             yield prefix, self.find(prefix)
 
     def targets(self, importer: Module, ref: ImportRef) -> Iterator[Target]:
-        """Yields what one imported name leads to."""
+        """Yield the modules that one imported name leads to.
+
+        Args:
+            importer: The module with the import.
+            ref: The imported name.
+        """
         base = _absolute(importer, ref)
         if base is None:
             yield Target("missing", "." * ref.level + ref.module, line=ref.line)
@@ -248,7 +264,13 @@ class Finder:
     def attribute_targets(
         self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
     ) -> Iterator[Target]:
-        """Yields the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
+        """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``.
+
+        Args:
+            importer: The module with the code.
+            scan: The dotted names of the code.
+            refs: The imports that bind the first parts of the names.
+        """
         bound = {ref.bound: ref for ref in refs if ref.bound and ref.name != "*"}
         for chain in sorted(scan.chains):
             ref = bound.get(chain[0])
@@ -267,7 +289,7 @@ class Finder:
 
 
 def _is_replaced(loaded: Any) -> bool:
-    """Says whether a module put another object in its own place, which has no file."""
+    """Return whether a module replaced itself with another object, which has no file."""
     known = (module_attribute(loaded, item) for item in ("__spec__", "__file__", "__path__"))
     return not isinstance(loaded, types.ModuleType) and all(item is None for item in known)
 
@@ -282,7 +304,7 @@ def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) ->
 
 
 def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Asks the standard finders, then the others (editable installs), for one level of a name."""
+    """Locate one level of a name by the standard finders, then by others (editable installs)."""
     standard = (
         importlib.machinery.BuiltinImporter,
         importlib.machinery.FrozenImporter,
@@ -294,13 +316,13 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
         finders: list[Any] = [*standard, *others]
         for finder in finders:
             find = getattr(finder, "find_spec", None)
-            with warnings.catch_warnings():  # a library may warn of its own old names
+            with warnings.catch_warnings():  # a library may warn about its own old names
                 warnings.simplefilter("ignore")
                 spec = find(name, folders) if find is not None else None
             if isinstance(spec, importlib.machinery.ModuleSpec):
                 return spec
         if attempt == 0:
-            # A module that was written a moment ago is not in the finders' listings yet.
+            # The finders' cached listings do not include a module that was just written.
             importlib.invalidate_caches()
     return None
 
@@ -323,10 +345,15 @@ def _stands_for(importer: Module, ref: ImportRef) -> str | None:
 
 
 def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
-    """Lists the own modules that importing some modules can run: what a worker must be given.
+    """Return the own modules that importing some modules can run, which workers need.
 
-    Lazy imports count. Where a module imports by a name that only a run knows, its whole package
-    is listed. What cannot be found or parsed is left out: its own import says it best.
+    Lazy imports count. If a module imports a name that is known only at run time, its whole package
+    is included. Modules that cannot be found or parsed are left out: importing them gives a better
+    error.
+
+    Args:
+        finder: Locates the modules.
+        names: The names of the modules.
     """
     found: set[str] = set()
     waiting = deque(sorted(set(names)))
@@ -360,7 +387,12 @@ def _reachable(finder: Finder, module: Module) -> Iterator[str]:
 
 
 def submodules(folder: str, name: str) -> Iterator[str]:
-    """Yields the names of all modules in the folder of a package."""
+    """Yield the names of all modules in the folder of a package.
+
+    Args:
+        folder: The folder.
+        name: The package's name.
+    """
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         stem, suffix = os.path.splitext(entry.name)
         if entry.is_file() and suffix == ".py" and stem != "__init__":

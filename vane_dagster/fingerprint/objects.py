@@ -1,4 +1,4 @@
-"""Digests of functions, classes and modules as objects, on top of what their files say."""
+"""Digests of live functions, classes and modules, based on the digests of their files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
 _NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
 _VALUES = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, types.FunctionType)
-# The modules of classes that `make_dataclass` and `create_model` make for other modules.
+# The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main")
 _FIELD = "field "
 _FIELD_DETAILS = (
@@ -45,14 +45,14 @@ _CLASS_DETAILS = {
 
 
 def unwrapped(obj: Any) -> Any:
-    """Returns the function or class that partials and method descriptors stand around."""
+    """Return the function or class wrapped by partials and method descriptors."""
     while isinstance(obj, (functools.partial, staticmethod, classmethod)):
         obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
     return obj
 
 
 class ObjectEncoder:
-    """Hashes code objects; what they reach is collected in `dependency_walk`."""
+    """Hashes code objects, and collects everything that they reach in `dependency_walk`."""
 
     def __init__(self, dependency_walk: DependencyWalk, files: LocalFiles | None = None) -> None:
         self._dependency_walk = dependency_walk
@@ -61,7 +61,12 @@ class ObjectEncoder:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> str:
-        """Hashes any value, code included."""
+        """Hash any value, including code.
+
+        Args:
+            value: The value.
+            path: How the user refers to it, for messages.
+        """
         return self._values.digest(value, path)
 
     def _code(self, obj: Any, path: str) -> str:
@@ -84,7 +89,7 @@ class ObjectEncoder:
             owner = self.digest(obj.__self__, f"{path}.__self__")
             return combine("bound", owner, obj.__name__)
         if id(obj) not in self._tokens:
-            # A function can reach itself through its closure: then its name stands for it.
+            # A function can reach itself through its closure; then its name is hashed in its place.
             self._tokens[id(obj)] = combine("again", getattr(obj, "__qualname__", ""))
             self._kept.append(obj)
             self._tokens[id(obj)] = self._fresh(obj, path)
@@ -144,12 +149,12 @@ class ObjectEncoder:
         return combine("function", self._in_memory(function, module, path), *captured)
 
     def _is_named(self, function: types.FunctionType, module: Module) -> bool:
-        """Says whether a file's module-level definition, as it is on disk, is this function."""
+        """Return whether a function is the module-level definition of its file on disk."""
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
         source = self._dependency_walk.finder.source(str(module.path))
         if module.name in ("__main__", "__mp_main__") and not source.holds(function.__code__):
-            # Such a function travels by value: as it is in memory, not as in the file.
+            # Such a function is pickled by value: as in memory, not as in the file.
             return False
         if _lookup(function) is function:
             return function.__qualname__.partition(".")[0] in source.units
@@ -158,7 +163,7 @@ class ObjectEncoder:
         return defined and same_file and function.__code__.co_name == function.__name__
 
     def _with_defaults(self, function: types.FunctionType, token: str, path: str) -> str:
-        """Adds the values of defaults where they have a digest; their text counts in any case."""
+        """Add the values of defaults that have a digest; their source always counts."""
         parts = []
         for name, value in _defaults(function).items():
             try:
@@ -175,7 +180,7 @@ class ObjectEncoder:
     def _captured(
         self, function: types.FunctionType, path: str, labels: Mapping[str, str]
     ) -> list[str]:
-        """Hashes defaults and the variables of enclosing functions, by `labels` or by name."""
+        """Hash defaults and the variables of enclosing functions, by `labels` or by name."""
         cells: list[str] = []
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=True):
@@ -192,7 +197,7 @@ class ObjectEncoder:
     def _attributes_of(
         self, function: types.FunctionType, node: ast.AST, path: str
     ) -> Iterator[str]:
-        """Hashes what was set on a function, except what it changes itself when it runs."""
+        """Hash the attributes set on a function, except those that it changes when it runs."""
         changed = _changed_attributes(node)
         said = [item.value.value for item in node.__dict__.get("docstring", ())]
         copied = getattr(getattr(function, "__wrapped__", None), "__doc__", None)
@@ -203,7 +208,7 @@ class ObjectEncoder:
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
-        """Hashes a function that no file holds: by its cell's source, else by its bytecode."""
+        """Hash a function that no file holds, by its cell's source or else its bytecode."""
         code = function.__code__
         cell = _cell(code.co_filename)
         node = cell.function_node(code) if cell is not None else None
@@ -235,7 +240,7 @@ class ObjectEncoder:
                 self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
             ]
             if _lookup(cls) is not cls:
-                # A name that something else stands for now, or another class of that name.
+                # The name now refers to something else, or to another class of that name.
                 held = self._dependency_walk.finder.source(str(module.path))
                 bases += self._state(cls, held, held.definition(cls.__qualname__), path)
             return combine("class", token, *bases)
@@ -263,7 +268,7 @@ class ObjectEncoder:
         return [self.digest(base, f"{path}.__bases__") for base in cls.__mro__[1:-1]]
 
     def _state(self, cls: type, source: SourceFile, node: ast.stmt | None, path: str) -> list[str]:
-        """Hashes what a class holds beyond its text: captured variables and live attributes."""
+        """Hash a class's state beyond its source: captured variables and live attributes."""
         inside = set() if node is None else {id(item) for item in ast.walk(node)}
         labels = {} if node is None else ast_digest.local_labels(node)
         body = {} if node is None else _bound_in_body(node)
@@ -279,7 +284,7 @@ class ObjectEncoder:
             try:
                 parts.append(combine(name, self._member(member, where)))
             except CodeIdentityError:
-                # Without anything of an enclosing function, the text says what it is.
+                # The source determines it if it captures no variables of an enclosing function.
                 texts = body.get(name.removeprefix(_FIELD))
                 is_text = texts is not None or name.startswith(_FIELD)
                 if not is_text or any(map(free_variables, texts or ())):
@@ -287,7 +292,7 @@ class ObjectEncoder:
         return parts
 
     def _member(self, member: Any, path: str) -> str:
-        """Hashes an attribute of a class."""
+        """Hash an attribute of a class."""
         if isinstance(member, property):
             accessors = [member.fget, member.fset, member.fdel]
             return combine("property", self.digest(accessors, path))
@@ -300,7 +305,7 @@ class ObjectEncoder:
         module = self._dependency_walk.finder.find(kind.__module__)
         plain = not isinstance(member, (type, *_VALUES)) and not dataclasses.is_dataclass(member)
         if plain and module is not None and module.kind == "own" and kind.__bases__ == (object,):
-            # An object of the user's, such as a descriptor.
+            # An object of a user's class, such as a descriptor.
             state = dict(getattr(member, "__dict__", {}))
             return combine("object", self.digest(kind, path), self.digest(state, path))
         return self.digest(member, path)
@@ -319,7 +324,7 @@ class ObjectEncoder:
         return _lookup(cls) is cls and cls.__qualname__.partition(".")[0] in source.units
 
     def _members(self, cls: type, path: str) -> str:
-        """Hashes a class that no source holds, member by member."""
+        """Hash a class without source, member by member."""
         parts = [cls.__qualname__]
         for name, member in _members(cls, None):
             parts.append(combine(name, self._member(member, f"{path}.{name}")))
@@ -345,7 +350,7 @@ def _statement(node: ast.AST) -> ast.stmt:
 
 
 def _changed_attributes(node: ast.AST) -> set[str]:
-    """Names the attributes that code stores into, or calls methods of."""
+    """Return the attributes that code stores into, or on which it calls methods."""
     found: set[str] = set()
     for item in ast.walk(node):
         target: ast.AST | None = None
@@ -361,7 +366,7 @@ def _changed_attributes(node: ast.AST) -> set[str]:
 
 
 def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
-    """The statements of a class body that bind each name."""
+    """Return the statements of a class body that bind each name."""
     found: dict[str, list[ast.stmt]] = {}
     stack: list[tuple[ast.AST, ast.stmt]] = [(item, item) for item in getattr(node, "body", ())]
     while stack:
@@ -377,11 +382,11 @@ def _bound_in_body(node: ast.stmt) -> dict[str, list[ast.stmt]]:
 
 
 def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any]]:
-    """Yields what a class holds that is neither generated nor an implementation detail.
+    """Yield the members of a class that are neither generated nor implementation details.
 
     Args:
         cls: The class.
-        text: The names that its body binds; None where its text is not known.
+        text: The names that its body binds; None if its source is not known.
     """
     members = dict(vars(cls))
     body = members.keys() if text is None else text
@@ -412,13 +417,13 @@ def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any
 
 
 def _is_written(member: Any) -> bool:
-    """Says whether a member is a function of the user's."""
+    """Return whether a member is a user-written function."""
     files = [item.__code__.co_filename for item in _member_functions(member)]
     return any(not file.startswith("<") and path_kind(file) == "own" for file in files)
 
 
 def _fields(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of a dataclass, a pydantic model or an attrs class, with their defaults."""
+    """Yield the fields of a dataclass, pydantic model or attrs class, with their defaults."""
     own = vars(cls)
     fields: dict[str, Any] = {}
     fields |= own.get("__dataclass_fields__") or {}
@@ -447,7 +452,7 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
 
 
 def _member_functions(member: Any) -> Iterator[types.FunctionType]:
-    """Yields the functions that an attribute of a class stands for."""
+    """Yield the functions that an attribute of a class wraps."""
     if isinstance(member, property):
         items = [member.fget, member.fset, member.fdel]
     else:
@@ -458,7 +463,7 @@ def _member_functions(member: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_generated(cls: type, function: types.FunctionType) -> bool:
-    """Says whether the standard library made a method of a dataclass, named tuple or enum."""
+    """Return whether a method of a dataclass, named tuple or enum is a generated one."""
     file = function.__code__.co_filename
     is_record = dataclasses.is_dataclass(cls) or issubclass(cls, (tuple, enum.Enum))
     return is_record and (file == "<string>" or path_kind(file) == "stdlib")
@@ -470,7 +475,7 @@ def _cell_of(functions: list[types.FunctionType]) -> SourceFile | None:
 
 
 def _cell(filename: str) -> SourceFile | None:
-    """Returns the notebook or console cell that `linecache` keeps under a name, if it parses."""
+    """Return the notebook or console cell that `linecache` holds under a name, if it parses."""
     lines = linecache.getlines(filename) if filename.startswith("<") else []
     if not lines and not os.path.isfile(filename) and filename in linecache.cache:
         lines = linecache.getlines(filename)
@@ -481,17 +486,18 @@ def _cell(filename: str) -> SourceFile | None:
 
 
 def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
-    """Hashes a value so that it is the same in every process.
+    """Hash a value to a digest that is the same in every process.
 
     Args:
-        value: A plain value, a container of them, an array or table, a dataclass or pydantic model,
-            a function or class. A text or path that names a local file or folder counts with the
-            content.
-        path: How the user wrote it, for messages: ``fn_constructor_kwargs``.
-        files: Reads what paths name. Default: all but folders of the machine as a whole.
+        value: A plain value, a container of values, an array or table, a dataclass or pydantic
+            model, or a function or class. For a string or path that names a local file or folder,
+            the content counts too.
+        path: How the user refers to it, for messages: ``fn_constructor_kwargs``.
+        files: Reads the files that paths name. Default: all except folders of the machine as a
+            whole.
 
     Raises:
-        CodeIdentityError: The value, or something in it, has no stable identity.
+        CodeIdentityError: The value, or a part of it, has no stable identity.
     """
     dependency_walk = DependencyWalk(Finder(), None)
     token = ObjectEncoder(dependency_walk, files).digest(value, path)
@@ -502,13 +508,13 @@ _PUBLIC = ("vane_dagster.checks", "vane_dagster.providers.base", "vane_dagster.t
 
 
 def library_name(obj: Any, module: str) -> tuple[str, str]:
-    """Module and name of a package's object; of ours those by which users import it.
+    """Return the module and name of a library object; for ours, the public ones.
 
-    So a class of ours counts as the same after it was moved to another file.
+    The identity of our classes therefore does not change when they move to another file.
 
     Args:
         obj: The function, class or other object of code.
-        module: The module that it says it is from.
+        module: The module that it reports.
     """
     own = vane_dagster.__name__
     if module.partition(".")[0] == own:

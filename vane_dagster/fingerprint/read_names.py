@@ -1,6 +1,6 @@
-"""Which module-level names the reached code reads, in modules that count whole too.
+"""The module-level names that reached code reads, including modules that count whole.
 
-A statement that changes an object counts for who reads the object, and not for who only
+A statement that changes an object counts for code that reads the object, but not for code that only
 registers something in it.
 """
 
@@ -15,7 +15,13 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 
 
 def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSource]:
-    """The statements of a file that may bind a name, star imports included, in their order."""
+    """Return the statements of a file that may bind a name, including star imports, in order.
+
+    Args:
+        finder: Locates modules.
+        module: The module of the file.
+        name: The name.
+    """
     source = finder.source(str(module.path))
     units = list(source.units.get(name, ()))
     first = min((unit.position for unit in units), default=0)
@@ -31,7 +37,7 @@ def binding_units(finder: Finder, module: Module, name: str) -> list[SymbolSourc
 def _star_exports(
     finder: Finder, module: Module, star: SymbolSource, name: str, seen: set[str]
 ) -> bool | None:
-    """Says whether a star import binds a name; None where that cannot be told."""
+    """Return whether a star import binds a name; None if unknown."""
     for ref in star.scan.imports:
         wholes = [item for item in finder.targets(module, ref) if item.role != "passing"]
         if any(item.name.rpartition(".")[2] == name for item in wholes[1:]):
@@ -56,7 +62,7 @@ def _star_exports(
 
 
 class ReadNames:
-    """The walk over names that are really read."""
+    """The walk over names that are actually read."""
 
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
@@ -68,12 +74,12 @@ class ReadNames:
         self._decorators: list[tuple[Module, SymbolSource, str]] = []
 
     def counts(self, program: Program, effect: Effect, beside: str | None = None) -> bool:
-        """Says whether a statement changes something that is read, or the state of a library.
+        """Return whether a statement changes a name that is read, or the state of a library.
 
         Args:
-            program: What the statement stands in.
-            effect: What it does.
-            beside: A file whose objects are left out.
+            program: The program that contains the statement.
+            effect: The statement's effect.
+            beside: A file with objects to ignore.
         """
         self._drain()
         while self._decorators:
@@ -96,21 +102,32 @@ class ReadNames:
         attribute = attribute.removesuffix(CONTENT)
         if not attribute or attribute in self._attributes:
             return True
-        # What is changed is an object that an attribute holds.
+        # The changed object is one that an attribute holds.
         return attribute != SUBCLASSES and not program.is_own_class(path, name)
 
     def name(self, module: Module, name: str) -> None:
-        """Adds one module-level name."""
+        """Add a module-level name.
+
+        Args:
+            module: The module.
+            name: The name.
+        """
         self._waiting.append((module, name))
 
     def module(self, name: str) -> None:
-        """Adds every name of a module."""
+        """Add every name of a module."""
         module = self._finder.find(name)
         if module is not None:
             self._every_name(module)
 
     def imports(self, module: Module, scan: Scan, names: Iterable[str]) -> None:
-        """Adds what code imports, and what it reads of modules by dotted names."""
+        """Add the imports of code, and the names that it reads from modules by dotted names.
+
+        Args:
+            module: The code's module.
+            scan: The imports and dotted names of the code.
+            names: The module-level names that it reads.
+        """
         refs: list[ImportRef] = list(scan.imports)
         for ref in scan.imports:
             for target in self._finder.targets(module, ref):
@@ -134,7 +151,12 @@ class ReadNames:
                 self._waiting.append((target.module, target.attribute))
 
     def unit(self, module: Module, unit: SymbolSource) -> None:
-        """Adds what some statements read."""
+        """Add the names that statements read.
+
+        Args:
+            module: Their module.
+            unit: The statements.
+        """
         reads = unit.reads
         self._attributes |= reads.attributes
         names = unit.names & reads.names | reads.texts
@@ -148,9 +170,10 @@ class ReadNames:
     def _add_decorator(
         self, program: Program, module: Module, unit: SymbolSource, name: str
     ) -> None:
-        """Adds an object whose method decorates, unless it is a library's.
+        """Add an object with a method used as a decorator, unless it is a library's.
 
-        What a library's object makes of a function does not depend on the others that it was given.
+        The result of a library's decorator does not depend on the other functions that it
+        decorated.
         """
         value = Origin("name", str(module.path), name)
         if program.is_module(value) or program.class_of(value):

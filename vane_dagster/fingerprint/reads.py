@@ -1,7 +1,8 @@
-"""What statements read, apart from objects that they only write into.
+"""Names that statements read, except objects that they only write into.
 
-``REGISTRY[name] = f`` and ``REGISTRY.append(f)`` as a statement don't depend on what else stands in
-the registry, so other statements' effects on it don't count for who only registers.
+``REGISTRY[name] = f`` and the statement ``REGISTRY.append(f)`` do not depend on the registry's
+other content. Effects of other statements on it therefore do not count for code that only
+registers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from vane_dagster.fingerprint import ast_digest
 
-# Methods of containers that change them without regard to what they hold.
+# Methods of containers that change them independently of their content.
 ITEM_SETTERS = frozenset(
     {"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"}
 )
@@ -20,14 +21,14 @@ ITEM_SETTERS = frozenset(
 
 @dataclass(frozen=True)
 class Reads:
-    """What some statements read.
+    """The reads of some statements.
 
     Attributes:
         names: Names in any scope.
-        attributes: Attributes, and texts that may name one.
-        texts: Module-level names that ``eval``, ``exec`` or ``globals`` reach by a literal text.
-        decorators: Names whose methods decorate, as ``app`` in ``@app.route(path)``.
-        every: Whether any name of the module may be read, as by an ``eval`` of a computed text.
+        attributes: Attributes, and strings that may name one.
+        texts: Module-level names that ``eval``, ``exec`` or ``globals`` access by a literal string.
+        decorators: Names with methods used as decorators, such as ``app`` in ``@app.route(path)``.
+        every: Whether any name of the module may be read, as by ``eval`` of a computed string.
     """
 
     names: frozenset[str]
@@ -38,7 +39,7 @@ class Reads:
 
 
 def reads(nodes: Iterable[ast.AST]) -> Reads:
-    """Collects what statements of a module's top level read, in functions too."""
+    """Collect the reads of a module's top-level statements, including those in functions."""
     visitor = _Visitor()
     for node in nodes:
         visitor.visit(node)
@@ -99,7 +100,7 @@ class _Visitor:
         return ast.iter_child_nodes(node)
 
     def _decorator(self, node: ast.expr) -> list[ast.AST]:
-        """The parts of a decorator that are read: of ``@app.route(path)`` only the path."""
+        """Return the parts of a decorator that are read: for ``@app.route(path)`` only the path."""
         function = node.func if isinstance(node, ast.Call) else node
         root = ast_digest.root_name(function)
         if not isinstance(function, ast.Attribute) or root is None:
@@ -136,7 +137,7 @@ def _is_call_of_globals(node: ast.expr) -> bool:
 
 
 def _chain_without_root(node: ast.expr) -> list[ast.AST]:
-    """The parts of ``X.a[i]`` that are read when it is stored into: `i`, but not `X`."""
+    """Return the parts of ``X.a[i]`` that a store into it reads: `i`, but not `X`."""
     parts: list[ast.AST] = []
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Subscript):
@@ -146,7 +147,7 @@ def _chain_without_root(node: ast.expr) -> list[ast.AST]:
 
 
 def _without_membership(node: ast.expr) -> list[ast.AST]:
-    """The parts of a test that are read, but for the container that ``key in X`` looks into."""
+    """Return the parts of a test that are read, except the container searched by ``key in X``."""
     if isinstance(node, ast.Compare) and all(
         isinstance(item, (ast.In, ast.NotIn)) for item in node.ops
     ):

@@ -1,10 +1,10 @@
-"""What a function may leave behind when it has returned, judged by its syntax.
+"""Conservative analysis, by syntax, of a function's effects that outlast a call.
 
-Two versions of a model's code share its state only where calls leave nothing behind that the other
-version could meet: nothing in the state, in a module or in a library. This cannot be decided in
-general. A statement that is not known to be harmless counts as an effect where its result is
-dropped, since it is then there for its effect alone. A call whose result is used counts by the
-names of methods that change their object, and of functions that change settings.
+Two versions of a model's code share its state only if calls have no lasting effects that the other
+version could observe: none in the state, in a module or in a library. This is undecidable in
+general. A statement with an unused result counts as an effect unless it is known to be harmless,
+because it has no other purpose. A call with a used result is judged by its name: methods that
+change their object, and functions that change settings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHANGES_OBJECT_BEGINNINGS = (
 _CHANGES_MODEL = frozenset(
     {"to", "half", "float", "double", "bfloat16", "cuda", "cpu", "eval", "train", "compile"}
 )
-"""Of a `torch.nn.Module` these change it; of a tensor they make another."""
+"""They change a `torch.nn.Module`, but return a new object for a tensor."""
 _CHANGES_SETTINGS = frozenset(
     {"seed", "manual_seed", "manual_seed_all", "chdir", "putenv", "setlocale", "filterwarnings",
      "simplefilter", "basicConfig", "configure", "install", "patch", "register", "signal",
@@ -65,7 +65,7 @@ _GIVES_VIEWS = frozenset(
      "to_numpy", "asfarray", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to",
      "broadcast_arrays", "expand_dims", "moveaxis", "rollaxis", "flip", "rot90"}
 )  # fmt: skip
-"""Methods of arrays, tensors and frames, and functions, whose result may have the same memory."""
+"""Methods of arrays, tensors and frames, and functions, with results that may share memory."""
 _PASSES_ON = frozenset(
     {"asarray", "asanyarray", "ascontiguousarray", "as_tensor", "from_numpy", "frombuffer", "ravel",
      "reshape", "squeeze", "cast", "iter", "next", "list", "tuple", "dict", "set", "zip",
@@ -80,7 +80,7 @@ _HARMLESS = frozenset({"sleep", "empty_cache", "synchronize", "collect", "barrie
 
 
 class ModuleNames:
-    """What the module-level names of a file stand for."""
+    """Resolves the module-level names of a file."""
 
     def __init__(self, finder: Finder, module: Module) -> None:
         self.finder, self.module = finder, module
@@ -88,13 +88,13 @@ class ModuleNames:
 
     @cached_property
     def source(self) -> SourceFile:
-        """The file."""
+        """The parsed file."""
         return self.finder.source(str(self.module.path))
 
     def kind(self, name: str) -> Kind:
-        """Says what a name stands for; a name that the file does not bind may be anything."""
+        """Return the kind of a name; a name that the file does not bind may be of any kind."""
         if name not in self._known:
-            self._known[name] = "value"  # where modules import each other
+            self._known[name] = "value"  # in case modules import each other
             self._known[name] = self._found(name)
         return self._known[name]
 
@@ -116,7 +116,7 @@ class ModuleNames:
         return kinds.pop() if len(kinds) == 1 else "value"
 
     def imported(self, ref: ast_digest.ImportRef) -> Kind:
-        """Says what an import binds."""
+        """Return the kind of an import's binding."""
         for target in self.finder.targets(self.module, ref):
             module = target.module
             if target.role != "whole" or module is None:
@@ -133,12 +133,12 @@ class ModuleNames:
 
 @dataclass
 class Escapes:
-    """Where state goes besides the functions that have it as ``self``.
+    """Places that receive state, besides the functions that have it as ``self``.
 
     Attributes:
-        passed: Names of the user's functions that some is an argument of; "" for any.
-        to_objects: Some is an argument of a method of an object in the state.
-        returned: A function of the user's returns some.
+        passed: Names of the user's functions that get state as an argument; "" for any function.
+        to_objects: Whether methods of objects in the state get state as an argument.
+        returned: Whether a user's function returns state.
     """
 
     passed: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ class Escapes:
 
 @dataclass
 class _Locals:
-    """The names that a function and those in it bind, and the expressions that they are given."""
+    """The names that a function and its nested functions bind, and the assigned expressions."""
 
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
     imports: dict[str, Kind] = field(default_factory=dict)
@@ -161,14 +161,14 @@ class _Locals:
 
 
 class Effects:
-    """Looks through one function, and those in it, for effects that outlast a call.
+    """Searches a function and its nested functions for effects that outlast a call.
 
     Args:
         node: The function.
         names: The names of its module.
         shared: Parameters that hold state, such as ``self``.
-        methods: Methods of the class that ``self`` is of, which are looked through themselves.
-        escapes: What is known of other functions; what is found is added.
+        methods: Methods of the class of ``self``, which are analyzed separately.
+        escapes: The results for other functions; this function's are added.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Effects:
         self._spread()
 
     def found(self) -> Iterator[str]:
-        """Yields what it does that outlasts a call."""
+        """Yield descriptions of the effects that outlast a call."""
         yield from self.modules_passed()
         scoped = {
             id(item.context_expr)
@@ -213,7 +213,7 @@ class Effects:
                 yield f"line {node.lineno}: `{ast.unparse(node.func)}` may change what outlasts it"
 
     def stores(self) -> Iterator[str]:
-        """Yields what it writes to modules, and to module-level names, of the user's."""
+        """Yield the writes to the user's modules and module-level names."""
         for node in ast.walk(self._node):
             if isinstance(node, (ast.Global, ast.Nonlocal)):
                 yield f"line {node.lineno}: `{ast.unparse(node)}`"
@@ -221,7 +221,7 @@ class Effects:
                 yield f"line {node.lineno}: `{ast.unparse(node)}` is changed"
 
     def settings(self) -> Iterator[tuple[str, bool]]:
-        """Yields what it sets in libraries, and whether it begins random numbers anew."""
+        """Yield the settings made in libraries, and whether each seeds a random generator."""
         for node in ast.walk(self._node):
             place = node.func if isinstance(node, ast.Call) else node
             if not isinstance(place, (ast.Name, ast.Attribute, ast.Subscript)):
@@ -235,13 +235,13 @@ class Effects:
                 yield f"line {place.lineno}: `{ast.unparse(place)}`", "seed" in name
 
     def own_imports(self) -> Iterator[str]:
-        """Yields the imports of the user's modules in it, which find those of the call at work."""
+        """Yield its imports of user modules, which resolve to the call's modules at run time."""
         for name, kind in self._locals.imports.items():
             if kind != "library":
                 yield f"`{name}` is imported in a function"
 
     def modules_passed(self) -> Iterator[str]:
-        """Yields the user's modules that it does not only take something from."""
+        """Yield the user's modules that are used other than by reading an attribute."""
         taken = {id(n.value) for n in ast.walk(self._node) if isinstance(n, ast.Attribute)}
         for node in ast.walk(self._node):
             if not isinstance(node, ast.Name) or id(node) in taken:
@@ -284,7 +284,7 @@ class Effects:
         return found
 
     def _spread(self) -> None:
-        """Finds the local names that may stand for state, until there are no more."""
+        """Compute the local names that may refer to state, until there are no more."""
         if self._escapes.passed & {"", getattr(self._node, "name", "")}:
             self._pure |= set(parameters(self._node))
             self._state |= set(parameters(self._node))
@@ -306,7 +306,7 @@ class Effects:
                 return
 
     def _passes_inside(self, inner: Sequence[Function]) -> bool:
-        """Whether state is passed to a function inside this one, as by `map` or `sorted`."""
+        """Return whether state is passed to a nested function, as by `map` or `sorted`."""
         named = {getattr(each, "name", "") for each in inner}
         for node in ast.walk(self._node):
             if isinstance(node, ast.Call):
@@ -322,11 +322,11 @@ class Effects:
         return "local" if name in self._locals.bound else self._names.kind(name)
 
     def _is_state(self, node: ast.expr, pure: bool) -> bool:
-        """Whether an expression may be state, or hold some.
+        """Return whether an expression may be state, or hold state.
 
         Args:
             node: The expression.
-            pure: Whether to look at names, attributes and items alone, and at no results of calls.
+            pure: Whether to consider only names, attributes and items, and no call results.
         """
         if isinstance(node, ast.Name):
             kind = self._kind(node.id)
@@ -374,7 +374,7 @@ class Effects:
         return isinstance(node, ast.Name) and node.id in self._own
 
     def _is_outside(self, node: ast.expr) -> bool:
-        """Whether something is not of this call alone."""
+        """Return whether an object may outlast this call."""
         if self._is_made_here(node):
             return False
         if self._is_state(node, False):
@@ -383,7 +383,7 @@ class Effects:
         return root is not None and self._kind(root) == "library"
 
     def _is_made_here(self, node: ast.expr) -> bool:
-        """Whether an expression is a container that this function has created."""
+        """Return whether an expression is a container that this function has created."""
         if not isinstance(node, ast.Name) or node.id in self._own:
             return False
         values = self._locals.bound.get(node.id, [])
@@ -394,9 +394,9 @@ class Effects:
         )
 
     def _may_be_dropped(self, call: ast.Call) -> bool:
-        """Whether a call whose result nobody reads leaves nothing behind.
+        """Return whether a call with an unused result has no lasting effects.
 
-        The user's functions that it runs are looked through themselves.
+        The user's functions that it runs are analyzed separately.
         """
         func = call.func
         if isinstance(func, ast.Name):
@@ -410,12 +410,12 @@ class Effects:
             return isinstance(func.value, ast.Name)  # a function of the user's
         if root is not None and self._kind(root) == "library":
             return func.attr in _HARMLESS
-        if root is not None and self._kind(root) == "builtin":  # as `list.append(items, 1)`
+        if root is not None and self._kind(root) == "builtin":  # such as `list.append(items, 1)`
             return not any(self._is_state(value, False) for value in _arguments(call))
         return self._is_made_here(func.value) or not self._is_state(func.value, False)
 
     def _changes(self, call: ast.Call) -> bool:
-        """Whether a call changes state, or what is passed to a function of the user's is state."""
+        """Return whether a call may change state, and record state passed to user functions."""
         func = call.func
         self._note_passed(call)
         given = any(self._is_state(value, False) for value in _arguments(call))
@@ -460,18 +460,18 @@ class Effects:
             self._escapes.to_objects |= not users and self._is_state(func.value, False)
             name = func.attr
         if users and name in self._locals.bound:
-            name = ""  # any function may have been given to it
+            name = ""  # it may be any function
         if users:
             self._escapes.passed |= {name, *self._imported_as(name)}
 
     def _imported_as(self, name: str) -> Iterator[str]:
-        """Yields the names that something has where it is imported from."""
+        """Yield the original names of an imported name."""
         refs = [ref for ref in self._locals.refs if ref.bound == name]
         for ref in (*refs, *self._names.source.import_refs(name)):
             yield ref.name or name
 
     def note_returned(self) -> None:
-        """Adds to what escapes whether the function returns state."""
+        """Record in the escapes whether the function returns state."""
         for node in ast.walk(self._node):
             value = getattr(node, "value", None)
             if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) and value is not None:
@@ -487,12 +487,12 @@ class Effects:
 
 
 def _is_written(node: ast.AST) -> TypeGuard[ast.Attribute | ast.Subscript]:
-    """Whether a node is an attribute or item that is stored or deleted."""
+    """Return whether a node is an attribute or item that is stored or deleted."""
     return isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
 
 
 def _is_in_place(keyword: ast.keyword) -> bool:
-    """Whether an argument asks for a result in the memory of what is given."""
+    """Return whether an argument requests a result in the memory of an argument."""
     name = keyword.arg or ""
     value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ...
     if name == "copy":
@@ -501,7 +501,7 @@ def _is_in_place(keyword: ast.keyword) -> bool:
 
 
 def parameters(node: Function) -> list[str]:
-    """The names of a function's parameters."""
+    """Return the names of a function's parameters."""
     args = node.args
     found = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     return [each.arg for each in found if each is not None]

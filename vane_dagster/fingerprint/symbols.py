@@ -1,4 +1,4 @@
-"""One source file as units: the statements that bind or change each of its module-level names."""
+"""Source files as units: the statements that bind or change each module-level name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAS_DOCSTRING = 0x4000000  # CO_HAS_DOCSTRING, which `inspect` does not name in
 
 
 class SymbolSource:
-    """Some statements of a file, with the conditions that they stand under."""
+    """Statements of a file, with their enclosing conditions."""
 
     def __init__(self, path: str, nodes: Sequence[ast.stmt], position: int = 0) -> None:
         self.path = path
@@ -30,17 +30,17 @@ class SymbolSource:
 
     @cached_property
     def digest(self) -> str:
-        """The hash of what the statements say."""
+        """The hash of the statements' content."""
         return ast_digest.tree_digest(self.nodes)
 
     @cached_property
     def scan(self) -> Scan:
-        """What the statements import, inside functions too."""
+        """The imports of the statements, including those inside functions."""
         return ast_digest.scan(self.nodes)
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What the statements say about docstrings and hints."""
+        """The evidence of the statements about docstrings and hints."""
         return evidence(self.nodes)
 
     @cached_property
@@ -55,7 +55,7 @@ class SymbolSource:
 
     @cached_property
     def reads(self) -> Reads:
-        """What the statements read, apart from what they only write into."""
+        """The reads of the statements, except names that they only write into."""
         return reads(self.nodes)
 
     @cached_property
@@ -65,12 +65,12 @@ class SymbolSource:
 
     @property
     def is_definition(self) -> bool:
-        """Says whether it defines or imports, so that its place among others is no matter."""
+        """Whether it is a definition or import, which makes its position irrelevant."""
         return isinstance(self.nodes[-1], (*ast_digest.Definition, ast.Import, ast.ImportFrom))
 
 
 class SourceFile:
-    """A parsed file; everything derived from it is computed once, when it is asked for."""
+    """A parsed file; everything derived from it is computed once, on demand."""
 
     def __init__(self, path: str, text: bytes) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class SourceFile:
         self.whole = SymbolSource(path, self.tree.body)
         self.units: dict[str, list[SymbolSource]] = {}
         self.stars: list[SymbolSource] = []
-        self.statements: list[SymbolSource] = []  # those that an import of the module executes
+        self.statements: list[SymbolSource] = []  # those executed by an import
         self._count = 0
         self._collect(self.tree.body, (), True)
 
@@ -137,7 +137,7 @@ class SourceFile:
 
     @cached_property
     def bound(self) -> frozenset[str]:
-        """The names that are bound somewhere in the file, and not only changed in place."""
+        """The names that the file binds, not those that it only changes in place."""
         found: set[str] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -149,7 +149,7 @@ class SourceFile:
         return frozenset(found)
 
     def import_refs(self, name: str) -> Iterator[ImportRef]:
-        """Yields the module-level imports that bind a name."""
+        """Yield the module-level imports that bind a name."""
         for unit in self.units.get(name, ()):
             yield from (ref for ref in unit.scan.imports if ref.bound == name)
 
@@ -165,18 +165,18 @@ class SourceFile:
         return found
 
     def function_node(self, code: types.CodeType) -> ast.AST | None:
-        """Finds the function that code was compiled from, if this file still holds it unchanged."""
+        """Return the node that code was compiled from, if this file still contains it unchanged."""
         if code_digest(code) not in self._compiled:
             return None
         nodes = self._by_start.get((code.co_firstlineno, code.co_name), [])
         if len(nodes) > 1 and sys.version_info >= (3, 11):
             nodes = [node for node in nodes if _contains(node, code)]
-            # Of nested lambdas the outer ones contain the positions too.
+            # Outer lambdas contain the positions of nested ones too.
             nodes = sorted(nodes, key=_extent)[:1]
         return nodes[0] if len(nodes) == 1 else None
 
     def holds(self, code: types.CodeType) -> bool:
-        """Says whether the file still compiles to this code, line numbers apart."""
+        """Return whether the file still compiles to this code, ignoring line numbers."""
         return code_digest(code) in self._compiled
 
     @cached_property
@@ -193,7 +193,7 @@ class SourceFile:
         return frozenset(found)
 
     def definition(self, qualname: str) -> ast.stmt | None:
-        """Finds the only class or function with a qualified name, or None."""
+        """Return the only class or function with a qualified name, or None."""
         parents: list[ast.AST] = [self.tree]
         found: list[ast.stmt] = []
         for part in qualname.split("."):
@@ -214,7 +214,7 @@ def _definitions(parent: ast.AST, name: str) -> Iterator[ast.stmt]:
 
 
 def _touched(statement: ast.stmt) -> set[str]:
-    """Names what a statement binds, deletes or changes at module level."""
+    """Return the module-level names that a statement binds, deletes or changes."""
     found: set[str] = set()
     stack: list[ast.AST] = [statement]
     while stack:
@@ -234,7 +234,7 @@ def _touched(statement: ast.stmt) -> set[str]:
 
 
 def _changes(node: ast.AST) -> set[str]:
-    """Names what a single node changes in place: ``X[..] =``, ``X.a =``, ``X.append(..)``."""
+    """Return the names that a node changes in place: ``X[..] =``, ``X.a =``, ``X.append(..)``."""
     root: str | None = None
     if isinstance(node, ast.Global):
         return set(node.names)
@@ -242,7 +242,7 @@ def _changes(node: ast.AST) -> set[str]:
         root = ast_digest.root_name(node)
     elif isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await)):
         call = node.value.value if isinstance(node.value, ast.Await) else node.value
-        # What a plain function changes is told by its effects.
+        # The changes of a plain function are covered by its effects.
         is_method = isinstance(call, ast.Call) and not isinstance(call.func, ast.Name)
         root = ast_digest.root_name(call) if is_method else None
     return {root} if root else set()
@@ -281,7 +281,7 @@ def _contains(node: ast.AST, code: types.CodeType) -> bool:
 
 
 def code_digest(code: types.CodeType) -> str:
-    """Hashes compiled code without file name, line numbers and docstring."""
+    """Hash compiled code without file name, line numbers and docstring."""
     constants = list(code.co_consts)
     if constants and isinstance(constants[0], str) and _has_docstring(code):
         constants[0] = None
@@ -312,7 +312,12 @@ def _constant_digest(value: object) -> str:
 
 
 def syntax_problem(path: str, error: Exception) -> CodeIdentityError:
-    """Builds the error for a file that is not valid Python."""
+    """Build the error for a file that is not valid Python.
+
+    Args:
+        path: The file.
+        error: The exception that the parser raised.
+    """
     line = getattr(error, "lineno", None) or 1
     reason = getattr(error, "msg", None) or str(error)
     return CodeIdentityError(
@@ -329,7 +334,7 @@ _sources = FileCache(_read)
 
 
 def load_source(path: str) -> SourceFile:
-    """Returns a file's units as it is on disk now, from memory if it was parsed before.
+    """Return the units of a file's current content, cached if it was parsed before.
 
     Raises:
         CodeIdentityError: It cannot be read, or is not valid Python.

@@ -1,4 +1,4 @@
-"""Digests of values that are the same in every process; what has none is refused by its path."""
+"""Digests that are the same in every process; a value without one is refused, by its path."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ _NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_P
 
 
 class ValueEncoder:
-    """Hashes values; functions, classes and modules go to the `code` that it was given."""
+    """Hashes values; the `code` callable hashes functions, classes and modules."""
 
     def __init__(self, code: Callable[[Any, str], str], files: LocalFiles | None = None) -> None:
         self._code = code
         self._files = files or LocalFiles()
-        # With `version=`, which stands for content, an object counts by its type.
+        # With `version=`, which replaces content, an object counts by its type.
         self._strict = self._files.read
         self._arrays = ArrayEncoder(self.digest)
         self._open: set[int] = set()
 
     def digest(self, value: Any, path: str) -> str:
-        """Hashes a value.
+        """Hash a value.
 
         Args:
-            value: What to hash.
-            path: How the user reaches it, for messages: ``fn_constructor_kwargs['client']``.
+            value: The value.
+            path: How the user refers to it, for messages: ``fn_constructor_kwargs['client']``.
 
         Raises:
-            CodeIdentityError: The value, or something in it, has no stable identity.
+            CodeIdentityError: The value, or a part of it, has no stable identity.
         """
         if value is None or value is Ellipsis or value is NotImplemented:
             return combine(repr(value))
@@ -89,7 +89,7 @@ class ValueEncoder:
         if kind in _SCALARS:
             return self._scalar(value, kind, path)
         origin = typing.get_origin(value)
-        # `list[int]`, which Python 3.10 calls a type; `Generic` is its own origin.
+        # `list[int]`, which is a type in Python 3.10; `Generic` is its own origin.
         if origin is not None and origin is not value:
             parts = (origin, *typing.get_args(value))
             return combine("generic", *self._each(parts, path))
@@ -149,12 +149,12 @@ class ValueEncoder:
     def _with_content(
         self, tag: str, text: str | bytes, named: str | os.PathLike[str], path: str
     ) -> str:
-        """Hashes a text, and the content of the file or folder that it may name."""
+        """Hash a string, and the content of the file or folder that it may name."""
         content = self._files.content(named, path)
         return combine(tag, text) if content is None else combine(tag, text, content)
 
     def _kind(self, value: Any, base: type, path: str) -> str:
-        """A type's name, or the code of a subclass."""
+        """Return a type's name, or the code digest of a subclass."""
         kind = type(value)
         return base.__name__ if kind is base else self._code(kind, path)
 
@@ -197,7 +197,7 @@ class ValueEncoder:
         except UnboundedContentError:
             raise
         except CodeIdentityError:
-            content = value.name  # as the class's code makes it
+            content = value.name  # as the class's code computes it
         return combine("enum", kind, name, content)
 
     def _zone(self, time: Any, zone: datetime.tzinfo | None, path: str) -> str:
@@ -237,7 +237,7 @@ class ValueEncoder:
         return combine(f"subclass of {base.__name__}", self._code(kind, path), state, *parts)
 
     def _items(self, value: Any, path: str) -> list[str]:
-        """Hashes a container's items in their order, which can change a result."""
+        """Hash a container's items in their order, because the order can change a result."""
         if isinstance(value, bytearray):
             return [bytes(value).hex()]
         if isinstance(value, dict):
@@ -257,7 +257,7 @@ class ValueEncoder:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _record(self, value: Any, path: str) -> str | None:
-        """Hashes an instance whose attributes are all of it, by its class's code and by them."""
+        """Hash an instance with only attributes as its state, by its class's code and by them."""
         kind = type(value)
         is_model = hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None))
         if not (
@@ -274,7 +274,7 @@ class ValueEncoder:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """An object's attributes, those in slots included; without values that are kept of others."""
+    """Return an object's attributes, including slots, without cached properties."""
     found: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__):
         slots = vars(kind).get("__slots__", ())
@@ -294,15 +294,22 @@ def _state(value: Any) -> dict[str, Any]:
 
 
 class ArrayEncoder:
-    """Hashes values of numpy, pyarrow, pandas and torch; what they hold goes to `digest`."""
+    """Hashes values of numpy, pyarrow, pandas and torch; `digest` hashes their contents."""
 
     def __init__(self, digest: Callable[[Any, str], str]) -> None:
         self._digest = digest
 
     def encode(self, value: Any, path: str) -> str | None:
-        """Hashes a value of one of the libraries; None for any other.
+        """Hash a value of one of the libraries.
 
-        A subclass that a user or another library defines is none of theirs: it may hold more.
+        A subclass defined by a user or another library is not included, because it may hold more.
+
+        Args:
+            value: The value.
+            path: How the user refers to it, for messages.
+
+        Returns:
+            None for a value of another library.
         """
         root = type(value).__module__.partition(".")[0]
         step = {
@@ -318,7 +325,7 @@ class ArrayEncoder:
         return [self._digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _texts(self, values: Iterable[Any], path: str) -> list[str]:
-        """Digests of the different texts among the values, which may name files."""
+        """Return digests of the distinct strings among the values, which may name files."""
         return self._each(sorted({item for item in values if type(item) is str}), path)
 
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
@@ -353,13 +360,13 @@ class ArrayEncoder:
         return combine("dtype", dtype.str, repr(dtype) if dtype.kind == "T" else "")
 
     def _buffer(self, np: Any, value: Any, path: str) -> str:
-        """Hashes an array's elements; what lies between them in memory does not count."""
+        """Hash an array's elements, ignoring the memory between them."""
         dtype = value.dtype
         if dtype.names is not None:
             return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
         if dtype.hasobject or dtype.kind == "T":
             return combine("objects", *self._each(value.ravel().tolist(), path))
-        if dtype.char in "gG":  # some bytes of a long double are no part of the number
+        if dtype.char in "gG":  # some bytes of a long double are padding
             return combine("long", *map(np.format_float_scientific, value.ravel().view("g")))
         content = np.ascontiguousarray(value).tobytes()
         if dtype.kind != "U":
@@ -385,14 +392,14 @@ class ArrayEncoder:
         return combine("array", kind, self._elements(pa, value, path))
 
     def _elements(self, pa: Any, value: Any, path: str) -> str:
-        """Hashes a column's elements, whatever chunks they are in."""
+        """Hash a column's elements, independent of its chunks."""
         kind = value.type
         if isinstance(value, pa.ChunkedArray):
             if pa.types.is_dictionary(kind):
                 value = value.unify_dictionaries()
             if value.num_chunks != 1:
                 value = value.combine_chunks()
-            if isinstance(value, pa.ChunkedArray):  # none, or as one was
+            if isinstance(value, pa.ChunkedArray):  # normalize to one chunk, even if there are none
                 chunks = value.chunks or [pa.array([], kind)]
                 if len(chunks) > 1:
                     return combine("chunks", *(self._elements(pa, one, path) for one in chunks))
@@ -404,9 +411,9 @@ class ArrayEncoder:
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
         flat = pa.types.is_primitive(kind) or pa.types.is_string(kind)
         if value.null_count or not flat:
-            # What lies under a null is arbitrary memory, so only the values count.
+            # The memory of a null slot is arbitrary, so only the values count.
             return combine("values", *self._each(value.to_pylist(), path))
-        # Bits before and behind a slice are no part of it.
+        # Bits before and after a slice are not part of it.
         column = pa.table([pa.concat_arrays([value])], names=[""])
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, column.schema) as writer:
