@@ -399,7 +399,7 @@ class ArrayEncoder:
                 value = value.unify_dictionaries()
             if value.num_chunks != 1:
                 value = value.combine_chunks()
-            if isinstance(value, pa.ChunkedArray):  # normalize to one chunk, even if there are none
+            if isinstance(value, pa.ChunkedArray):  # no chunk, one, or several too large to combine
                 chunks = value.chunks or [pa.array([], kind)]
                 if len(chunks) > 1:
                     return combine("chunks", *(self._elements(pa, one, path) for one in chunks))
