@@ -1,1 +1,1 @@
-"""Pools of workers and where they live: the local backend, Ray, clusters."""
+"""Pools of workers and their backends: local subprocesses and Ray clusters."""

@@ -13,9 +13,9 @@ _PREFIX = "keeper-"
 
 
 def pool_manager_name() -> str:
-    """Name of the keeper for this version of vane_dagster, Ray and Python, and the job's own.
+    """Name of the pool manager for this version of vane_dagster, Ray and Python, and this job.
 
-    The environment that a job gives its workers is part of it, as all workers inherit it.
+    The name includes the runtime environment of the job, because all workers inherit it.
     """
     import ray
 
@@ -27,12 +27,12 @@ def pool_manager_name() -> str:
 
 
 def is_pool_manager(name: str) -> bool:
-    """Whether an actor's name is that of a keeper."""
+    """Whether an actor name is that of a pool manager."""
     return name.startswith(_PREFIX)
 
 
 def actor_names() -> list[str]:
-    """Names of keepers and workers on the cluster, of all versions."""
+    """Names of pool managers and workers of all versions on the cluster."""
     import ray
 
     named = ray.util.list_named_actors(all_namespaces=True)

@@ -1,4 +1,4 @@
-"""Which pools fit on a cluster together, and how stages are packed into waves."""
+"""Which pools fit on a cluster together, and the packing of stages into waves."""
 
 from __future__ import annotations
 
@@ -11,17 +11,30 @@ from vane_dagster.worker.protocol import PoolSpec
 
 
 def can_hold(capacity: Capacity, bundles: Sequence[Bundle]) -> bool:
-    """Whether bundles fit on an otherwise empty cluster, with the nodes that it may add."""
-    most = len(bundles)  # more nodes than there are bundles help nobody
+    """Whether bundles fit on an otherwise empty cluster, including nodes that it may add.
+
+    Args:
+        capacity: Nodes of the cluster, and the node types that it may add.
+        bundles: Resource bundles to place together.
+    """
+    most = len(bundles)  # more nodes than bundles are of no use
     growth = capacity.growth or ()
     added = [kind.resources for kind in growth for _ in range(min(most, kind.more))]
     return fits([*capacity.nodes, *added], bundles)
 
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
-    """Raises ComputeError if a pool's least workers can never fit, as far as is known.
+    """Check that the minimum number of workers of a pool can fit on the cluster.
 
-    Where a cluster may add nodes that it does not tell of, its autoscaler decides.
+    If the autoscaler does not report which nodes it may add, nothing is checked here: the
+    autoscaler decides.
+
+    Args:
+        capacity: Nodes of the cluster, and the node types that it may add.
+        pool: The pool to check.
+
+    Raises:
+        ComputeError: If the workers can never fit.
     """
     message = unsatisfiable(capacity, pool.label, pool.workers, pool.bundle)
     if message and capacity.growth is not None:
@@ -35,14 +48,14 @@ def unsatisfiable(
     bundle: Bundle,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> str | None:
-    """Why a pool's least workers do not fit on an otherwise empty cluster; None if they do.
+    """Return why a pool's minimum workers do not fit on an otherwise empty cluster, or None.
 
     Args:
-        capacity: What the cluster has.
-        label: The pool's name.
-        workers: Its least workers and its most.
-        bundle: What one of them reserves.
-        infeasible_reason: Asks the autoscaler, where it alone knows which nodes it may add.
+        capacity: Nodes of the cluster, and the node types that it may add.
+        label: Name of the pool.
+        workers: Minimum and maximum number of workers.
+        bundle: Resources that one worker reserves.
+        infeasible_reason: Asks the autoscaler if only the autoscaler knows which nodes it may add.
     """
     least = workers[0]
     if can_hold(capacity, [bundle] * least):
@@ -79,16 +92,16 @@ def plan_waves(
     upstream: Mapping[str, Sequence[str]],
     pools: Mapping[str, PoolSpec],
 ) -> list[list[str]]:
-    """Puts stages into waves: in each, all pools fit on the cluster together.
+    """Assign stages to waves such that all pools of a wave fit on the cluster together.
 
     Args:
-        capacity: What the cluster has.
+        capacity: Nodes of the cluster, and the node types that it may add.
         stages: Stages to compute, upstream first.
-        upstream: Each stage's upstream; those not in `stages` are read from parts.
+        upstream: Upstream stages of each stage; those not in `stages` are read from parts.
         pools: The pool of each stage that has one.
 
     Returns:
-        The stages of each wave, a stage never in an earlier wave than its upstream.
+        The stages of each wave. A stage is never in an earlier wave than its upstream stages.
 
     Raises:
         ComputeError: If a pool does not fit even alone.

@@ -1,4 +1,4 @@
-"""What a compute resource gives the executor: leases on pools of workers, and calls of them."""
+"""The interface between a compute resource and the executor: leases on pools, calls of workers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from vane_dagster.compute.work_claims import Claims
 from vane_dagster.worker.protocol import LoadReport, PoolSpec, Starting, Work, WorkReport
 
 IO_WORKERS = "io"
-"""Identity of the pool that reads, projects, joins and writes."""
+"""Identity of the pool of I/O workers, which read, project, join and write."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a cluster has, and what it may add.
+    """Resources of a cluster, and those that it may add.
 
     Attributes:
         nodes: Resources of each node, under Ray's names.
-        object_bytes: Memory for tables between stages, all nodes together.
-        growth: The kinds of nodes that an autoscaler may add: none if there is no autoscaler,
-            None if it does not tell.
+        object_bytes: Memory for tables between stages on all nodes together, in bytes.
+        growth: The node types that an autoscaler may add: empty without an autoscaler, None if the
+            autoscaler does not report them.
     """
 
     nodes: tuple[Mapping[str, float], ...]
@@ -56,15 +56,15 @@ class Worker:
 
 @dataclass(frozen=True)
 class CallResult:
-    """A call that ended.
+    """A completed call.
 
     Attributes:
-        ticket: What `Lease.load` or `Lease.run` gave.
+        ticket: The ticket that `Lease.load` or `Lease.run` returned.
         report: The worker's report; None if the worker or its data was lost.
-        table: Reference to the rows, where the work kept them.
-        lost: What was lost, where there is no report.
-        worker_lost: Whether the worker itself has to be replaced.
-        timed_out: Whether a deadline ended the worker; None where that is not known.
+        table: Reference to the rows, if the work kept them.
+        lost: Description of the loss if there is no report.
+        worker_lost: Whether the worker itself must be replaced.
+        timed_out: Whether a deadline ended the worker; None if unknown.
     """
 
     ticket: int
@@ -76,18 +76,18 @@ class CallResult:
 
 
 class Cancelled(Exception):
-    """The run was asked to stop."""
+    """The run was cancelled."""
 
 
 def forwarded(pool: PoolSpec) -> dict[str, str]:
-    """The environment variables that go to a pool's workers with each lease."""
+    """Environment variables sent to the workers of a pool with each lease."""
     found = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
     keep_variables(found)
     return {**found, **_failpoints.variables()}
 
 
 class Lease(Protocol):
-    """A time-limited claim on pools, kept alive until it is released."""
+    """A time-limited right to use pools, kept alive until it is released."""
 
     id: str
 
@@ -95,53 +95,66 @@ class Lease(Protocol):
         """The workers of all leased pools."""
 
     def load(self, worker: Worker) -> int:
-        """Has a worker construct its model, if it has not; answered by a `LoadReport`."""
+        """Start constructing the model of a worker if it has none; answered by a `LoadReport`."""
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """The other runs that have workers of this lease too, by the worker's name."""
+        """Other runs that share workers of this lease, by worker name."""
 
     def starting(self, worker: Worker) -> int:
-        """Asks what a worker is at that constructs its model; answered by a `Starting`."""
+        """Query the progress of a worker that constructs its model; answered by a `Starting`."""
 
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
-        """Has a worker do some work on tables given by reference; answered by a `WorkReport`."""
+        """Start work on a worker; answered by a `WorkReport`.
+
+        Args:
+            worker: The worker.
+            work: The operation, its inputs and the target of the result.
+            tables: References to the input tables.
+
+        Returns:
+            The ticket of the call.
+        """
 
     def wait(self, timeout: float) -> list[CallResult]:
-        """The calls that ended since; waits up to `timeout` seconds for the first."""
+        """Return the calls completed since the last wait.
+
+        Waits up to `timeout` seconds for the first.
+        """
 
     def replace(self, worker: Worker) -> Worker:
-        """A fresh worker in place of a dead or sick one."""
+        """Replace a dead or faulty worker by a new one."""
 
     def evict(self, pool: str) -> None:
-        """Ends a pool whose model cannot be constructed."""
+        """End a pool after its model could not be constructed."""
 
     def release(self) -> None:
-        """Gives the pools back, warm, and stops what still runs under the lease."""
+        """Return the pools, warm, and stop the work still running under the lease."""
 
 
 class Backend(Protocol):
-    """A place where pools of workers live."""
+    """An environment that hosts pools of workers."""
 
     def capacity(self) -> Capacity:
-        """What the cluster has."""
+        """Resources of the cluster."""
 
     def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """Why the cluster can never hold some bundles together, as its autoscaler says.
+        """Return why the cluster can never hold bundles together, according to its autoscaler.
 
-        Asked where `Capacity.growth` does not tell; None if it can, and adds the nodes for it.
+        Used if `Capacity.growth` is unknown. Returns None if the cluster can hold them; the
+        autoscaler then adds the nodes for them.
         """
 
     def versions(self) -> Mapping[str, Versions | str]:
-        """What each node has that may have another environment than this process.
+        """Versions on each node that may have another environment than this process.
 
-        A node that cannot run a worker gives the reason instead.
+        A node that cannot run a worker reports the reason instead.
 
         Raises:
             ComputeError: If the cluster does not answer.
         """
 
     def claims(self, run_id: str) -> Claims:
-        """The run's claims on fragments, which others that share the workers respect."""
+        """The run's claims on fragments, which other runs with the same workers respect."""
 
     def lease(
         self,
@@ -151,16 +164,16 @@ class Backend(Protocol):
         priority: int = 0,
         waits: Waits | None = None,
     ) -> Lease:
-        """Claims all pools in one call, waiting until they fit.
+        """Lease all pools in one call; wait until they fit.
 
         Args:
             run_id: The run.
             pools: The pools.
-            cancelled: Ends the wait.
-            priority: The run's; the highest goes first.
-            waits: Is told which runs are ahead.
+            cancelled: Ends the wait when set.
+            priority: Priority of the run; the highest goes first.
+            waits: Reports which runs are ahead.
 
         Raises:
-            Cancelled: If the event was set meanwhile.
-            ComputeError: If they can never fit.
+            Cancelled: If `cancelled` was set during the wait.
+            ComputeError: If the pools can never fit.
         """

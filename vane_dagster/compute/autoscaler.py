@@ -1,8 +1,8 @@
-"""Ray's autoscaler as seen from a process on the cluster: whether there is one, asking it.
+"""Ray's autoscaler, as seen from a process on the cluster: whether one exists, and requests to it.
 
-Ray has two of them, which tell of themselves in different places: the first writes a report into
-the internal key-value store, the second into the GCS. Neither tells which nodes it could add; a
-platform that has Ray's cluster configuration reported does.
+Ray has two versions, which report their state in different places: the first writes a report into
+the internal key-value store, the second into the GCS. Neither reports which nodes it could add; a
+platform that publishes Ray's cluster configuration does.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _SILENT_SECONDS = 120.0
 _FAILED_SECONDS = 120.0
 _REPORTS = 3
 _ANSWER_SECONDS = 5
-# An "autoscaler" that mirrors nodes started by hand names their types after them.
+# An "autoscaler" that only mirrors manually started nodes names node types after the nodes.
 _MIRRORED = re.compile(r"node_[0-9a-f]{56}")
 _KEY = b"asked"
 _KV_NAMESPACE = b"vane_dagster"
 
 
 class ClusterScaler:
-    """Asks the autoscaler for what leases wait for, and takes the request back.
+    """Requests nodes from the autoscaler for waiting leases, and withdraws the request.
 
-    Nothing is asked while the nodes that are there suffice.
+    Requests nothing while the existing nodes suffice.
 
     Args:
-        pool_state: The keeper's books.
+        pool_state: State of the pool manager.
     """
 
     def __init__(self, pool_state: PoolState) -> None:
@@ -54,7 +54,7 @@ class ClusterScaler:
         return self._autoscaler.growth()
 
     def step(self, nodes: Mapping[str, Bundle]) -> None:
-        """Brings what is asked for in line with what waits."""
+        """Update the request to match the waiting leases."""
         if self._lock.locked():
             return
         if not self._pool_state.queue or self.kinds() == ():
@@ -69,14 +69,18 @@ class ClusterScaler:
     async def infeasible_reason(
         self, bundles: Sequence[Bundle], nodes: Callable[[], Mapping[str, Bundle]]
     ) -> str | None:
-        """Why the cluster can never hold some bundles together; None if it does, or will.
+        """Return why the cluster can never hold bundles together; None if it can now or later.
 
-        It asks for them alone: the nodes that others use count as if they were free.
+        Requests these bundles alone: resources used by others count as free.
+
+        Args:
+            bundles: Resource bundles to place together.
+            nodes: Returns the resources of each node, by node id.
         """
         until = time.monotonic() + _VERDICT_SECONDS
         async with self._lock:
             if fits(list(nodes().values()), bundles) or time.monotonic() > until:
-                return None  # too many ask; the lease finds out
+                return None  # too many concurrent requests; the lease detects it
             self._autoscaler.ask(bundles)
             while (seen := self._autoscaler.verdict(list(nodes().values()))) is ScaleVerdict.UNSEEN:
                 if time.monotonic() > until:
@@ -87,7 +91,7 @@ class ClusterScaler:
         )
 
     def asked_for(self, id: str) -> str:
-        """The nodes that the autoscaler was asked for because of a request, and their progress."""
+        """Nodes requested from the autoscaler for a lease request, and their progress, as text."""
         if id not in self._demand.asked_for():
             return ""
         doing = self._autoscaler.under_way()
@@ -99,28 +103,28 @@ class ClusterScaler:
 
 
 def of_cluster() -> Autoscaler:
-    """The autoscaler of the version that the cluster runs."""
+    """Return the autoscaler of the version that the cluster runs."""
     from ray.autoscaler.v2.utils import is_autoscaler_v2
 
     return _Second() if is_autoscaler_v2() else _First()
 
 
 class Autoscaler(ABC):
-    """What both versions have in common.
+    """Common part of both versions.
 
-    Ray keeps one request for a whole cluster: who posts another overwrites it.
+    Ray keeps one request for the whole cluster: each new request overwrites the previous one.
     """
 
     def __init__(self) -> None:
         from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
         self._gcs: Any = internal_kv_get_gcs_client()
-        # A former keeper may have died before it took its request back.
+        # A former pool manager may have died before it withdrew its request.
         left = self._gcs.internal_kv_get(_KEY, namespace=_KV_NAMESPACE, timeout=_ANSWER_SECONDS)
         self.asked: list[Bundle] = json.loads(left) if left else []
 
     def growth(self) -> tuple[NodeType, ...] | None:
-        """The kinds of nodes that may be added; None where they may be, but are not known."""
+        """The node types that may be added; None if there are some but they are unknown."""
         import ray
 
         config = ray._private.state.state.get_cluster_config()
@@ -129,9 +133,9 @@ class Autoscaler(ABC):
         return None if self._is_there() else ()
 
     def ask(self, bundles: Sequence[Bundle]) -> None:
-        """Asks for a cluster that holds some bundles in all; takes the request back with none.
+        """Request a cluster that holds bundles in all; withdraw the request if there are none.
 
-        It is posted again where another has taken its place, and never taken back then.
+        If another program has overwritten the request, it is posted again, but never withdrawn.
         """
         if not bundles and not self.asked:
             return
@@ -145,7 +149,7 @@ class Autoscaler(ABC):
             self._gcs.internal_kv_put(_KEY, text, True, **given)
 
     def _nodes(self) -> Sequence[Any]:
-        """The nodes as the GCS tells autoscalers of them."""
+        """The nodes as the GCS reports them to autoscalers."""
         from ray.autoscaler.v2.sdk import get_cluster_resource_state
         from ray.core.generated.autoscaler_pb2 import NodeStatus
 
@@ -159,11 +163,11 @@ class Autoscaler(ABC):
 
     @abstractmethod
     def verdict(self, nodes: Sequence[Bundle]) -> ScaleVerdict:
-        """What is made of what was asked for last, with what the nodes have."""
+        """Return the autoscaler's verdict on the last request, given the resources of the nodes."""
 
     @abstractmethod
     def under_way(self) -> str:
-        """What it does about it, for people: nodes that start, and those that could not."""
+        """Progress of the request, as text for people: starting nodes, and failed starts."""
 
     @abstractmethod
     def _is_there(self) -> bool: ...
@@ -206,9 +210,9 @@ class _First(Autoscaler):
         super().ask(bundles)
 
     def verdict(self, nodes: Sequence[Bundle]) -> ScaleVerdict:
-        """It does not say that it cannot: it starts what it can, and then nothing more.
+        """Infer the verdict: this version starts what it can and never reports that it cannot.
 
-        A node that has just failed to start is not taken for that, as it is tried again.
+        A recent failure to start a node does not count as a refusal, because it is retried.
         """
         report = self._report()
         seen = Counter[Any]()
@@ -251,7 +255,7 @@ class _Second(Autoscaler):
         return reply
 
     def _is_there(self) -> bool:
-        """One that mirrors nodes started by hand looks the same, and cannot add any."""
+        """Also true for one that mirrors manually started nodes, which cannot add any."""
         return bool(self._status().autoscaling_state.last_seen_cluster_resource_state_version)
 
     def _posted(self) -> Counter[Any]:
@@ -285,7 +289,7 @@ class _Second(Autoscaler):
 
 
 def _kinds(config: Any, nodes: Sequence[Any]) -> tuple[NodeType, ...]:
-    """The node groups of a cluster's configuration that can grow, and by how much."""
+    """Node groups of a cluster's configuration that can grow, and by how much."""
     total = Counter[str]()
     for node in nodes:
         total.update(node.total_resources)
@@ -303,7 +307,7 @@ def _kinds(config: Any, nodes: Sequence[Any]) -> tuple[NodeType, ...]:
 
 
 def _is_of(node: Any, group: Any) -> bool:
-    """Whether a node is of a group; one whose type is not known, by its CPUs and GPUs."""
+    """Whether a node belongs to a group; a node of unknown type is matched by its CPUs and GPUs."""
     if node.ray_node_type_name:
         return bool(node.ray_node_type_name == group.name)
     has: Mapping[str, float] = node.total_resources
@@ -317,7 +321,7 @@ def _starting(scaler: Mapping[str, Any]) -> Counter[str]:
 
 
 def _failures(scaler: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Types of which a node could not be started of late, and why."""
+    """Node types with a recent failed start, each with the reason."""
     known = (scaler.get("node_availability_summary") or {}).get("node_availabilities", {})
     return [
         (name, (fault["unavailable_node_information"] or {}).get("description", ""))
@@ -345,7 +349,7 @@ def _counted(bundles: Sequence[Bundle]) -> Counter[Any]:
 
 
 def _constrained(constraints: Any) -> Counter[Any]:
-    """The bundles of constraints of the GCS."""
+    """Bundles of resource constraints in the GCS."""
     found = Counter[Any]()
     for constraint in constraints:
         for one in constraint.resource_requests:

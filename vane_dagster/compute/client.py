@@ -1,4 +1,4 @@
-"""The keeper as drivers know it: its name, finding or starting it, and asking it."""
+"""The pool manager as seen by drivers: locating or starting it, and calling it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_SECONDS = 1.0
 
 
 def pool_managers() -> dict[str, Any]:
-    """The keepers on the cluster, of all versions, by name."""
+    """Pool managers of all versions on the cluster, by name."""
     import ray
 
     return {
@@ -47,10 +47,10 @@ KeeperMethod = Literal[
 
 
 class PoolManagerClient:
-    """Asks the cluster's keeper, and starts one where there is none.
+    """Client of the cluster's pool manager; starts one if there is none.
 
     Raises:
-        ComputeError: If the cluster cannot run it, as where vane_dagster is not installed there.
+        ComputeError: If the cluster cannot run it, for example without vane_dagster installed.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class PoolManagerClient:
 
     @classmethod
     def known(cls) -> PoolManagerClient | None:
-        """The client of a keeper that is there already, which it connects to; None without one."""
+        """Connect to an existing pool manager; None if there is none."""
         if "ray" not in sys.modules:
             return None
         import ray
@@ -68,10 +68,14 @@ class PoolManagerClient:
         return cls() if found else None
 
     def call(self, method: KeeperMethod, *args: Any) -> Any:
-        """Calls a method and waits for the answer, over a restart of the keeper.
+        """Call a method and wait for the answer, across a restart of the pool manager.
+
+        Args:
+            method: Name of the method.
+            *args: Its arguments.
 
         Raises:
-            ComputeError: If it does not answer.
+            ComputeError: If the pool manager does not answer.
         """
         import ray
 
@@ -99,12 +103,17 @@ class PoolManagerClient:
                 return ray.get(call, timeout=left)
 
     def _check(self) -> None:
-        """Ends a call to a lost cluster: after `ray.shutdown` Ray would connect again by itself."""
+        """End a call to a lost cluster: after `ray.shutdown`, Ray would reconnect by itself."""
         if (watch := self.watch) is not None:
             watch.check()
 
     def send(self, method: KeeperMethod, *args: Any) -> None:
-        """Calls a method and does not wait."""
+        """Call a method without waiting for the answer.
+
+        Args:
+            method: Name of the method.
+            *args: Its arguments.
+        """
         getattr(self.actor, method).remote(*args)
 
     def _found(self) -> Any:
@@ -112,7 +121,7 @@ class PoolManagerClient:
 
         try:
             return _checked(ray.get_actor(pool_manager_name(), namespace=NAMESPACE))
-        except (ValueError, ray.exceptions.RayActorError):  # there is none, or it has just died
+        except (ValueError, ray.exceptions.RayActorError):  # it does not exist, or has just died
             pass
         try:
             return _checked(_started())
@@ -121,7 +130,7 @@ class PoolManagerClient:
 
 
 def _started() -> Any:
-    """The keeper, started unless another driver was quicker."""
+    """The pool manager, started unless another driver was faster."""
     import ray
 
     from vane_dagster.compute.pool_manager import PoolManager
@@ -139,7 +148,7 @@ def _started() -> Any:
 
 
 def _checked(pool_manager: Any) -> Any:
-    """Sees that a keeper can run, and runs the driver's own code; ends one that can't."""
+    """Check that a pool manager can run and has the driver's code; end it otherwise."""
     import ray
 
     try:
@@ -177,5 +186,5 @@ def _no_answer(method: str, error: Exception) -> ComputeError:
 
 
 def brief(error: BaseException) -> str:
-    """An error on one line, cut."""
+    """An error message on one line, truncated."""
     return " ".join(str(error).split())[:500]

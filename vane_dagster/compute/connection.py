@@ -1,4 +1,4 @@
-"""Connecting a process to the local Ray head: with its token, over the loopback address only."""
+"""Connection of a process to the local Ray head: with its token, over the loopback address only."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vane_dagster.errors import ComputeError
 if TYPE_CHECKING:
     from vane_dagster.compute.local_head import Head
 
-# Ray rewrites 127.0.0.1 to the host's own address unless multi-node clusters are switched off.
+# Ray rewrites 127.0.0.1 to the host's own address unless multi-node clusters are disabled.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 ANSWER_SECONDS = 5.0
 
 
 def connect_environment(head: Head) -> dict[str, str]:
-    """The variables that must be set before a driver of this head imports ray.
+    """Environment variables that must be set before a driver of this head imports ray.
 
     Raises:
         ComputeError: Others can read the head's token.
@@ -45,7 +45,12 @@ def connect_environment(head: Head) -> dict[str, str]:
 
 
 def connect(head: Head, namespace: str | None = None, log_to_driver: bool = False) -> None:
-    """Connects this process to the head; nothing to do where it is connected already.
+    """Connect this process to the head; do nothing if it is already connected.
+
+    Args:
+        head: The head.
+        namespace: The Ray namespace of this driver.
+        log_to_driver: Whether Ray forwards the logs of workers to this process.
 
     Raises:
         ComputeError: The head does not answer, or this process uses another cluster.
@@ -60,13 +65,13 @@ def connect(head: Head, namespace: str | None = None, log_to_driver: bool = Fals
             "stopped or died. If `vane-dagster cluster list` shows it, stop it with `vane-dagster "
             f"cluster stop --address {head.address}`; the next run starts another."
         ) from error
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take precedence over the file
     os.environ.update(connect_environment(head))
     import ray
 
     constants: Any = importlib.import_module("ray._private.ray_constants")
     raylet: Any = importlib.import_module("ray._raylet")
-    # Ray reads these once, at its import or first use, and that may lie before this call.
+    # Ray reads these once, at import or first use, possibly before this call.
     constants.ENABLE_RAY_CLUSTER = False
     raylet.AuthenticationTokenLoader.instance().reset_cache()
     try:
@@ -86,9 +91,9 @@ def connect(head: Head, namespace: str | None = None, log_to_driver: bool = Fals
 
 
 def recorded_address(address: str | None) -> str | None:
-    """The address of the cluster that "auto" stands for, if this user or root has recorded it.
+    """Resolve "auto" to a cluster address, if this user or root has recorded the address.
 
-    `ray.init` would take it from a file that any user can create, or from any user's processes.
+    `ray.init` would read it from a file that any user can create, or from any user's processes.
 
     Raises:
         ComputeError: No cluster is recorded, or another user may have recorded it.
@@ -106,7 +111,7 @@ def recorded_address(address: str | None) -> str | None:
         raise ComputeError(
             f"{file}, which names the cluster for address='auto', does not exist. {fix}"
         ) from None
-    except OSError as error:  # a symbolic link, too
+    except OSError as error:  # including a symbolic link
         raise ComputeError(
             f"{file}, which names the cluster for address={address!r}, is not read: {error}. {fix}"
         ) from error
@@ -116,7 +121,7 @@ def recorded_address(address: str | None) -> str | None:
 
 
 def _connected(head: Head) -> bool:
-    """Whether this process is connected to the head; to any other cluster is an error."""
+    """Whether this process is connected to the head; raise if connected to another cluster."""
     if "ray" not in sys.modules:
         return False
     import ray
@@ -134,14 +139,14 @@ def _connected(head: Head) -> bool:
 
 
 def check_answers(address: str, seconds: float) -> None:
-    """Checks that a gRPC server answers, since `ray.init` retries for minutes.
+    """Check that a gRPC server answers, because `ray.init` retries for minutes.
 
-    The kernel accepts connections for a process that hangs, so a response is waited for. Which
-    response it is does not matter: a server may refuse or not know the health service.
+    The kernel accepts connections on behalf of a hanging process, so this waits for a response. Any
+    response counts: a server may refuse or not know the health service.
 
     Args:
         address: host:port of the GCS server or of a Ray Client server.
-        seconds: Time limit for the connection, and again for the response.
+        seconds: Time limit in seconds for the connection, and again for the response.
 
     Raises:
         OSError: It does not answer.
@@ -158,17 +163,17 @@ def check_answers(address: str, seconds: float) -> None:
 
 
 class _ImportPaths(list[str]):
-    """Folders that workers import from, without those that another user can write to."""
+    """Folders that workers import from, excluding those that another user can write to."""
 
     def extend(self, folders: Iterable[str]) -> None:
         super().extend(folder for folder in folders if is_safe_to_import_from(folder))
 
 
 def job_config() -> Any:
-    """A job whose workers don't import from a folder such as ``/tmp``.
+    """A job config with which workers do not import from a folder such as ``/tmp``.
 
-    `ray.init` adds the current folder of the driver, and that of its script, to what the workers
-    import from, before the standard library; those that stay warm keep it for later runs.
+    `ray.init` adds the driver's current folder and the folder of its script to the workers' import
+    path, before the standard library; warm workers keep them for later runs.
     """
     config: Any = importlib.import_module("ray.job_config").JobConfig()
     config._py_driver_sys_path = _ImportPaths()
@@ -177,7 +182,7 @@ def job_config() -> Any:
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keeps the handler of SIGTERM, which `ray.init` replaces and Dagster terminates runs by."""
+    """Preserve the SIGTERM handler, with which Dagster terminates runs: `ray.init` replaces it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What waits for nodes that a cluster may add, and what to ask for it: pure, like the books."""
+"""Lease requests that wait for more nodes, and the resulting autoscaler request. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 
 
 class ScaleVerdict(enum.Enum):
-    """What an autoscaler makes of what it was asked for."""
+    """An autoscaler's response to a request."""
 
     UNSEEN = "it has not looked at it yet"
     SERVED = "the nodes are there, or on their way"
@@ -18,14 +18,14 @@ class ScaleVerdict(enum.Enum):
 
 
 class Demand:
-    """What an autoscaler is asked for: room for what is leased and for those that wait.
+    """Decides what to request from an autoscaler: room for all leases and for waiting requests.
 
-    Those that wait are added one after another, each once the verdict on those before is known:
-    an autoscaler that cannot serve all of a request may serve nothing of it. Who cannot be served
-    beside the leases waits until one of them ends.
+    Waiting requests are added one after another, each after the verdict on the previous ones: an
+    autoscaler that cannot serve a request in full may serve none of it. A request that cannot be
+    served beside the leases waits until one of them ends.
 
     Attributes:
-        hopeless: Requests that no nodes can be added for, though nobody else holds anything.
+        hopeless: Requests for which no nodes can be added, though nobody else holds anything.
     """
 
     def __init__(self) -> None:
@@ -36,23 +36,29 @@ class Demand:
         self._leases: set[str] = set()
 
     def asked_for(self) -> list[str]:
-        """The requests that the autoscaler is asked to make room for."""
+        """The lease requests for which room is requested from the autoscaler."""
         return [*self._served, *([self._trial] if self._trial else [])]
 
     def step(
         self, pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, verdict: ScaleVerdict
     ) -> list[Bundle]:
-        """Takes in the verdict on what the last step gave.
+        """Apply the verdict on the last step's result, and compute the next request.
+
+        Args:
+            pool_state: Pools, leases and the queue.
+            nodes: Resources of each node, by node id.
+            now: Monotonic time in seconds.
+            verdict: The autoscaler's verdict on the result of the last step.
 
         Returns:
-            What the cluster should hold in all; nothing where nobody waits for nodes.
+            Bundles that the cluster should hold in all; empty if no request waits for nodes.
         """
         leases = {
             id for id, lease in pool_state.leases.items() if any(c.bundle for c in lease.claims)
         }
         self._apply_verdict(verdict)
         queued = {request.id for request in pool_state.queue}
-        if (self._leases | set(self._served)) - leases - queued:  # there may be room again
+        if (self._leases | set(self._served)) - leases - queued:  # there may be free room again
             self._beyond.clear()
         self._leases = leases
         self.hopeless &= queued
@@ -68,7 +74,7 @@ class Demand:
             self._beyond.add(self._trial)
             if not self._served and not self._leases:
                 self.hopeless.add(self._trial)
-        elif verdict is ScaleVerdict.BEYOND:  # what is held has grown since they were served
+        elif verdict is ScaleVerdict.BEYOND:  # leased resources have grown since they were served
             self._served.clear()
         elif verdict is ScaleVerdict.SERVED and self._trial:
             self._served.append(self._trial)
@@ -77,7 +83,12 @@ class Demand:
 
 
 def wanted(pool_state: PoolState, ids: Collection[str]) -> list[Bundle]:
-    """What is leased, and what some requests need beside it, in all; what reserves nothing not."""
+    """Bundles of all leases and of some waiting requests; workers that reserve nothing are omitted.
+
+    Args:
+        pool_state: Pools, leases and the queue.
+        ids: Ids of the waiting requests to include.
+    """
     sizes = {i: (p.claim.bundle, len(p.workers)) for i, p in pool_state.pools.items()}
     least = {identity: size for identity, size in sizes.items() if pool_state.holders(identity)}
     for request in pool_state.queue:
@@ -90,13 +101,13 @@ def wanted(pool_state: PoolState, ids: Collection[str]) -> list[Bundle]:
 def short_of_nodes(
     pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, beyond: Collection[str]
 ) -> list[str]:
-    """Requests that have no room beside what is leased, however the present nodes are filled.
+    """Requests that do not fit beside the leases, in any placement on the present nodes.
 
     Args:
         pool_state: Pools, leases and the queue.
-        nodes: The resources of each node.
-        now: The time.
-        beyond: Requests that are left out, with all that have to wait for them.
+        nodes: Resources of each node, by node id.
+        now: Monotonic time in seconds.
+        beyond: Requests to leave out, together with all requests that must wait for them.
     """
     found, passed = [], set[str]()
     for request in pool_state.queue:
@@ -110,7 +121,7 @@ def short_of_nodes(
 
 
 def listed(bundles: Iterable[Bundle]) -> str:
-    """Bundles as text, equal ones counted."""
+    """Bundles as text; equal ones are counted."""
     counts: dict[str, int] = {}
     for bundle in bundles:
         text = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())

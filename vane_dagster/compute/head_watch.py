@@ -1,8 +1,8 @@
-"""The cluster's head, watched from the driver, which Ray ends when the head is gone.
+"""Watch of the cluster's head from the driver, which Ray would otherwise end.
 
-Ray ends a driver a minute after the GCS has stopped to answer, in native code, so that neither an
-error nor a step failure is reported. `outliving_head` gives a connection far more time than that,
-and `HeadWatch` fails the run after the minute instead.
+Ray ends a driver a minute after the GCS has stopped answering, in native code, so neither an error
+nor a step failure is reported. `outliving_head` gives a connection far more time than that, and
+`HeadWatch` fails the run after the minute instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vane_dagster.errors import ClusterLostError
 _T = TypeVar("_T")
 
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""How long Ray waits for a GCS that is started again, in seconds; 60 if it is not set."""
+"""How long Ray waits for the GCS to restart, in seconds; 60 if it is not set."""
 _RECONNECT_SECONDS = 60
 _SPARE_SECONDS = 3600
 _CAUTION = 0.7
@@ -38,10 +38,10 @@ _outlives = False
 
 @contextmanager
 def outliving_head() -> Iterator[None]:
-    """Has Ray not end this process when the head of a cluster is gone that is connected to inside.
+    """Keep Ray from ending this process when the head is lost, for connections made inside.
 
-    Ray reads the variable once for a process. It is restored, so that no head that this process
-    starts takes it over.
+    Ray reads the variable once per process. It is restored, so heads that this process starts do
+    not inherit it.
     """
     global _outlives
     raylet: Any = importlib.import_module("ray._raylet")
@@ -58,21 +58,21 @@ def outliving_head() -> Iterator[None]:
 
 
 def reconnect_seconds() -> float:
-    """How long a GCS may be gone, so that it can be started again."""
+    """How long the GCS may be gone, in seconds, to allow for a restart."""
     return float(os.environ.get(RECONNECT) or _RECONNECT_SECONDS)
 
 
 class HeadWatch:
-    """Knows whether the GCS answers and this machine's Ray node lives.
+    """Tracks whether the GCS answers and this machine's Ray node is alive.
 
     Args:
-        gcs: Ray's client of the GCS; None for one that is not watched, as with Ray Client.
+        gcs: Ray's client of the GCS; None if it is not watched, as with Ray Client.
         node: The id of this machine's Ray node.
-        limit: Seconds for which the GCS may be silent, so that it can be started again.
-        clock: Seconds that only grow.
+        limit: Seconds for which the GCS may be silent, to allow for a restart.
+        clock: Monotonic clock, in seconds.
 
     Attributes:
-        lost: What is gone, as the message of an error; empty if nothing is.
+        lost: The error message that says what is lost; empty if nothing is.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class HeadWatch:
 
     @classmethod
     def started(cls) -> HeadWatch:
-        """Start to watch the cluster that this process is connected to.
+        """Start watching the cluster that this process is connected to.
 
-        Where this module did not prepare the connection, Ray ends the process at the limit, so the
+        If this module did not prepare the connection, Ray ends the process at the limit, so the
         run is failed before that.
         """
         import ray
         from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
-        if ray.util.client.ray.is_connected():  # its server is asked by each call
+        if ray.util.client.ray.is_connected():  # each call already contacts its server
             return cls(None, "", 0.0)
         limit = reconnect_seconds() * (1.0 if _outlives else _CAUTION)
         node = ray.get_runtime_context().get_node_id()
@@ -117,14 +117,14 @@ class HeadWatch:
             raise ClusterLostError(self.lost)
 
     def _verdict(self) -> str:
-        """What is gone, as the message of an error; empty if nothing is."""
+        """The error message that says what is lost; empty if nothing is."""
         now = self._clock()
         silent = now - self._answered
         if silent <= self._limit / 2:
             self._suspected = None
         elif self._suspected is None:
             self._suspected = now
-        # The GCS may not have been asked at all, where this process was stopped for a while.
+        # The GCS may not have been queried at all if this process was stopped for a while.
         suspected = 0.0 if self._suspected is None else now - self._suspected
         if self._gcs is None:
             return ""
@@ -140,14 +140,14 @@ class HeadWatch:
         )
 
     def node_died(self) -> None:
-        """Take in that this machine's raylet has ended."""
+        """Record that this machine's raylet has ended."""
         self._node_is_dead = True
 
     def look(self) -> bool:
-        """Ask the GCS which nodes live; return whether it has answered."""
+        """Query the GCS for live nodes; return whether it has answered."""
         try:
             nodes = self._gcs.get_all_node_info(timeout=_ANSWER_SECONDS)
-        except Exception:  # of several kinds; Ray may have been shut down too
+        except Exception:  # of several types; Ray may also have been shut down
             return False
         states = {key.hex(): info.state for key, info in nodes.items()}
         self._answered = self._clock()
@@ -155,10 +155,10 @@ class HeadWatch:
         return True
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function that asks the GCS, and would block for as long as that is gone.
+        """Call a function that queries the GCS and would block while the GCS is gone.
 
         Raises:
-            ClusterLostError: If it is gone for too long.
+            ClusterLostError: If the GCS is gone for too long.
         """
         if self._gcs is None:
             return function()
@@ -166,7 +166,7 @@ class HeadWatch:
 
         def body() -> None:
             try:
-                # A thread that is blocked in such a call would keep `ray.shutdown` from ending.
+                # A thread blocked in such a call would keep `ray.shutdown` from returning.
                 while not self.look():
                     self.check()
                     time.sleep(_LOOK_SECONDS / 5)
@@ -180,12 +180,12 @@ class HeadWatch:
         return answer.result()
 
     def close(self) -> None:
-        """End the watch, and disconnect from a cluster that is gone, to use another."""
+        """End the watch, and disconnect from a lost cluster so that another can be used."""
         self._over.set()
         if self.lost:
             import ray
 
-            # It waits for the GCS for some seconds.
+            # `ray.shutdown` waits for the GCS for some seconds.
             ending = threading.Thread(target=ray.shutdown, daemon=True)
             ending.start()
             ending.join(_SHUTDOWN_SECONDS)
@@ -194,7 +194,7 @@ class HeadWatch:
 def _watch(
     own: weakref.ref[HeadWatch], over: threading.Event, raylet: socket.socket | None
 ) -> None:
-    """Looks every few seconds, for as long as there is a watch."""
+    """Check every few seconds while the watch exists."""
     with raylet or nullcontext():
         while not over.is_set():
             ended = _has_ended(raylet, over)
@@ -207,9 +207,9 @@ def _watch(
 
 
 def _connected_raylet() -> socket.socket | None:
-    """A connection to this machine's raylet on which nothing is said; None if it can't be had.
+    """An idle connection to this machine's raylet; None if it is not available.
 
-    When the raylet ends, so does the connection, seconds before the GCS takes note. By then Ray has
+    The connection ends with the raylet, seconds before the GCS notices. By then Ray would have
     ended this process, as it does at the next use of the raylet.
     """
     worker: Any = importlib.import_module("ray._private.worker")
@@ -223,7 +223,7 @@ def _connected_raylet() -> socket.socket | None:
 
 
 def _has_ended(connection: socket.socket | None, over: threading.Event) -> bool:
-    """Waits a few seconds; returns at once if the connection has ended."""
+    """Wait a few seconds; return at once if the connection has ended."""
     if connection is None:
         over.wait(_EVERY_SECONDS)
         return False

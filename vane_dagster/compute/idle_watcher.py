@@ -1,4 +1,4 @@
-"""The watcher of a local Ray head: a small process that stops the head once it has been idle."""
+"""The watcher of a local Ray head: a small process that stops an idle head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECK_SECONDS = 30.0
 
 
 def watch(folder: str) -> None:
-    """Runs until the head has been stopped, by this process or otherwise.
+    """Run until the head has been stopped, by this process or another.
 
     Args:
         folder: State folder of the head.
@@ -29,7 +29,7 @@ def watch(folder: str) -> None:
             if stop_if_idle(place, head):
                 print(f"stopped the head at {time.strftime('%F %T')}, as no driver was connected")
                 return
-        except Exception:  # a check that fails must not end the watch, nor the head
+        except Exception:  # a failed check must end neither the watch nor the head
             if problem != (problem := traceback.format_exc()):
                 print(problem, flush=True)
 
@@ -48,16 +48,16 @@ def stop_if_idle(
     connected: Callable[[str, str], Collection[int]] = drivers,
     now: Callable[[], float] = time.time,
 ) -> bool:
-    """Stops the head if no driver was connected for its `idle_minutes`.
+    """Stop the head if no driver was connected for its `idle_minutes`.
 
     Args:
         place: The state folder of the head.
-        head: The head that is watched.
+        head: The watched head.
         connected: See `drivers`.
         now: The clock, in Unix seconds.
 
     Returns:
-        Whether it was stopped.
+        Whether the head was stopped.
     """
 
     def is_over() -> bool:
@@ -66,7 +66,7 @@ def stop_if_idle(
         return stops_at is not None and now() >= stops_at
 
     def is_idle() -> bool:
-        """Asked again under the locks, as a driver may have connected meanwhile."""
+        """Checked again under the locks, because a driver may have connected meanwhile."""
         return is_over() and place.read() == head and not connected(place.mark, head.address)
 
     if connected(place.mark, head.address):

@@ -1,4 +1,4 @@
-"""Subprocesses as the place where pools live: the same stages with no Ray at all."""
+"""Local backend: pools of subprocesses, which run the same stages without Ray."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _END_SECONDS = 5.0
 
 
 class LocalTable:
-    """A table in an Arrow file, which goes when nobody refers to it."""
+    """A table in an Arrow file, which is deleted when nothing refers to it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -89,7 +89,7 @@ class _Process:
         self.tickets: set[int] = set()
 
     def ending(self) -> tuple[str, bool | None]:
-        """How a process ended whose connection did, and whether a deadline ended it, if known."""
+        """How the process of a closed connection ended, and whether by a deadline, if known."""
         pid = self.process.pid
         try:
             code = self.process.wait(_END_SECONDS)
@@ -100,29 +100,29 @@ class _Process:
             return f"worker process {pid} was ended by a deadline", True
         if code == CLOSED_STATUS:
             return f"the code in worker process {pid} closed file descriptors of the worker", False
-        named = {number.value: number.name for number in signal.Signals}  # not all have a name
+        named = {number.value: number.name for number in signal.Signals}  # some lack a name
         how = f"signal {named.get(-code, -code)}" if code < 0 else f"exit code {code}"
         if code == NO_DESCRIPTORS_STATUS:
             return f"the code in worker process {pid} used up the file descriptors", False
-        # SIGKILL may be a deadline's too, of a process that was stopped.
+        # A deadline may also end with SIGKILL, if the process was stopped.
         return f"worker process {pid} ended with {how}", None if code == -signal.SIGKILL else False
 
     def end(self) -> None:
-        """Kills it, with what the user's code has started."""
+        """Kill the process and all processes that user code has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self._guard.remove(self.process.pid)
         self.process.wait()
-        self.connection.close()  # a living worker would take it for the end of the run
+        self.connection.close()  # a live worker would take it for the end of the run
 
 
 def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-    """Shuts the driver's end of a connection down once the worker process has ended.
+    """Shut down the driver's end of a connection once the worker process has ended.
 
-    Its end alone does not close the connection while a process that user code has forked holds it.
+    A process forked by user code may hold the connection, which then stays open after the end.
     """
     with connection:
-        if hasattr(os, "waitid"):  # which leaves its id and exit code for `_Process`
+        if hasattr(os, "waitid"):  # keeps the pid and exit code for `_Process`
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         else:
@@ -132,7 +132,7 @@ def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socke
 
 
 class LocalBackend:
-    """Pools of subprocesses of this process, warm as long as it lives.
+    """Pools of subprocesses of this process, warm while it lives.
 
     Args:
         num_cpus: CPUs to use. Default: those of the machine.
@@ -163,15 +163,15 @@ class LocalBackend:
         return Capacity((self._node,), shutil.disk_usage(self.folder).free)
 
     def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
-        """See `Backend.infeasible_reason`: a machine does not grow."""
+        """See `Backend.infeasible_reason`. A single machine does not grow."""
         return None if fits([self._node], bundles) else "it is one machine"
 
     def versions(self) -> Mapping[str, Versions | str]:
-        """See `Backend.versions`: workers run this process's own Python."""
+        """See `Backend.versions`. Workers run this process's own Python."""
         return {}
 
     def claims(self, run_id: str) -> NoClaims:
-        """See `Backend.claims`: no other process shares these workers."""
+        """See `Backend.claims`. No other process shares these workers."""
         return NoClaims()
 
     def lease(
@@ -182,7 +182,7 @@ class LocalBackend:
         priority: int = 0,
         waits: Waits | None = None,
     ) -> LocalLease:
-        """See `Backend.lease`. Nobody else has leases, so that there is nothing to wait for."""
+        """See `Backend.lease`. Nobody else holds leases, so this never waits."""
         for pool in pools:
             check_can_fit(self.capacity(), pool)
         claims = tuple(
@@ -214,7 +214,7 @@ class LocalBackend:
         self.processes[start.worker] = _Process(self.folder, claim, threads, gpus, self._guard)
 
     def _assigned(self, amount: float) -> list[str]:
-        """The GPUs for a worker; the fullest that have room, as Ray does it."""
+        """The GPUs for a worker: the fullest ones with room, as in Ray."""
         free = dict.fromkeys(self._devices, 1.0)
         for process in self.processes.values():
             for gpu in process.gpus:
@@ -223,7 +223,7 @@ class LocalBackend:
         return able[: max(1, int(amount))] if amount else []
 
     def replaced(self, worker: Worker) -> Worker:
-        """A fresh worker in place of a dead one."""
+        """Replace a dead worker by a new one."""
         process = self.processes.pop(worker.name)
         process.end()
         replacement, start = self._pool_state.replace(worker.name, process.claim, {"": self._node})
@@ -232,14 +232,14 @@ class LocalBackend:
         return Worker(replacement, worker.pool)
 
     def evicted(self, pool: str) -> None:
-        """Ends a pool."""
+        """End a pool."""
         gone = [name for name in self.processes if name.startswith(f"{pool}-")]
         for name in gone:
             self.processes.pop(name).end()
         self._pool_state.remove_workers(gone)
 
     def released(self, id: str) -> None:
-        """Ends a lease; workers that still do something under it are ended too."""
+        """End a lease, and the workers still busy under it."""
         for name, process in list(self.processes.items()):
             if process.tickets:
                 self.processes.pop(name).end()
@@ -247,14 +247,15 @@ class LocalBackend:
         self._pool_state.release(id, time.monotonic())
 
     def close(self) -> None:
-        """Ends all workers."""
+        """End all workers."""
         self._end()
 
 
 def _worker_command() -> list[str]:
-    """Starts a worker, which imports from the current folder only if nobody else can write there.
+    """The command that starts a worker.
 
-    ``python -m`` alone would import another user's modules in a folder such as ``/tmp``.
+    The worker imports from the current folder only if nobody else can write there. ``python -m``
+    alone would import another user's modules in a folder such as ``/tmp``.
     """
     if is_safe_to_import_from("."):
         return [sys.executable, "-m", serve.__module__]
@@ -262,7 +263,7 @@ def _worker_command() -> list[str]:
 
 
 def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
-    for process in list(processes.values()):  # a run that is interrupted may still change them
+    for process in list(processes.values()):  # an interrupted run may still change them
         process.end()
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
@@ -270,14 +271,14 @@ def _close(processes: dict[str, _Process], folder: str, guard: Guard) -> None:
 
 
 def _roomy_folder() -> str | None:
-    """Shared memory, unless it is as small as containers have it; None for the temporary folder."""
+    """Shared memory, unless it is as small as in containers; None for the temporary folder."""
     writable = os.access(_SHARED_MEMORY, os.W_OK)
     roomy = writable and shutil.disk_usage(_SHARED_MEMORY).free >= _MIN_BYTES
     return _SHARED_MEMORY if roomy else None
 
 
 class LocalLease:
-    """A lease on pools of subprocesses. See `backend.Lease`."""
+    """A lease on pools of subprocesses. See `api.Lease`."""
 
     def __init__(
         self, backend: LocalBackend, id: str, pools: Sequence[PoolSpec], workers: list[Worker]
@@ -302,7 +303,7 @@ class LocalLease:
         return self._send(worker, call)
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`: nobody."""
+        """See `Lease.sharers`. Always empty."""
         return {}
 
     def starting(self, worker: Worker) -> int:
@@ -376,7 +377,7 @@ class LocalLease:
 
 
 def visible_gpus() -> list[str]:
-    """This machine's NVIDIA GPUs, within CUDA_VISIBLE_DEVICES where it is set."""
+    """This machine's NVIDIA GPUs, limited to CUDA_VISIBLE_DEVICES if it is set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         devices = (device.strip() for device in visible.split(","))

@@ -1,8 +1,8 @@
-"""Ends the workers of a `LocalCompute` run whose driver was killed, and removes their tables.
+"""End the workers of a `LocalCompute` run after its driver was killed, and remove their tables.
 
 A worker ends by itself when its driver is gone, unless code holds the interpreter lock. So a small
-process reads from a pipe to the driver which process groups there are, and when the pipe ends it
-kills those that are left. This file is run as it is and imports the standard library alone.
+process reads the current process groups from a pipe to the driver, and kills those left when the
+pipe ends. This file is run as a script and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Guard:
     """The driver's side.
 
     Args:
-        folder: Removed when the driver is gone.
+        folder: Folder to remove when the driver is gone.
     """
 
     def __init__(self, folder: str) -> None:
@@ -32,15 +32,15 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Has a process group killed when the driver is gone."""
+        """Register a process group to be killed when the driver is gone."""
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Takes a process group back. To be called before its id may be used again."""
+        """Unregister a process group. Call this before its id may be reused."""
         self._write(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the guard process."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

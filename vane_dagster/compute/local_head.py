@@ -1,8 +1,8 @@
-"""The local Ray head: started on first use, outlives the run, found again by the next.
+"""The local Ray head: started on first use, outlives the run, and is reused by the next run.
 
-One head for each Python environment. It listens on the loopback address only and asks every
-driver for a token that lies in a file which only its user can read. It stops once it has been
-idle for long enough (`idle_watcher`).
+There is one head for each Python environment. It listens on the loopback address only and requires
+a token from every driver; only its user can read the token file. It stops after it has been idle
+for long enough (`idle_watcher`).
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ __all__ = ["Head", "HeadFolder", "LocalHead", "connect", "connect_environment"]
 
 START_SECONDS = 60.0
 
-# A socket's path has at most 103 bytes on macOS, 107 on Linux. Ray's are below the head's folder.
+# A socket path has at most 103 bytes on macOS, 107 on Linux. Ray's are in the head's folder.
 _MAX_TEMP_DIR_LENGTH = 103 - len(
     "/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 )
 _MAX_HOME_LENGTH = _MAX_TEMP_DIR_LENGTH - len("/0123456789abcdef/t")
 
-# Ray warns on every driver's terminal of more workers than four times those that may start at
-# once, which it takes from the CPUs; warm pools hold more than that on a laptop.
+# Ray warns on every driver's terminal if there are more workers than four times the startup
+# concurrency, which it derives from the CPUs; on a laptop, warm pools exceed that.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_maximum_startup_concurrency": "32"}
 
-# `ray start` opens a Ray Client port wherever grpc is installed, and has no option against it.
+# `ray start` opens a Ray Client port if grpc is installed, and has no option to disable it.
 _LAUNCH = (
     "from ray.scripts import scripts; "
     "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
     "scripts.main()"
 )
 
-# Forks first, so that the watcher is no child of the driver and leaves no zombie there.
+# Forks first: the watcher is then no child of the driver and leaves no zombie there.
 _WATCH = (
     "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
     "from vane_dagster.compute.idle_watcher import watch; watch(sys.argv[2])"
 )
 
-# What belongs to the process that starts the head and must not reach workers of later runs.
+# Variables of the process that starts the head, which must not reach workers of later runs.
 _NOT_INHERITED = (
     "PYTHONPATH",
     "PYTEST_",
@@ -78,12 +78,12 @@ _NOT_INHERITED = (
 
 @dataclass(frozen=True)
 class Head:
-    """A running head, as its record in the state folder says.
+    """A running head, as recorded in the state folder.
 
     Attributes:
-        pid: Of the GCS server; `birth` is its start time, so that a recycled pid is no match.
-        settings: What was asked of Ray, as options of ``ray start``.
-        name: As of `LocalHead`; empty in records of former versions.
+        pid: Process id of the GCS server; `birth` is its start time, which detects a reused pid.
+        settings: The requested options of ``ray start``.
+        name: See `LocalHead`; empty in records of former versions.
     """
 
     address: str
@@ -101,7 +101,7 @@ class Head:
     name: str = ""
 
     def alive(self) -> bool:
-        """Whether the processes that the record names still run."""
+        """Whether the recorded processes still run."""
         return (
             birth(self.pid) == self.birth
             and birth(self.raylet_pid) == self.raylet_birth
@@ -132,7 +132,7 @@ _HEAD_CODEC = Codec(
 
 @dataclass(frozen=True)
 class HeadUsage:
-    """When a head was last used, and how long it may stay idle.
+    """Last use of a head, and how long it may stay idle.
 
     Attributes:
         last_used: Unix time in seconds at which a driver was last seen.
@@ -148,27 +148,27 @@ class HeadUsage:
 
 
 class HeadFolder:
-    """The state folder of a head, of this Python environment or another: all but its start.
+    """The state folder of a head, of this Python environment or another: everything but its start.
 
-    Three files are locked. A process that starts or ends the head holds ``lock``. A driver holds
-    ``connecting`` (shared) from before it looks for the head until it is connected, and a head is
-    stopped for idleness only by who holds both exclusively. The watcher holds ``watcher``.
+    There are three lock files. A process that starts or ends the head holds ``lock``. A driver
+    holds ``connecting`` (shared) from before it looks for the head until it is connected; an idle
+    head is stopped only by a process that holds both exclusively. The watcher holds ``watcher``.
 
     Args:
-        folder: Where the record lies.
+        folder: Folder of the record.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Ray opens its own folder to everyone, so it is created in a private one. Whoever stops
-        # the head must find the same one: it depends on nothing but the state folder.
+        # Ray opens its own folder to everyone, so it is created in a private one. Its path
+        # depends on the state folder alone: the process that stops the head derives it again.
         self.temp_dir = folder / "t"
         if len(os.fsencode(self.temp_dir)) > _MAX_TEMP_DIR_LENGTH:
             self.temp_dir = Path(f"/tmp/vane-{os.getuid()}-{_digest(str(folder), 8)}")
         self.watcher_log = folder / "watcher.log"
 
     def find(self) -> Head | None:
-        """The running head, or None. The record and the processes of a dead one are cleaned up."""
+        """The running head, or None. Cleans up the record and the processes of a dead head."""
         head = self.read()
         if head is None or head.alive():
             return head
@@ -178,9 +178,9 @@ class HeadFolder:
         return None
 
     def stop(self) -> bool:
-        """Ends every process of this head, and of no other; whether there was one.
+        """End every process of this head, and of no other; return whether there was one.
 
-        The processes are known by their mark, so they end even if the folder is missing or not
+        The processes are identified by their mark, so they end even if the folder is missing or not
         private. No file in a folder that is not private is used or changed.
 
         Raises:
@@ -199,9 +199,9 @@ class HeadFolder:
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
-        """Ends the head where no driver is connecting and the condition holds under the locks.
+        """End the head if no driver is connecting and the condition holds under the locks.
 
-        Unlike `stop`, it keeps Ray's logs.
+        Unlike `stop`, this keeps Ray's logs.
 
         Returns:
             Whether the head was ended.
@@ -214,7 +214,7 @@ class HeadFolder:
             return True
 
     def use(self) -> HeadUsage | None:
-        """When the head was last used; None for one that no `LocalCluster` has started."""
+        """Last use of the head; None if the head was not started by a `LocalCluster`."""
         try:
             file = self.folder / "use.json"
             return HeadUsage(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
@@ -222,22 +222,22 @@ class HeadFolder:
             return None
 
     def touch(self, now: float) -> None:
-        """Records that the head is in use at a Unix time: this machine's, not a file server's."""
+        """Record a use at a Unix time in seconds, by this machine's clock, not a file server's."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.folder / "use.json", (now, now))
 
     def is_watched(self) -> bool:
-        """Whether a watcher runs that stops the head once it has been idle."""
+        """Whether a watcher runs, which stops the head once it is idle."""
         if not self.folder.is_dir():
             return False
         with self._lock(wait=False) as locked:
-            if not locked:  # somebody starts one, or ends the head
+            if not locked:  # another process is starting a watcher, or ending the head
                 return True
             with self._flock("watcher", wait=False) as free:
                 return free is None
 
     def _set_idle_minutes(self, idle_minutes: float | None) -> None:
-        """Records a use and its setting, and starts a watcher if one is needed and none runs.
+        """Record a use and its setting; start a watcher if one is needed and none runs.
 
         The caller holds the lock.
         """
@@ -249,7 +249,7 @@ class HeadFolder:
                     self._start_watcher(free)
 
     def _start_watcher(self, lock: IO[str]) -> None:
-        """Starts the watcher, which inherits the locked file and so holds it until it ends."""
+        """Start the watcher, which inherits the locked file and so holds the lock until it ends."""
         package = str(Path(__file__).resolve().parents[2])
         with open(self.watcher_log, "wb") as log:
             subprocess.run(
@@ -271,11 +271,11 @@ class HeadFolder:
         try:
             return _HEAD_CODEC.load(json.loads((self.folder / "head.json").read_text()))
         except (OSError, ValueError, TypeError, KeyError):
-            # Written by another version of this module, or not at all: `_clean` sees to the rest.
+            # Written by another version of this module, or not at all: `_clean` handles the rest.
             return None
 
     def _verify_folder(self, create: bool = False) -> bool:
-        """Whether the state folder exists; if it does, it is private.
+        """Whether the state folder exists. An existing folder must be private.
 
         Args:
             create: Whether to create a missing folder.
@@ -302,12 +302,12 @@ class HeadFolder:
             ) from error
 
     def _clean(self) -> None:
-        """Ends what runs under this head's mark and drops its record; the caller holds the lock."""
+        """End the processes with this head's mark, drop its record; the caller holds the lock."""
         end(self.mark)
         self._discard_record()
 
     def _end(self) -> bool:
-        """Ends the head's processes and deletes their temporary files; whether there was one."""
+        """End the head's processes, delete their temporary files; return whether there were any."""
         ended = end(self.mark)
         shutil.rmtree(self.temp_dir, ignore_errors=True)
         return ended
@@ -317,7 +317,7 @@ class HeadFolder:
             (self.folder / name).unlink(missing_ok=True)
 
     def _discard_sessions(self) -> None:
-        """Deletes what dead heads left, spilled objects too, but the last one's logs."""
+        """Delete the files of dead heads, including spilled objects, except the last one's logs."""
         sessions = sorted(p for p in self.temp_dir.glob("r/session_2*") if not p.is_symlink())
         for session in sessions[:-1]:
             shutil.rmtree(session, ignore_errors=True)
@@ -327,17 +327,17 @@ class HeadFolder:
 
     @property
     def mark(self) -> str:
-        """What the environment of each of the head's processes holds. See `MARK`."""
+        """Value in the environment of each of the head's processes. See `MARK`."""
         return str(self.temp_dir)
 
     @property
     def stop_command(self) -> str:
-        """How a user stops this head even if its folder is not private."""
+        """Command with which a user stops this head even if its folder is not private."""
         return "`vane-dagster cluster stop --all`"
 
     @contextlib.contextmanager
     def _lock(self, wait: bool = True) -> Iterator[bool]:
-        """Holds the head's lock file. Yields False where it is taken and `wait` is not set."""
+        """Hold the head's lock file. Yields False if it is taken and `wait` is False."""
         with self._flock("lock", wait=wait) as locked:
             yield locked is not None
 
@@ -345,7 +345,7 @@ class HeadFolder:
     def _flock(
         self, name: str, shared: bool = False, wait: bool = True
     ) -> Iterator[IO[str] | None]:
-        """Holds one of the lock files, and yields it; None where it is taken and `wait` not set."""
+        """Hold a lock file, and yield it; yield None if it is taken and `wait` is False."""
         import fcntl
 
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -368,14 +368,15 @@ class LocalHead(HeadFolder):
     """Finds, starts and stops the Ray head of this Python environment.
 
     Args:
-        num_cpus: What the head offers; Ray counts the machine's where it is None. So for
-            `num_gpus` and `object_store_memory` (bytes).
+        num_cpus: CPUs that the head offers. Default: Ray counts those of the machine.
+        num_gpus: GPUs that the head offers. Default: Ray counts those of the machine.
         resources: Custom resources and their quantities.
-        home: Where state lies. Default: ``$VANE_DAGSTER_HOME``, else
+        object_store_memory: Size of the object store in bytes. Default: Ray's.
+        home: Parent of the state folders. Default: ``$VANE_DAGSTER_HOME``, else
             ``$XDG_STATE_HOME/vane_dagster``, else ``~/.local/state/vane_dagster``.
-        name: Tells heads of one environment apart.
+        name: Distinguishes heads of one environment.
         idle_minutes: Minutes without a driver after which the head stops; None: it never does. It
-            is no part of the head's settings: that of the last driver to connect is in force.
+            is no part of the head's settings: the value of the last driver to connect is in force.
     """
 
     def __init__(
@@ -400,7 +401,7 @@ class LocalHead(HeadFolder):
         self.name = name
         self.idle_minutes = idle_minutes
         self.ray_version = _ray_version()
-        # The host too: homes are shared over a network, and containers share them with their host.
+        # Includes the host: homes are shared over networks, and by containers with their host.
         identity = [os.getuid(), platform.node(), sys.prefix, platform.python_version()]
         super().__init__(_home(home) / _digest([*identity, self.ray_version, name], 16))
         self.log_path = self.folder / "ray-start.log"
@@ -411,10 +412,10 @@ class LocalHead(HeadFolder):
         return f"`vane-dagster cluster stop --name {shlex.quote(self.name)}`"
 
     def ensure(self) -> Head:
-        """The running head, started where there is none.
+        """Return the running head; start one if there is none.
 
         Raises:
-            ComputeError: It can't be started, or one runs with other settings than asked for.
+            ComputeError: It cannot be started, or one runs with settings other than requested.
         """
         head = self.read()
         if head is None or not head.alive():
@@ -427,17 +428,17 @@ class LocalHead(HeadFolder):
         return head
 
     def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
-        """Connects this process to the head, which is not stopped for idleness meanwhile.
+        """Connect this process to the head, which is not stopped as idle meanwhile.
 
         Args:
             namespace: The Ray namespace of this driver.
             start: Whether to start the head if there is none, and to put `idle_minutes` in force.
 
         Returns:
-            The head; None where there is none and `start` is not set.
+            The head; None if there is none and `start` is False.
 
         Raises:
-            ComputeError: It can't be started or reached, or this process uses another cluster.
+            ComputeError: It cannot be started or reached, or this process uses another cluster.
         """
         if not self._verify_folder(create=start):
             return None
@@ -451,10 +452,10 @@ class LocalHead(HeadFolder):
         return head
 
     def _start(self) -> Head:
-        """Starts a head; the caller holds the lock."""
+        """Start a head; the caller holds the lock."""
         self._clean()
         private_folder(self.temp_dir, f"{HOME}, in at most {_MAX_HOME_LENGTH} bytes,")
-        for name in ("code", "spill"):  # of workers that have ended
+        for name in ("code", "spill"):  # from workers that have ended
             shutil.rmtree(self.temp_dir / name, ignore_errors=True)
         self._discard_sessions()
         _write_private(self.folder / "token", secrets.token_hex(32))
@@ -469,7 +470,7 @@ class LocalHead(HeadFolder):
         return head
 
     def _launch(self) -> None:
-        """Runs ``ray start`` in a session of its own: a head in its starter's dies with it."""
+        """Run ``ray start`` in its own session: in the starter's, the head would die with it."""
         command = [sys.executable, "-c", _LAUNCH, "start", "--head", *self.settings]
         command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0"]
         command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
@@ -502,7 +503,7 @@ class LocalHead(HeadFolder):
         return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self.mark}
 
     def _describe(self) -> Head:
-        """What `_launch` brought up, read from Ray's own files and the process table."""
+        """Describe the launched head, from Ray's own files and the process table."""
         ray_dir = self.temp_dir / "r"
         address = (ray_dir / "ray_current_cluster").read_text().strip()
         if not address.startswith("127.0.0.1:"):
@@ -565,7 +566,7 @@ def _digest(parts: object, length: int) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, readable by this user alone."""
+    """Write a file atomically, readable by this user alone."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -574,7 +575,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _reason(log: Path) -> str:
-    """The exception that a log ends with, or its last lines."""
+    """The exception at the end of a log, or its last lines."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last_frame = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return " / ".join(line.strip() for line in lines[last_frame + 1 :][-5:]) or "nothing"

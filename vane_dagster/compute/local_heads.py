@@ -1,4 +1,4 @@
-"""All local Ray heads of a user on this machine: what each claims, and which compete."""
+"""All local Ray heads of a user on this machine, their resources, and conflicts between them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _RESOURCES = "--static_resource_list="
 
 @dataclass(frozen=True)
 class RunningHead:
-    """A head that runs, and the resources that it offers.
+    """A running head and the resources that it offers.
 
     Attributes:
+        place: State folder of the head.
+        head: Record of the head.
         resources: As Ray counts them: CPU, GPU, memory (bytes) and custom ones.
-        gpus: The GPUs that it hands out, as in CUDA_VISIBLE_DEVICES.
+        gpus: The GPUs that it assigns, as in CUDA_VISIBLE_DEVICES.
     """
 
     place: HeadFolder
@@ -35,7 +37,7 @@ class RunningHead:
 
 
 def running_heads(home: Path | None = None) -> list[RunningHead]:
-    """The heads of all Python environments that run on this machine.
+    """The running heads of all Python environments on this machine.
 
     Args:
         home: The state folder. Default: `state_home`.
@@ -52,10 +54,10 @@ def running_heads(home: Path | None = None) -> list[RunningHead]:
 
 
 def refused_heads(home: Path | None = None) -> list[tuple[HeadFolder, ComputeError]]:
-    """The heads that run although their state folders are not private, each with the error.
+    """Running heads with a state folder that is not private, each with the error.
 
-    Nothing in these folders is believed: the processes are known by their mark. A refused folder
-    without processes may be planted by another user and is not reported.
+    Nothing in these folders is trusted: the processes are identified by their mark. A refused
+    folder without processes may be planted by another user and is not reported.
 
     Args:
         home: The state folder. Default: `state_home`.
@@ -71,11 +73,11 @@ def refused_heads(home: Path | None = None) -> list[tuple[HeadFolder, ComputeErr
 
 
 def conflicts(own: Head, running: Sequence[RunningHead]) -> list[str]:
-    """A warning for each other head that claims CPUs or GPUs which this head claims, too.
+    """Return a warning for each other head that claims CPUs or GPUs of this head.
 
     Args:
-        own: The head that is used.
-        running: All heads that run, this one among them.
+        own: The head in use.
+        running: All running heads, including `own`.
     """
     mine = [one for one in running if one.head == own]
     if not mine:
@@ -107,7 +109,7 @@ def _folders(home: Path | None) -> list[HeadFolder]:
 
 
 def _claims(head: Head) -> tuple[dict[str, float], tuple[str, ...]]:
-    """What a head offers, from the command that its raylet was started with."""
+    """Resources and GPUs that a head offers, from the command line of its raylet."""
     command, environment = command_line(head.raylet_pid)
     texts = [a.removeprefix(_RESOURCES) for a in command if a.startswith(_RESOURCES)]
     items = texts[0].split(",") if texts else []
@@ -119,7 +121,7 @@ def _claims(head: Head) -> tuple[dict[str, float], tuple[str, ...]]:
 
 
 def _machine_cpus(running: Sequence[RunningHead]) -> float:
-    """The CPUs of this machine; a head that was not limited shows how many Ray finds here."""
+    """The CPUs of this machine; a head without a limit shows the number that Ray detects."""
     unlimited = [
         one.resources.get("CPU", 0)
         for one in running

@@ -1,4 +1,4 @@
-"""Where resource bundles fit on the nodes of a cluster: pure arithmetic."""
+"""Placement of resource bundles on the nodes of a cluster: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class NodeType:
-    """A kind of node that a cluster may add.
+    """A type of node that a cluster may add.
 
     Attributes:
-        resources: What a node of it has.
-        more: How many may be added.
+        resources: Resources of one such node.
+        more: Number of nodes that may be added.
     """
 
     resources: Mapping[str, float]
@@ -24,14 +24,14 @@ class NodeType:
 
 
 class FreeResources:
-    """What is free on the nodes of a cluster.
+    """Free resources on the nodes of a cluster.
 
-    Bundles go to the smallest node that has room, so that the large ones stay free for large
-    bundles. A share of a GPU lies on one GPU, as Ray has it.
+    A bundle goes to the smallest node with room, which keeps large nodes free for large bundles. A
+    fraction of a GPU is placed on one GPU, as in Ray.
     """
 
     def __init__(self, nodes: Mapping[str, Bundle]) -> None:
-        """Takes the resources of each node, by its id."""
+        """Start with the resources of each node, by node id."""
         order = sorted(
             nodes, key=lambda id: (bundle_size(nodes[id]), sorted(nodes[id].items()), id)
         )
@@ -41,7 +41,7 @@ class FreeResources:
         self._guests = dict.fromkeys(order, 0)
 
     def place(self, bundle: Bundle) -> str | None:
-        """Takes room for a bundle; gives the node, or None if no node has room."""
+        """Reserve room for a bundle; return the node, or None if no node has room."""
         able = [id for id in self._free if self._has(id, bundle)]
         if not able:
             return None
@@ -50,7 +50,12 @@ class FreeResources:
         return node
 
     def hold(self, node: str, bundle: Bundle) -> None:
-        """Takes the room of a bundle that is on a node already; a node that is gone has none."""
+        """Reserve the room of a bundle already on a node; a lost node is ignored.
+
+        Args:
+            node: The node's id.
+            bundle: Resources of the bundle.
+        """
         if node not in self._free:
             return
         for name, amount in bundle.items():
@@ -65,7 +70,7 @@ class FreeResources:
         return enough and (not amount or bool(self._devices(node, amount)))
 
     def _devices(self, node: str, amount: float) -> list[tuple[int, float]]:
-        """The GPUs that an amount lies on, and its share of each; the fullest that suffices."""
+        """The GPUs for an amount, with its share of each; the fullest ones that suffice."""
         share = min(1.0, amount)
         fullest = sorted((free, device) for device, free in enumerate(self._gpus[node]))
         able = [device for free, device in fullest if free + _SLACK >= share]
@@ -73,17 +78,22 @@ class FreeResources:
         return [(device, share) for device in able[:count]] if len(able) >= count else []
 
     def _cpu_load(self, node: str) -> float:
-        """Workers that reserve nothing, for each CPU."""
+        """Workers without reservations, per CPU."""
         return (1 + self._guests[node]) / max(_SLACK, self._nodes[node].get("CPU", 0.0))
 
 
 def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:
-    """Whether bundles can be placed on nodes, the largest first, each where there is room."""
+    """Whether bundles can be placed on nodes: the largest first, each where there is room.
+
+    Args:
+        nodes: Resources of each node.
+        bundles: Resource bundles to place.
+    """
     room = FreeResources({str(i): node for i, node in enumerate(nodes)})
     ordered = sorted(bundles, key=bundle_size, reverse=True)
     return all(room.place(bundle) is not None for bundle in ordered)
 
 
 def bundle_size(bundle: Bundle) -> tuple[float, ...]:
-    """A key to sort bundles by; the largest are placed first."""
+    """Sort key for bundles; the largest are placed first."""
     return (bundle.get("GPU", 0.0), bundle.get("CPU", 0.0), sum(bundle.values()))

@@ -1,4 +1,4 @@
-"""The keeper: the one Ray actor that creates and ends pool workers. Runs on the cluster."""
+"""The pool manager: the Ray actor that creates and ends pool workers. Runs on the cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class PoolManager:
-    """Keeps pools. All methods run in one event loop, so that lease and eviction can't race."""
+    """Manages pools. All methods run in one event loop, so leases and evictions cannot race."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,16 +49,16 @@ class PoolManager:
         self._lock: asyncio.Lock | None = None
         self._began = False
         self._versions: dict[str, Versions] = {}
-        # So that a restarted keeper takes up its pools though nobody may ever call it again.
+        # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
     async def hello(self) -> str:
-        """The protocol of the code that runs here, to be compared with the driver's."""
+        """The protocol of the code that runs here, for comparison with the driver's."""
         await self._started()
         return protocol()
 
     async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
-        """Grants a lease, or says that it has to wait: to be asked again every second or so."""
+        """Grant a lease, or answer that it must wait; drivers poll about every second."""
         await self._started()
         self._pool_state.remove_dead_idle(set(actor_names()))
         grant = self._pool_state.request_lease(request, _nodes(), time.monotonic())
@@ -77,7 +77,7 @@ class PoolManager:
         return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
 
     async def versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
-        """Takes in what nodes have answered a driver; gives all that is known, by the node's id."""
+        """Record versions that nodes reported to a driver; return all known ones, by node id."""
         own = ray.get_runtime_context().get_node_id()
         self._versions = {own: installed(), **self._versions, **news}
         return self._versions
@@ -93,7 +93,7 @@ class PoolManager:
         return await self._scaler.infeasible_reason(bundles, _nodes)
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, tuple[Sharer, ...]] | None:
-        """Keeps a lease alive.
+        """Keep a lease alive.
 
         Returns:
             See `PoolState.sharers`; None if the lease has ended.
@@ -113,12 +113,20 @@ class PoolManager:
         self._claims.end(holder, time.monotonic())
 
     async def release(self, id: str) -> None:
-        """Ends a lease; what is still queued under it is not done."""
+        """End a lease; work still queued under it is not done."""
         await self._started()
         self._end_lease(id)
 
     async def replace(self, worker: str, claim: PoolRequest) -> str:
-        """Ends a worker and starts another in its place; gives the new one's name."""
+        """End a worker and start another in its place.
+
+        Args:
+            worker: Name of the worker to end.
+            claim: The request for its pool.
+
+        Returns:
+            The name of the new worker.
+        """
         await self._started()
         self._kill([worker])
         replacement, start = self._pool_state.replace(worker, claim, _nodes())
@@ -127,13 +135,22 @@ class PoolManager:
         return replacement
 
     async def give_up(self, identity: str, id: str) -> None:
-        """Ends a pool whose model a lease's run could not construct, unless others lease it."""
+        """End a pool after a run could not construct its model, unless other leases hold it.
+
+        Args:
+            identity: The pool.
+            id: The lease of that run.
+        """
         await self._started()
         if {lease.id for lease in self._pool_state.holders(identity)} <= {id}:
             self._drop(identity)
 
     async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
-        """Ends the named pool, or all; those that are leased only by force.
+        """End the named pool, or all pools; leased pools only with `force`.
+
+        Args:
+            identity: The pool; None for all.
+            force: Whether to end leased pools too.
 
         Returns:
             Identities of the pools that were ended.
@@ -146,7 +163,7 @@ class PoolManager:
         return gone
 
     async def pools(self) -> list[PoolInfo]:
-        """The pools with their workers and leases, in plain values."""
+        """The pools with their workers and leases, as plain values."""
         await self._started()
         found = [
             self._described(identity, pool) for identity, pool in self._pool_state.pools.items()
@@ -178,7 +195,7 @@ class PoolManager:
     # After a restart
 
     async def _started(self) -> None:
-        """Once: takes up the workers that a former keeper left, and begins to sweep."""
+        """On the first call, adopt the workers of a former pool manager and start the sweep."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -203,7 +220,7 @@ class PoolManager:
         else:
             self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
 
-    # What goes on by itself
+    # Background work
 
     async def _sweep(self) -> None:
         while True:
@@ -214,21 +231,21 @@ class PoolManager:
                 self._claims.expire(time.monotonic())
                 for identity in self._pool_state.expired_pools(time.monotonic()):
                     self._drop(identity)
-            except Exception:  # the keeper outlives a fault of one sweep
+            except Exception:  # the pool manager survives a failed sweep
                 _log.exception("a sweep failed")
             self._grow()
 
     def _grow(self) -> None:
         try:
             self._scaler.step(_nodes())
-        except Exception:  # it is tried again, and a lease may be had without
+        except Exception:  # it is retried, and a lease may be granted without it
             _log.exception("the autoscaler could not be asked")
 
     async def _watch(self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, str]]) -> None:
-        """Sees to it that a new worker gets a place, where others hold what it reserves.
+        """Ensure that a new worker is placed, even if others hold the resources that it reserves.
 
-        The books may be wrong about that: actors of other programs and of keepers of other
-        versions are not in them, nor how Ray has laid shares on GPUs.
+        The pool state may be wrong about free resources: it does not include actors of other
+        programs and of pool managers of other versions, nor how Ray has placed shares on GPUs.
         """
         waiting = asyncio.ensure_future(placed)
         try:
@@ -240,7 +257,7 @@ class PoolManager:
                 for name in (n for n in actor_names() if is_pool_manager(n) and n != self._name):
                     ray.get_actor(name, namespace=NAMESPACE).evict.remote()
             self._pool_state.record_node(start.worker, waiting.result()[1])
-        except (ray.exceptions.RayError, ValueError):  # it was ended, or another keeper was
+        except (ray.exceptions.RayError, ValueError):  # this worker or that manager ended
             _log.info("worker %s did not start", start.worker)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -308,7 +325,7 @@ def _threads(start: WorkerStart) -> int:
 
 
 async def _within(answer: Awaitable[Any], seconds: float) -> Any:
-    """What a worker answers, None if it takes too long."""
+    """A worker's answer; None if it takes too long."""
     try:
         return await asyncio.wait_for(answer, seconds)
     except asyncio.TimeoutError:

@@ -1,6 +1,6 @@
-"""The keeper's books: which pools there are, who leases them, and what a new lease may take.
+"""State of the pool manager: existing pools, their leases, and what a new lease may take.
 
-Pure bookkeeping with the time given by the caller; `keeper.py` turns its answers into Ray actors,
+Pure state with the time given by the caller; `pool_manager.py` turns its answers into Ray actors,
 `local_backend.py` into processes.
 """
 
@@ -23,12 +23,13 @@ _PRIORITY_AGING_SECONDS = 600.0
 
 @dataclass
 class Pool:
-    """A pool that exists.
+    """An existing pool.
 
     Attributes:
-        workers: Their names and nodes; a node is "" where Ray is to choose.
-        replacements: The worker that took the place of a lost one.
-        idle_since: Since when no lease holds it, if none does.
+        claim: The latest request for the pool.
+        workers: Names and nodes of its workers; a node is "" if Ray chooses it.
+        replacements: The replacement of each lost worker.
+        idle_since: Time since which no lease holds it, if none does.
     """
 
     claim: PoolRequest
@@ -39,14 +40,17 @@ class Pool:
 
 @dataclass
 class LeaseRecord:
-    """A lease in force, or one that waits.
+    """A lease in force or waiting.
 
     Attributes:
-        seen: When its holder was last heard of.
-        ttl_seconds: Seconds without a sign of life after which it ends.
-        workers: The workers that it was given.
-        priority: The run's; the highest goes first.
-        asked_at: When it was first asked for.
+        id: Id of the lease.
+        run_id: The run that holds it.
+        claims: The requested pools.
+        seen: Time of the last request or heartbeat of its holder.
+        ttl_seconds: Seconds without a heartbeat after which it ends.
+        workers: Names of the assigned workers.
+        priority: Priority of the run; the highest goes first.
+        asked_at: Time of the first request.
     """
 
     id: str
@@ -59,7 +63,7 @@ class LeaseRecord:
     asked_at: float = 0.0
 
     def kinds(self) -> set[str]:
-        """The resources that it asks for."""
+        """Names of the requested resources."""
         return {name for claim in self.claims for name in claim.bundle}
 
 
@@ -69,7 +73,7 @@ class Sharer:
 
     Attributes:
         run_id: The run.
-        priority: Its priority.
+        priority: Priority of the run.
     """
 
     run_id: str
@@ -81,10 +85,10 @@ class LeaseAnswer:
     """The pool manager's answer to a request for a lease.
 
     Attributes:
-        workers: The names of the workers of each pool; None while the request has to wait.
-        sharers: The other runs that have these workers too, by the worker's name.
-        blocking_runs: Ids of the runs that hold or want what a waiting request asks for.
-        asked: The nodes that the autoscaler was asked for, as text; empty if it was not.
+        workers: Names of the workers of each pool; None while the request must wait.
+        sharers: Other runs that share these workers, by worker name.
+        blocking_runs: Ids of the runs that hold or want resources of a waiting request.
+        asked: Nodes requested from the autoscaler, as text; empty if none.
         hopeless: Whether no nodes can be added for the request.
     """
 
@@ -96,7 +100,7 @@ class LeaseAnswer:
 
 
 class PoolInfo(TypedDict):
-    """What `vane-dagster pools` shows of a pool, in plain values; see `WorkerInfo`."""
+    """A pool as shown by `vane-dagster pools`, in plain values; see `WorkerInfo`."""
 
     identity: str
     label: str
@@ -108,7 +112,7 @@ class PoolInfo(TypedDict):
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """A worker to be started, and where."""
+    """A worker to start, and its node."""
 
     worker: str
     claim: PoolRequest
@@ -117,7 +121,7 @@ class WorkerStart:
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """What is to be done for a lease, and the workers that it has then, by identity."""
+    """Actions that a lease requires, and its workers afterwards, by pool identity."""
 
     kill: tuple[str, ...]
     start: tuple[WorkerStart, ...]
@@ -125,12 +129,12 @@ class LeaseGrant:
 
 
 class PoolState:
-    """Pools, leases and the queue for them. Not thread-safe: the keeper has one thread.
+    """Pools, leases and the queue for them. Not thread-safe: the pool manager has one thread.
 
     Args:
-        tag: Ends the names of workers, so that a keeper knows its own.
-        settled_at: Until then nothing is evicted: after a keeper's restart, leases are learnt
-            again from heartbeats.
+        tag: Suffix of worker names, by which a pool manager recognizes its own workers.
+        settled_at: Nothing is evicted before this time: after a restart of the pool manager,
+            heartbeats restore the leases.
     """
 
     def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
@@ -146,16 +150,21 @@ class PoolState:
     def request_lease(
         self, request: LeaseRecord, nodes: Mapping[str, Bundle], now: float
     ) -> LeaseGrant | None:
-        """Grants a lease on all its pools at once, or queues it.
+        """Grant a lease on all its pools at once, or queue it.
 
-        The queue is ordered by priority, then by the time of asking. A request's priority rises by
-        one for every ten minutes in the queue, so that none waits for ever. A request passes one
-        before it only where the two want no resource in common.
+        The queue is ordered by priority, then by request time. A request's priority rises by one
+        for every ten minutes in the queue, so no request waits forever. A request passes an
+        earlier one only if the two want no resource in common.
+
+        Args:
+            request: The requested lease.
+            nodes: Resources of each node, by node id.
+            now: Monotonic time in seconds.
 
         Returns:
-            What to do for it; None while it has to wait.
+            The actions that the lease requires; None while it must wait.
         """
-        if lease := self.leases.get(request.id):  # asked twice, as an answer was lost
+        if lease := self.leases.get(request.id):  # requested twice, because an answer was lost
             lease.seen = now
             return LeaseGrant((), (), self._by_pool(lease))
         self.queue = [r for r in self.queue if now - r.seen < POLL_SECONDS or r.id == request.id]
@@ -185,7 +194,7 @@ class PoolState:
         return LeaseGrant(tuple(kill), tuple(start), self._by_pool(known))
 
     def blocking_runs(self, id: str) -> list[str]:
-        """Runs that hold or want what a waiting request asks for."""
+        """Runs that hold or want resources of a waiting request."""
         request = next((r for r in self.queue if r.id == id), None)
         if request is None:
             return []
@@ -193,7 +202,7 @@ class PoolState:
         return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
 
     def sharers(self, id: str) -> dict[str, tuple[Sharer, ...]]:
-        """The other runs that a lease shares workers with, by worker."""
+        """Other runs that share workers of a lease, by worker."""
         lease = self.leases.get(id)
         if lease is None:
             return {}
@@ -205,10 +214,14 @@ class PoolState:
         return {worker: sharers for worker, sharers in found.items() if sharers}
 
     def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
-        """Keeps a lease alive; one that a restarted keeper does not know is learnt again.
+        """Keep a lease alive; a lease unknown after a restart of the pool manager is restored.
+
+        Args:
+            beat: The lease.
+            now: Monotonic time in seconds.
 
         Returns:
-            Whether the lease is in force: not if it was released or expired before.
+            Whether the lease is in force: False if it was released or expired before.
         """
         if beat.id in self._ended:
             return False
@@ -216,7 +229,12 @@ class PoolState:
         return True
 
     def release(self, id: str, now: float) -> None:
-        """Ends a lease, or a request for one."""
+        """End a lease, or a request for one.
+
+        Args:
+            id: Id of the lease.
+            now: Monotonic time in seconds.
+        """
         self._ended = {i: at for i, at in self._ended.items() if now - at < _RELEASED_TTL_SECONDS}
         self._ended[id] = now
         self.queue = [request for request in self.queue if request.id != id]
@@ -226,7 +244,7 @@ class PoolState:
                     self.pools[claim.identity].idle_since = now
 
     def expired(self, now: float) -> list[str]:
-        """Leases whose holder was not heard of for too long."""
+        """Leases without a heartbeat for longer than their `ttl_seconds`."""
         return [i for i, lease in self.leases.items() if now - lease.seen > lease.ttl_seconds]
 
     def holders(self, identity: str) -> list[LeaseRecord]:
@@ -241,9 +259,9 @@ class PoolState:
         return self.queue[: self.queue.index(request)]
 
     def _share(self, claim: PoolRequest, priority: int) -> list[str]:
-        """The workers of a pool that a new lease gets: those that the fewest others have.
+        """The workers of a pool for a new lease: those with the fewest other leases.
 
-        Those of leases with a higher priority come last.
+        Workers of leases with a higher priority come last.
         """
         used, higher = Counter[str](), Counter[str]()
         for lease in self.leases.values():
@@ -263,7 +281,7 @@ class PoolState:
     def _found(
         self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle], now: float
     ) -> tuple[list[str], list[WorkerStart]] | None:
-        """Workers to end and to start so that all claims hold; as few ended as need be."""
+        """Workers to end and to start such that all claims hold; as few ended as possible."""
         victims = self._evictable(claims) if now >= self.settled_at else []
         gone: list[list[str]] = []
         while (start := self._placed(claims, nodes, gone)) is None:
@@ -277,10 +295,10 @@ class PoolState:
         return [worker for victim in gone for worker in victim], start
 
     def _evictable(self, claims: Sequence[PoolRequest]) -> list[list[str]]:
-        """What may be ended for a request, the least loss first.
+        """Workers that may be ended for a request, in groups, the smallest loss first.
 
-        Other idle pools, the least recently used first; then, of its own pools that nobody else
-        leases, the workers beyond its least; and at last all of them, to be started elsewhere.
+        First other idle pools, the least recently used first. Then, of its own pools that nobody
+        else leases, the workers beyond the minimum. Finally all of them, to be started elsewhere.
         """
         own = {claim.identity: claim for claim in claims}
         idle = [self._workers(i) for i in self.idle() if i not in own]
@@ -294,7 +312,7 @@ class PoolState:
         nodes: Mapping[str, Bundle],
         gone: Sequence[Sequence[str]],
     ) -> list[WorkerStart] | None:
-        """New workers that bring each pool to its least, and to its most where there is room."""
+        """New workers that bring each pool to its minimum, and to its maximum if there is room."""
         ended = {worker for victim in gone for worker in victim}
         room = self._room(nodes, ended)
         sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
@@ -334,12 +352,24 @@ class PoolState:
     # Pools
 
     def adopt(self, claim: PoolRequest, worker: str, node: str, now: float) -> None:
-        """Takes up a worker found after a restart."""
+        """Register a worker that outlived a restart of the pool manager.
+
+        Args:
+            claim: The request for its pool.
+            worker: Name of the worker.
+            node: Its node.
+            now: Monotonic time in seconds.
+        """
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers[worker] = node
 
     def record_node(self, worker: str, node: str) -> None:
-        """Notes where Ray has put a worker."""
+        """Record the node on which Ray has placed a worker.
+
+        Args:
+            worker: Name of the worker.
+            node: Its node.
+        """
         for pool in self.pools.values():
             if worker in pool.workers:
                 pool.workers[worker] = node
@@ -347,7 +377,16 @@ class PoolState:
     def replace(
         self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle]
     ) -> tuple[str, WorkerStart | None]:
-        """A worker in place of a lost one, with what to start unless another run has done so."""
+        """Replace a lost worker.
+
+        Args:
+            worker: Name of the lost worker.
+            claim: The request for its pool.
+            nodes: Resources of each node, by node id.
+
+        Returns:
+            The name of the replacement, and the worker to start; None if another run has done so.
+        """
         pool = self.pools.setdefault(claim.identity, Pool(claim))
         if worker in pool.replacements:
             while worker in pool.replacements:
@@ -363,7 +402,7 @@ class PoolState:
         return replacement, WorkerStart(replacement, claim, node)
 
     def remove_workers(self, workers: Collection[str]) -> None:
-        """Strikes workers off, and pools without any."""
+        """Remove workers, and pools that have none left."""
         for identity, pool in list(self.pools.items()):
             for worker in set(workers) & set(pool.workers):
                 del pool.workers[worker]
@@ -371,23 +410,28 @@ class PoolState:
                 del self.pools[identity]
 
     def remove_dead_idle(self, alive: Collection[str]) -> None:
-        """Strikes off what has died of pools that nobody leases; runs replace what they lease."""
+        """Remove dead workers of pools that nobody leases; runs replace those that they lease."""
         idle = [worker for identity in self.idle() for worker in self.pools[identity].workers]
         self.remove_workers([worker for worker in idle if worker not in alive])
 
     def idle(self) -> list[str]:
-        """Pools that no lease holds, the least recently used first."""
+        """Pools without a lease, the least recently used first."""
         held = {claim.identity for lease in self.leases.values() for claim in lease.claims}
         free = [identity for identity in self.pools if identity not in held]
         return sorted(free, key=lambda identity: self.pools[identity].idle_since)
 
     def idle_competitors(self, claim: PoolRequest, now: float) -> list[str]:
-        """Idle pools that hold a resource which a claim asks for, as `idle` orders them."""
+        """Idle pools that hold a resource of a claim, in the order of `idle`.
+
+        Args:
+            claim: The claim.
+            now: Monotonic time in seconds.
+        """
         held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
         return list(held) if now >= self.settled_at else []
 
     def expired_pools(self, now: float) -> list[str]:
-        """Pools that no lease held for their idle time."""
+        """Pools without a lease for longer than their idle time."""
         if now < self.settled_at:
             return []
         pools = ((i, self.pools[i]) for i in self.idle())
@@ -398,5 +442,5 @@ class PoolState:
 
 
 def _aged_priority(request: LeaseRecord, now: float) -> float:
-    """A waiting request's priority, raised by the time that it has waited."""
+    """Priority of a waiting request, raised by its time in the queue."""
     return request.priority + (now - request.asked_at) // _PRIORITY_AGING_SECONDS

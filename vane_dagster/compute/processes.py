@@ -1,4 +1,4 @@
-"""The processes of a local Ray head: which they are, whether they live, how they end."""
+"""The processes of a local Ray head: finding them, checking that they live, ending them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILL_SECONDS = 10.0
 
 
 def birth(pid: int) -> str | None:
-    """When a process started, as a token to compare; None for one that is dead or a zombie."""
+    """Start time of a process, as a token to compare; None for a dead process or a zombie."""
     if sys.platform == "linux":
         # Ticks since boot: psutil's time moves with the wall clock.
         try:
@@ -39,10 +39,10 @@ def birth(pid: int) -> str | None:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The living processes of a head, pid to name.
+    """The live processes of a head, pid to name.
 
-    Those of this user that carry its mark; those in the same terminal sessions, since some of
-    Ray's overwrite their environment with their title; and all of their descendants.
+    These are this user's processes with its mark; those in the same terminal sessions, since some
+    of Ray's processes overwrite their environment with their title; and all their descendants.
     """
     psutil = _psutil()
     attributes = ["pid", "ppid", "name", "status", "environ", "uids"]
@@ -63,8 +63,12 @@ def marked(mark: str) -> dict[int, str]:
 def drivers(mark: str, address: str) -> dict[int, str]:
     """The processes that are connected to a head and are not its own, pid to name.
 
-    The kernel's table of connections to the head's GCS says so, hence drivers that use plain Ray
-    count as well, and one that was killed does not. The pid is 0 where the owner is not visible.
+    Uses the kernel's table of connections to the head's GCS, so it includes drivers that use plain
+    Ray, and excludes killed drivers. The pid is 0 if the owner is not visible.
+
+    Args:
+        mark: Mark of the head's own processes.
+        address: host:port of the head's GCS server.
     """
     psutil = _psutil()
     _, _, port = address.rpartition(":")
@@ -97,7 +101,7 @@ def _connections(psutil: Any) -> list[Any]:
 
 
 def memory_of(pids: Iterable[int]) -> int:
-    """Bytes that processes hold: shared memory is divided among them where the kernel says how."""
+    """Bytes held by processes; shared memory is divided among them if the kernel reports shares."""
     psutil = _psutil()
     total = 0
     for pid in pids:
@@ -108,7 +112,7 @@ def memory_of(pids: Iterable[int]) -> int:
 
 
 def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a process; empty if it has ended."""
+    """The command line and the environment of a process; empty if it has ended."""
     psutil = _psutil()
     try:
         process = psutil.Process(pid)
@@ -118,10 +122,10 @@ def command_line(pid: int) -> tuple[list[str], dict[str, str]]:
 
 
 def end(mark: str) -> bool:
-    """Ends every process of a head: asks first, then kills. Whether there was one.
+    """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one.
 
     Raises:
-        ComputeError: Some would not die.
+        ComputeError: Some processes survived.
     """
     found = _births(marked(mark))
     everything = dict(found)
@@ -164,9 +168,9 @@ def _session(pid: int) -> int | None:
 
 
 def _psutil() -> Any:
-    """psutil, which Ray carries in a folder of its own: found without importing ray.
+    """psutil, which Ray bundles in its own folder: located without importing ray.
 
-    Ray reads settings from the environment when it is imported, and those may come later.
+    Ray reads settings from the environment at import, and those may be set later.
     """
     if importlib.util.find_spec("psutil") is None:
         ray = importlib.util.find_spec("ray")

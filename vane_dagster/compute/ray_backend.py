@@ -1,4 +1,4 @@
-"""Ray as the place where pools live: the driver's side of keeper and workers."""
+"""Ray backend: the driver's side of the pool manager and its workers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class RayBackend:
     """Pools on the Ray cluster that this process is connected to.
 
     Args:
-        idle_seconds: How long a pool stays warm without a lease.
-        lease_seconds: How long a lease outlives a run that was killed.
-        pool_manager: The cluster's keeper, where it was found before.
+        idle_seconds: Seconds for which a pool stays warm without a lease.
+        lease_seconds: Seconds for which a lease outlives a killed run.
+        pool_manager: The cluster's pool manager, if already located.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class RayBackend:
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def close(self) -> None:
-        """Ends what watches the cluster. Warm pools stay."""
-        if not self._watch.lost:  # else it ends calls that would have Ray connect again
+        """Stop watching the cluster. Warm pools stay."""
+        if not self._watch.lost:  # if lost, the watch ends calls after which Ray would reconnect
             self._pool_manager.watch = None
         self._watch.close()
 
@@ -168,7 +168,7 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
 
 
 class RayLease:
-    """A lease on pools of Ray actors. See `backend.Lease`."""
+    """A lease on pools of Ray actors. See `api.Lease`."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class RayLease:
                     self._expired = True
                     return
                 self._sharers = sharers
-            except Exception as error:  # the keeper is gone; the run goes on without it
+            except Exception as error:  # the pool manager is gone; the run continues without it
                 _log.debug("heartbeat: %s", error)
 
     def workers(self) -> Sequence[Worker]:
@@ -216,7 +216,7 @@ class RayLease:
         return list(self._workers)
 
     def sharers(self) -> Mapping[str, Sequence[Sharer]]:
-        """See `Lease.sharers`; some seconds old."""
+        """See `Lease.sharers`. A few seconds old."""
         return self._sharers
 
     def load(self, worker: Worker) -> int:
@@ -265,7 +265,7 @@ class RayLease:
         self._check_in_force()
         try:
             return self._ended(timeout)
-        except ConnectionError as error:  # of Ray Client
+        except ConnectionError as error:  # raised by Ray Client
             raise ClusterLostError(
                 f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run "
                 "again when the cluster answers"
@@ -295,7 +295,7 @@ class RayLease:
         try:
             return CallResult(ticket, ray.get(ref), table)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayError):  # what it was given was lost
+            if isinstance(error.cause, ray.exceptions.RayError):  # its input was lost
                 return CallResult(ticket, None, lost=brief(error.cause), worker_lost=starting)
             fault = Fault("ComputeError", f"worker {worker.name}: {brief(error.cause)}", str(error))
             return CallResult(ticket, load_failed(fault) if starting else WorkReport(fault=fault))
@@ -342,12 +342,12 @@ class RayLease:
 
 
 class RayClaims:
-    """A run's claims on fragments, held by the keeper. See `work_claims.Claims`.
+    """A run's claims on fragments, held by the pool manager. See `work_claims.Claims`.
 
     They expire like a lease, some time after their process was killed.
 
     Args:
-        pool_manager: The cluster's keeper.
+        pool_manager: The cluster's pool manager.
         run_id: The run.
         ttl_seconds: Seconds after which the claims of a killed run expire.
     """
@@ -366,16 +366,16 @@ class RayClaims:
         release: Sequence[bytes] = (),
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
-        """See `Claims.ask`. Without a keeper everything is granted: claims only save work."""
+        """See `Claims.ask`. Without a pool manager everything is granted: claims only save work."""
         with self._lock:
             for key in release:
                 self._held.pop(key, None)
             try:
                 answer = self._call(groups, release, ages or {})
-                if not answer.is_known and self._held:  # a new keeper, or the claims had expired
+                if not answer.is_known and self._held:  # restarted, or claims had expired
                     again = [Group(scope, (key,)) for key, scope in self._held.items()]
                     self._call(again, (), {})
-            except ClusterLostError:  # the driver notices by itself
+            except ClusterLostError:  # the driver detects it by itself
                 return ClaimAnswer([""] * len(groups))
             except ComputeError as error:
                 _log.warning("fragments are computed without claims: %s", error)

@@ -1,4 +1,4 @@
-"""Versions that driver and workers have to agree in, and asking the cluster for its own."""
+"""Versions that the driver and workers must share, and queries for those of the cluster."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vane_dagster.compute.code_digest import Versions, installed
 
 _ANSWER_SECONDS = 30.0
 _asked: dict[tuple[Any, frozenset[str]], Mapping[str, Versions | str]] = {}
-"""What the keeper and the nodes have answered, by the keeper and the nodes at that time."""
+"""Answers of the pool manager and the nodes, by the pool manager and the nodes at that time."""
 
 
 def disagreements(
     there: Mapping[str, Versions | str], here: Versions | None = None
 ) -> Iterator[tuple[str, str, str]]:
-    """Where nodes have other versions than the driver.
+    """Report nodes with other versions than the driver.
 
     Args:
-        there: What each node has, or why it cannot tell.
-        here: What the driver has; by default, what this process has.
+        there: Versions on each node, or why it cannot report them.
+        here: Versions of the driver. Default: those of this process.
 
     Yields:
-        The node, what is expected against what it has, and the fix.
+        The node, the expected and the actual versions, and the fix.
     """
     if not there:
         return
@@ -45,12 +45,12 @@ def disagreements(
 
 
 def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
-    """What each node of the cluster has, by its name.
+    """Versions on each node of the cluster, by node name.
 
-    The keeper remembers what nodes have answered, so that a run asks new nodes alone.
+    The pool manager caches the answers of nodes, so a run queries only new nodes.
 
     Raises:
-        ComputeError: If the keeper does not answer.
+        ComputeError: If the pool manager does not answer.
     """
     import ray
 
@@ -66,7 +66,7 @@ def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
 
 
 def _answers(ids: list[str]) -> dict[str, Versions | str]:
-    """Asks nodes by a task each that reserves nothing; one that does not answer is left out."""
+    """Query each node with a task that reserves nothing; leave out a node that does not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""Says which other runs a run waits for, without repeating itself."""
+"""Reports of waits for other runs, without repetition."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Wait:
 class Waits:
     """Emits `Waiting` when a wait begins, when its text changes, and when it ends.
 
-    Between two texts for one reason lie ten seconds at least.
+    Two texts for one reason are at least ten seconds apart.
 
     Args:
-        emit: Takes events.
-        clock: Seconds of a monotonic clock.
+        emit: Receives events.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Waits:
         self._told_at: dict[str, float] = {}
 
     def begin(self, reason: str, text: str, runs: Sequence[str] = (), after: float = 0.0) -> None:
-        """States that the run waits; to be repeated as long as it does.
+        """Report that the run waits. Call this repeatedly while the wait lasts.
 
         Args:
             reason: See `Waiting`.
             text: See `Waiting`.
             runs: See `Waiting`.
-            after: Seconds for which the wait must have lasted to be worth telling.
+            after: Seconds after which the wait is worth reporting.
         """
         now = self._clock()
         wait = self._waits.setdefault(reason, _Wait(now))
@@ -55,12 +55,17 @@ class Waits:
             self._emit(event)
 
     def runs(self, reason: str) -> Sequence[str]:
-        """Ids of the runs that the last text for a reason named, while the wait lasts."""
+        """Ids of the runs in the last text for a reason, while the wait lasts."""
         wait = self._waits.get(reason)
         return wait.event.runs if wait is not None and wait.event is not None else ()
 
     def end(self, reason: str, text: str) -> None:
-        """States that the run does not wait, or no longer; how long it did follows the text."""
+        """Report that the run no longer waits; the duration is appended to the text.
+
+        Args:
+            reason: See `Waiting`.
+            text: See `Waiting`.
+        """
         wait = self._waits.pop(reason, None)
         if wait is not None and wait.event is not None:
             seconds = self._clock() - wait.since
@@ -68,6 +73,6 @@ class Waits:
 
 
 def short(runs: Sequence[str]) -> str:
-    """Runs by the beginnings of their ids, as Dagster's UI shows them: "run 1a2b3c4d"."""
+    """Runs by the first characters of their ids, as in Dagster's UI: "run 1a2b3c4d"."""
     shown = ", ".join(run[:_SHORT] for run in runs)
     return f"run{'s' * (len(runs) > 1)} {shown}"

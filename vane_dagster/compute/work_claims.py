@@ -1,8 +1,8 @@
-"""Work claims: runs on one cluster agree on who computes a fragment, so that none does so twice.
+"""Work claims: runs on one cluster agree on who computes a fragment, to avoid duplicate work.
 
-The table is pure bookkeeping with the time passed in; the keeper holds it, and drivers reach it
+The table is pure state with the time passed in; the pool manager holds it, and drivers reach it
 through `Claims`. A claim only saves work. Parts are named by their content and never overwritten,
-so a fragment that two runs compute all the same, as after a crash of the keeper, is right.
+so the result is correct even if two runs compute a fragment, as after a pool manager crash.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_SCOPES = 100_000
-"""Partitions of which the table remembers the last release; the oldest go first."""
-_MARGIN_SECONDS = 30.0  # an age is older by the time that the request took
+"""Partitions for which the table keeps the last release; the oldest are dropped first."""
+_MARGIN_SECONDS = 30.0  # allows for the time that the request took
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Group:
     """Keys that are claimed together or not at all.
 
     Attributes:
-        scope: The partition that they belong to, in a store and a pipeline.
+        scope: Partition of the keys, in a store and a pipeline.
         keys: Names of the pieces of work.
     """
 
@@ -39,7 +39,7 @@ class ClaimRequest:
         holder: Identifies the holder.
         run_id: Its run.
         ttl_seconds: Seconds without a call after which its claims expire.
-        groups: What it wants to claim.
+        groups: Groups to claim.
         release: Keys to release first.
         ages: For scopes of `groups`, seconds since the holder last listed the parts in the store.
     """
@@ -57,9 +57,9 @@ class ClaimAnswer:
     """The answer to a `ClaimRequest`.
 
     Attributes:
-        held_by: For each group the run that holds one of its keys; empty where it was granted.
-        changed: Scopes in which another holder has released claims since the asking one last
-            listed their parts: there may be new parts.
+        held_by: For each group, the run that holds one of its keys; empty if it was granted.
+        changed: Scopes in which another holder has released claims since this one last listed
+            their parts: there may be new parts.
         is_known: False if the table had no record of the holder, as after a restart.
     """
 
@@ -69,7 +69,16 @@ class ClaimAnswer:
 
 
 def claim_key(scope: str, stage: str, work: str) -> bytes:
-    """Identifies a piece of work of a stage, such as a fragment by its key."""
+    """Identify a piece of work of a stage, such as a fragment by its key.
+
+    Args:
+        scope: The partition, in a store and a pipeline.
+        stage: The stage.
+        work: Name of the work within the stage, such as a fragment key.
+
+    Returns:
+        A digest of 16 bytes.
+    """
     return hashlib.blake2b(f"{scope}|{stage}|{work}".encode(), digest_size=16).digest()
 
 
@@ -82,14 +91,20 @@ class Claims(Protocol):
         release: Sequence[bytes] = (),
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
-        """Releases keys, then claims each group whose keys nobody else holds. Does not wait."""
+        """Release keys, then claim each group in which nobody else holds a key. Does not wait.
+
+        Args:
+            groups: Groups to claim.
+            release: Keys to release first.
+            ages: For scopes of `groups`, seconds since the run last listed the parts in the store.
+        """
 
     def close(self) -> None:
-        """Releases everything."""
+        """Release everything."""
 
 
 class NoClaims:
-    """Claims where no other run shares the workers: everything is granted."""
+    """Claims when no other run shares the workers: everything is granted."""
 
     def ask(
         self,
@@ -113,18 +128,23 @@ class _Holder:
 
 
 class ClaimTable:
-    """All claims on a cluster. Not thread-safe: the keeper has one thread."""
+    """All claims on a cluster. Not thread-safe: the pool manager has one thread."""
 
     def __init__(self, max_scopes: int = MAX_SCOPES) -> None:
         self._holders: dict[str, _Holder] = {}
         self._held: dict[bytes, str] = {}
         self._max_scopes = max_scopes
-        # By scope: when holders last released a key, the two latest holders only: enough to tell
+        # By scope: when the two latest holders last released a key, which suffices to decide for
         # any holder when another one last did. Ordered by the last release.
         self._released: dict[str, dict[str, float]] = {}
 
     def ask(self, request: ClaimRequest, now: float) -> ClaimAnswer:
-        """Releases and claims. A request that is repeated gets the same answer."""
+        """Release and claim keys. A repeated request gets the same answer.
+
+        Args:
+            request: The request.
+            now: Monotonic time in seconds.
+        """
         is_known = request.holder in self._holders
         holder = self._holders.setdefault(
             request.holder, _Holder(request.run_id, request.ttl_seconds, now)
@@ -140,13 +160,18 @@ class ClaimTable:
         return ClaimAnswer(held_by, changed, is_known)
 
     def end(self, holder: str, now: float) -> None:
-        """Releases all claims of a holder."""
+        """Release all claims of a holder.
+
+        Args:
+            holder: The holder.
+            now: Monotonic time in seconds.
+        """
         if (found := self._holders.get(holder)) is not None:
             self._release(holder, list(found.keys), now)
             del self._holders[holder]
 
     def expire(self, now: float) -> list[str]:
-        """Ends the holders that have not been heard of for too long, and returns their runs."""
+        """End the holders without a call for longer than `ttl_seconds`, and return their runs."""
         gone = {i: h.run_id for i, h in self._holders.items() if now - h.seen > h.ttl_seconds}
         for holder in gone:
             self.end(holder, now)

@@ -1,1 +1,1 @@
-"""Fragments streamed through the stages of a run, on Ray or in subprocesses."""
+"""The driver of a run: streams fragments through the stages, on Ray or in subprocesses."""

@@ -1,4 +1,4 @@
-"""What a wave has done: counts by stage and partition, progress, and rows that must add up."""
+"""Counts of a wave by stage and partition, progress, and verification of row counts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PROGRESS_SECONDS = 0.5
 
 
 class StageRows:
-    """Input rows of one stage: those computed, and an estimate of all of them.
+    """Input rows of one stage: the computed ones, and an estimate of the total.
 
-    A stage after a filter gets fewer rows than the source has, one after a one-to-many stage more.
-    So a fragment counts with its source rows until its input is known, times the ratio of input
-    rows to source rows in the fragments whose input is known.
+    A stage after a filter gets fewer rows than the source has, one after a fan-out more. So a
+    fragment counts with its source rows until its input is known, times the ratio of input rows to
+    source rows in the fragments with known input.
     """
 
     def __init__(self) -> None:
@@ -35,12 +35,24 @@ class StageRows:
         self._unknown_source = self._known_source = self._known_rows = self._given_up_rows = 0
 
     def expect(self, partition: int, fragment: int, source_rows: int) -> None:
-        """Adds a fragment that will be computed."""
+        """Add a fragment to compute.
+
+        Args:
+            partition: Index of the partition.
+            fragment: Index of the fragment in the partition.
+            source_rows: Source rows of the fragment.
+        """
         self._source.setdefault(partition, {})[fragment] = source_rows
         self._unknown_source += source_rows
 
     def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
-        """Takes in how many rows the stage gets for a fragment."""
+        """Record the number of input rows of the stage for a fragment.
+
+        Args:
+            partition: Index of the partition.
+            fragment: Index of the fragment in the partition.
+            rows: Input rows.
+        """
         if (source := self._source.get(partition, {}).get(fragment)) is None:
             return
         known = self._known.setdefault(partition, {})
@@ -51,14 +63,24 @@ class StageRows:
         known[fragment] = rows
 
     def add(self, partition: int, rows: int) -> None:
-        """Adds computed rows; a negative number where a fragment starts over."""
+        """Add computed rows.
+
+        Args:
+            partition: Index of the partition.
+            rows: Computed rows; negative if a fragment starts over.
+        """
         self.done += rows
         self._done[partition] += rows
         if partition not in self._source:
             self._given_up_rows += rows
 
     def drop(self, partition: int, fragment: int) -> None:
-        """Removes a fragment of which nothing is computed from the total."""
+        """Remove a fragment without any computed rows from the total.
+
+        Args:
+            partition: Index of the partition.
+            fragment: Index of the fragment in the partition.
+        """
         if (source := self._source.get(partition, {}).pop(fragment, None)) is None:
             return
         known = self._known.get(partition, {})
@@ -69,7 +91,7 @@ class StageRows:
             self._unknown_source -= source
 
     def give_up(self, partition: int) -> None:
-        """Removes what is left of a partition from the total."""
+        """Remove the remaining rows of a partition from the total."""
         for fragment in list(self._source.get(partition, ())):
             self.drop(partition, fragment)
         if self._source.pop(partition, None) is not None:
@@ -77,19 +99,19 @@ class StageRows:
 
     @property
     def total(self) -> int:
-        """The estimate; exact as soon as the input of every fragment is known."""
+        """The estimated total; exact once the input of every fragment is known."""
         ratio = self._known_rows / self._known_source if self._known_source else 1.0
         estimate = self._known_rows + round(self._unknown_source * ratio)
         return max(self.done, self._given_up_rows + estimate)
 
 
 class WaveProgress:
-    """Counts the work on some stages of a run.
+    """Counts the work on the stages of a wave.
 
     Args:
         state: The run.
         stages: The stages of the wave.
-        clock: Gives seconds; only differences count.
+        clock: Returns seconds; only differences are used.
     """
 
     def __init__(
@@ -106,12 +128,23 @@ class WaveProgress:
         self._began = self._last_emitted = clock()
 
     def begin(self, run: FragmentState, stage: str) -> None:
-        """A call on a fragment was handed to a worker."""
+        """Record that a call on a fragment was assigned to a worker.
+
+        Args:
+            run: The fragment.
+            stage: The stage of the call.
+        """
         self._share(stage)
         self._in_flight[stage][run.partition] += 1
 
     def end(self, run: FragmentState, stage: str, report: WorkReport | None) -> None:
-        """Such a call ended; with what the worker reports of it, if it was not lost."""
+        """Record that a call on a fragment ended.
+
+        Args:
+            run: The fragment.
+            stage: The stage of the call.
+            report: The worker's report; None if the call was lost.
+        """
         self._share(stage)
         in_flight = self._in_flight[stage]
         in_flight[run.partition] -= 1
@@ -126,9 +159,9 @@ class WaveProgress:
             stats.fits = report.fits or stats.fits
 
     def _share(self, stage: str) -> None:
-        """Divides the time since the last change among the partitions with calls in flight.
+        """Divide the time since the last change among the partitions with calls in flight.
 
-        So the seconds of all partitions add up to the time in which the stage was at work.
+        The seconds of all partitions thus add up to the time for which the stage was active.
         """
         now, before = self._clock(), self._shared_at[stage]
         self._shared_at[stage] = now
@@ -137,14 +170,26 @@ class WaveProgress:
             self._state.stats[partition, stage].seconds += (now - before) * own / calls
 
     def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
-        """Takes in how many rows a stage gets for a fragment."""
+        """Record the number of input rows of a stage for a fragment.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            rows: Input rows.
+        """
         self._rows[stage].set_input_rows(run.partition, run.index, rows)
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
-        """Takes in the rows of a piece of work.
+        """Add the rows of a completed task.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            kind: Kind of the task.
+            report: The worker's report.
 
         Returns:
-            Whether it tells how fast the stage is.
+            Whether the task measures the throughput of the stage.
         """
         whole = kind == "whole" or (kind == "gather" and not run.task_states[stage].given_rows)
         if not whole and kind != "slice":
@@ -158,9 +203,14 @@ class WaveProgress:
         return True
 
     def add_part(self, run: FragmentState, stage: str, rows: int) -> None:
-        """Takes in that a fragment's part of so many rows is written.
+        """Record that a fragment's part was written.
 
-        Rows that the part takes from a former one were not computed by this run.
+        Rows that the part takes from a former part were not computed by this run.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            rows: Rows of the part.
         """
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
@@ -171,7 +221,7 @@ class WaveProgress:
                 self.set_input_rows(run, name, rows)
 
     def start_over(self, run: FragmentState) -> None:
-        """Takes back the rows of a fragment's slices, which are computed again."""
+        """Subtract the rows of a fragment's slices, which are computed again."""
         for stage, task_state in run.task_states.items():
             if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
@@ -180,14 +230,20 @@ class WaveProgress:
                 self._rows[stage].add(run.partition, -task_state.tally.rows_in)
 
     def found(self, partition: int, index: int, stage: str) -> None:
-        """Takes in that a part that was to be computed is in the store: another run wrote it."""
+        """Record that a part to be computed is already in the store: another run wrote it.
+
+        Args:
+            partition: Index of the partition.
+            index: Index of the fragment in the partition.
+            stage: The stage.
+        """
         self._rows[stage].drop(partition, index)
 
     def emit_progress(self, last: bool = False) -> None:
-        """Tells how far the stages are, if it is time to.
+        """Emit the progress of the stages, if it is due.
 
         Args:
-            last: Whether the wave is over: what is not computed now never is.
+            last: Whether the wave is over, and rows not computed yet never will be.
         """
         now = self._clock()
         if not last and now - self._last_emitted < _PROGRESS_SECONDS:
@@ -204,7 +260,7 @@ class WaveProgress:
 
 
 def _expected(state: RunState, stage: str) -> StageRows:
-    """The rows that a stage has to compute, as far as they are known."""
+    """The rows that a stage must compute, as far as they are known."""
     rows, upstream = StageRows(), state.pipeline[stage].spec.upstream
     for index, partition in enumerate(state.plan.partitions):
         if (index, stage) in state.failed:
@@ -226,14 +282,20 @@ _MAX_IDS = 6
 
 
 class PartVerifier:
-    """Looks at each part that was written."""
+    """Verifies each written part."""
 
     def __init__(self, state: RunState, work_builder: WorkBuilder) -> None:
         self._state, self._work_builder = state, work_builder
         self._pipeline = state.pipeline
 
     def verify_part(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
-        """What is wrong with a part's counts, for a part that its caller then removes."""
+        """Return the error in a part's counts, or None; the caller removes a part with an error.
+
+        Args:
+            run: The fragment.
+            spec: The stage.
+            part: The written part.
+        """
         info = part.info
         base = spec.base_node(self._pipeline)
         above = self._state.parts[run.partition, base][run.index] if base != SOURCE else None
@@ -258,9 +320,14 @@ class PartVerifier:
         )
 
     def report_faults(self, run: FragmentState, stage: str, report: WorkReport) -> VaneError | None:
-        """The error of a stage of which more rows were set aside than it allows; else None.
+        """Return the error of a stage with more quarantined rows than it allows; else None.
 
-        That is judged early by all rows that the source has, and in the end by the stage's check.
+        This early decision counts all rows of the source; the final one is the stage's check.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            report: The worker's last report, with recent faults.
         """
         faults = self._state.stats[run.partition, stage].faults
         if faults <= self._state.max_faults(run.partition, stage):
@@ -273,7 +340,7 @@ class PartVerifier:
         )
 
     def _missing_ids(self, spec: StageSpec, part: Part, base: str, above: Part) -> str:
-        """Ids that are in what the part was made from and not in the part, or the reverse."""
+        """Ids that are in the upstream part and not in the part, or the reverse."""
         id = self._pipeline[base].id
         try:
             given = read_part(above.folder, above.info.name, [id]).column(id)

@@ -1,4 +1,4 @@
-"""Evaluates the checks of a stage for a partition, from its manifest or from its rows."""
+"""Evaluation of a stage's checks for a partition, from its manifest or from its rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FRAGMENTS = 64
 _BATCH = 8192
 
 Earlier = Callable[[str], Iterable[str]]
-"""The partitions before one, the nearest first."""
+"""Returns the partitions before one, the nearest first."""
 
 
 def _nothing(partition: str) -> Iterable[str]:
@@ -54,10 +54,10 @@ class CheckRunner:
 
     Args:
         pipeline: The pipeline.
-        store: Where the rows are.
-        earlier: Partitions before one, for checks that compare with the one before. Default: none
-            are known.
-        run_id: The run, whose own parts tell what its workers have.
+        store: The store that has the rows.
+        earlier: Returns earlier partitions, for checks that compare with the previous one. Default:
+            none are known.
+        run_id: The run; its own parts show the package versions of its workers.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CheckRunner:
     def results(self, manifest: Manifest) -> tuple[CheckResult, ...]:
         """Evaluate the checks of the manifest's stage.
 
-        A result in the manifest counts, if the check's definition is still the same.
+        A result in the manifest is reused if the check's definition is unchanged.
         """
         checks = self._pipeline.checks(manifest.stage)
         known = results_for(checks, manifest, self._definitions)
@@ -82,7 +82,13 @@ class CheckRunner:
     def recomputed(
         self, check: Check, manifest: Manifest, recomputation: Recomputation
     ) -> CheckResult:
-        """Evaluate a check for a partition of which rows were computed again."""
+        """Evaluate a check for a partition with recomputed rows.
+
+        Args:
+            check: The check.
+            manifest: Manifest of the partition.
+            recomputation: The recomputed rows.
+        """
         context = replace(self._context(manifest), recomputation=recomputation)
         (result,) = evaluate([check], context, self._definitions)
         return result
@@ -127,13 +133,13 @@ def _definitions(check: Check) -> tuple[str, ...]:
 
 
 def _read_code(pipeline: Pipeline) -> dict[int, tuple[str, ...]]:
-    """The definitions of users' checks as a run begins, by the checks' ids.
+    """Definitions of user-defined checks at the start of a run, by the checks' ids.
 
-    Files that are edited later are not the code that this process has loaded.
+    Files edited later are not the code that this process has loaded.
     """
     found = {}
     for check in (check for stage in pipeline for check in pipeline.checks(stage.name)):
-        with contextlib.suppress(Exception):  # which shows again when it is evaluated
+        with contextlib.suppress(Exception):  # evaluation raises it again
             if not check.is_built_in:
                 found[id(check)] = check.definitions
     return found
@@ -150,6 +156,9 @@ def evaluate(
         checks: The checks.
         context: The partition.
         definitions: Returns a check's definitions.
+
+    Returns:
+        The result of each check.
     """
     alone = replace(context, find_previous=_refuse_previous)
     return tuple(
@@ -169,10 +178,10 @@ def results_for(
     manifest: Manifest,
     definitions: Callable[[Check], tuple[str, ...]] = _definitions,
 ) -> dict[str, CheckResult]:
-    """The results in a manifest, by name, of checks that are still defined as they were.
+    """The results in a manifest, by name, of checks with an unchanged definition.
 
-    Results of a former version of the definition are kept, as `Check.definitions` says. One that
-    has raised is not among them, so that it is evaluated again, nor is one that is not lasting.
+    Results of a former version of the definition are kept, see `Check.definitions`. Checks that
+    raised are excluded, and thus evaluated again; so are those that are not lasting.
 
     Args:
         checks: The checks.
@@ -183,7 +192,7 @@ def results_for(
     found = {}
     for check in checks:
         if check.lasting and check.name in stored:
-            with contextlib.suppress(Exception):  # of reading the file of a `Golden`, by any driver
+            with contextlib.suppress(Exception):  # any driver may fail to read a `Golden` file
                 if stored[check.name].definition in definitions(check):
                     found[check.name] = stored[check.name]
     return found
@@ -214,10 +223,10 @@ def _evaluated(
 
 
 def _validated(outcome: Any) -> CheckOutcome:
-    """An outcome as it can be stored.
+    """Return an outcome in the form in which it is stored.
 
     Raises:
-        TypeError: If it is none, or has metadata that cannot be stored.
+        TypeError: If it is no outcome, or has metadata that cannot be stored.
     """
     if not isinstance(outcome, CheckOutcome):
         kind = type(outcome).__name__
@@ -238,7 +247,7 @@ def _validated(outcome: Any) -> CheckOutcome:
 
 
 def _plain(where: str, value: Any) -> Any:
-    """A value of metadata as JSON holds it, without secrets."""
+    """A metadata value as JSON, without secrets."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int)):
@@ -264,10 +273,10 @@ class ManifestContext:
     Attributes:
         manifest: Its manifest, with or without results of checks.
         id: The column that identifies a row.
-        dataset: Opens its rows; called whenever a check reads some.
-        find_previous: Looks for the stage in the previous partition.
-        run_id: The run that asks; empty outside of one.
-        recomputation: Rows that were computed again.
+        dataset: Opens its rows; called each time a check reads rows.
+        find_previous: Finds the stage's previous partition.
+        run_id: The current run; empty outside of one.
+        recomputation: Recomputed rows, if any.
     """
 
     manifest: Manifest
@@ -325,7 +334,7 @@ class ManifestContext:
         }
 
     def _measured(self, columns: Sequence[str]) -> Measures:
-        """Measures of the columns; counted now where the parts were written without."""
+        """Measures of the columns; computed now for parts that were written without them."""
         parts = [part for part in self.manifest.parts if part.rows]
         missing = [name for name in columns if any(name not in part.measures for part in parts)]
         known = [name for name in columns if name not in missing]
@@ -360,7 +369,7 @@ class ManifestContext:
         for fragment in dataset.get_fragments():
             if sum(map(len, found)) == len(ids):
                 break
-            # Other columns are read only of fragments that have some of the ids.
+            # Other columns are read only from fragments that have some of the ids.
             if any(len(b) for b in _batches(fragment, dataset.schema, [self.id], where)):
                 found += _batches(fragment, dataset.schema, wanted, where)
         return pa.Table.from_batches(found, pa.schema([self.schema.field(n) for n in wanted]))
@@ -381,14 +390,14 @@ class ManifestContext:
 
 
 def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:
-    """The packages that parts were computed with, and their versions now.
+    """The packages that parts were computed with, and their current versions.
 
-    Now is what the workers have of the run that asks, as its own parts tell; without any, what is
-    installed here.
+    Current versions are those of the run's workers, according to its own parts; without such parts,
+    those installed here.
 
     Args:
         parts: The parts of a partition.
-        run_id: The run that asks.
+        run_id: The current run.
     """
     workers = _versions(part for part in parts if part.made and part.made.run_id == run_id)
     found = []
@@ -402,7 +411,7 @@ def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVers
 
 
 def _versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
-    """The packages that parts were computed with, each in all its versions."""
+    """The packages that parts were computed with, each with all its versions."""
     found: dict[str, list[str]] = {}
     for text in sorted({text for part in parts if part.made for text in part.made.packages}):
         name, _, version = text.partition("==")
@@ -411,14 +420,14 @@ def _versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
 
 
 def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Rows chosen at random, the same ones each time, batch by batch.
+    """Rows chosen at random with a fixed seed, batch by batch.
 
-    They are spread over the whole dataset, of whose fragments at most 64 are opened.
+    They are spread over the whole dataset; at most 64 of its fragments are opened.
 
     Args:
         dataset: The rows.
-        columns: The columns that are read.
-        rows: How many are taken at most.
+        columns: The columns to read.
+        rows: Maximum number of rows.
     """
     fragments = list(dataset.get_fragments())
     if len(fragments) > _FRAGMENTS:
@@ -444,8 +453,8 @@ def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[p
 def _batches(
     fragment: ds.Fragment, schema: pa.Schema, columns: Sequence[str], where: Any = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a fragment, few at a time."""
-    import pyarrow.dataset as ds  # imports pandas where it is installed
+    """The rows of a fragment in small batches."""
+    import pyarrow.dataset as ds  # imports pandas if installed
 
     options = {}
     if isinstance(fragment, ds.ParquetFileFragment):

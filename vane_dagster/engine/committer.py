@@ -1,4 +1,4 @@
-"""Commits partitions on a thread of its own, so that storage never stalls workers."""
+"""Commits partitions on a separate thread, so that storage never stalls workers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _COPIERS = 16
 
 @dataclass(frozen=True)
 class Commit:
-    """A partition of a stage whose parts are all there.
+    """A partition of a stage with all its parts present.
 
     Attributes:
-        manifest: The record to put in force, without the content hashes of files and the upstream.
-        folder: Where the parts are.
-        publish: For a `write` stage: what publishes it.
-        unique: Name of the id, where ids have to be checked across the fragments; else None.
+        manifest: The manifest to put in force, without the content hashes of files and `upstream`.
+        folder: Folder of the parts.
+        publish: Publisher of a `write` stage.
+        unique: Name of the id column if ids must be checked across fragments; else None.
         upstream: Manifest names of upstream stages that this run does not commit.
         waits_for: Upstream stages that this run commits.
         above: Manifests of upstream stages that this run does not commit; None to open them.
         evaluate_checks: Evaluates the checks of a manifest's stage.
-        done: Called with what came of it.
+        done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
         renamed: Parts that are still in the folder of the stage's former name.
     """
@@ -60,7 +60,7 @@ class Commit:
 
 
 class WithheldError(StoreError):
-    """A partition whose upstream could not be committed."""
+    """Error of a partition with an uncommitted upstream."""
 
     def __init__(self, upstream: str, error: VaneError) -> None:
         super().__init__(f"its upstream {upstream!r} was not committed: {error}")
@@ -68,7 +68,7 @@ class WithheldError(StoreError):
 
 
 class BlockedError(VaneError):
-    """A partition whose upstream broke a blocking check."""
+    """Error of a partition with an upstream that failed a blocking check."""
 
     def __init__(self, upstream: str, check: CheckResult, former: ManifestName | None) -> None:
         kept = "; its former version stays in force" if former else ", and has no former version"
@@ -79,11 +79,11 @@ class BlockedError(VaneError):
 
 
 class Committer:
-    """Puts manifests in force, in the order in which it is given them.
+    """Commits manifests, in the order of `put`.
 
     Args:
-        store: Where manifests go.
-        hash_file: Gives the content hash of a local source file, None if it has changed.
+        store: The store of the manifests.
+        hash_file: Returns the content hash of a local source file; None if it has changed.
         publishing: Keeps other runs from publishing a manifest's partition at the same time.
     """
 
@@ -105,18 +105,18 @@ class Committer:
         self._thread.start()
 
     def hash_ahead(self, files: Sequence[FileRecord]) -> None:
-        """Begins to hash local source files, which a commit will want."""
+        """Start hashing local source files that a later commit needs."""
         for file in files:
             known = (file.url, file.version)
             if file.content is None and file.url.startswith("file:") and known not in self._hashes:
                 self._hashes[known] = self._hasher.submit(self._hash_file, file)
 
     def put(self, commit: Commit) -> None:
-        """Queues a commit."""
+        """Queue a commit."""
         self._queue.put(commit)
 
     def close(self) -> None:
-        """Waits until all is committed."""
+        """Wait until all queued commits are done."""
         self._queue.put(None)
         self._thread.join()
         self._hasher.shutdown(cancel_futures=True)
@@ -139,7 +139,7 @@ class Committer:
             commit.done(manifest, outcome)
 
     def _removed(self, commit: Commit) -> str:
-        """Removes parts that are damaged, which may be why a commit failed, and tells of them."""
+        """Remove damaged parts, which may have caused a failed commit; return a message."""
         folder = commit.publish.staging if commit.publish else commit.folder
         message = ""
         try:
@@ -149,7 +149,7 @@ class Committer:
                     folder.delete([name])
                     message += f". {found}; it was removed. Run again, and it is computed again"
         except Exception:
-            return message  # the storage fails, and the error that is told already is why
+            return message  # the storage fails, which the original error already reports
         return message
 
     def _completed(self, commit: Commit) -> Manifest:
@@ -168,14 +168,14 @@ class Committer:
         )
 
     def _read_sample(self, commit: Commit) -> Sequence[Mapping[str, str]]:
-        """Of parts that were all there before, what the first says in its footer."""
+        """The sample in the footer of the first part, for parts that all existed before."""
         names = [part.name for part in commit.manifest.parts if part.rows]
         if not names or commit.publish:
             return ()
         return tuple(read_part_info(commit.folder, names[0]).sample)
 
     def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
-        """Raises BlockedError if a blocking check of an upstream stage has failed."""
+        """Raise BlockedError if a blocking check of an upstream stage has failed."""
         partition = manifest.partition
         for stage, above in commit.above.items():
             if (partition, stage) not in self._found:
@@ -188,7 +188,7 @@ class Committer:
                     raise BlockedError(stage, found, commit.former)
 
     def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
-        """The manifest with what its checks found."""
+        """The manifest with the results of its checks."""
         partition = manifest.partition
         found_here = commit.evaluate_checks(manifest)
         for found in found_here:
@@ -205,14 +205,14 @@ class Committer:
         return file if future is None else replace(file, content=future.result())
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
-        """Commits, unless another run has committed the same parts since this one was planned."""
+        """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
         if not commit.publish:
             manifest = self._checked(commit, manifest)
             self._check_unique(commit, manifest)
             return self._store.commit_once(manifest, commit.former)
         with self._publishing(manifest):
-            # Before the checks, which would read parts that the other run has published.
+            # Before the checks, which would otherwise read parts that the other run has published.
             if other := self._store.committed_since(manifest, commit.former):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):
@@ -230,7 +230,7 @@ class Committer:
 
 
 def _take_over(commit: Commit) -> None:
-    """Copies parts from the folder of the stage's former name, faults first."""
+    """Copy parts from the folder of the stage's former name, quarantine files first."""
 
     def copy(part: tuple[Location, PartInfo]) -> None:
         folder, info = part
@@ -242,10 +242,15 @@ def _take_over(commit: Commit) -> None:
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
-    """Checks that no id is in two fragments; opens parts only where their ranges of ids overlap.
+    """Check that no id is in two fragments; open parts only if their id ranges overlap.
+
+    Args:
+        manifest: Manifest of the partition.
+        folder: Folder of its parts.
+        id: Name of the id column.
 
     Raises:
-        SourceError: If one is, naming the files.
+        SourceError: If an id is in two fragments, naming the files.
     """
     ranges = sorted(
         (
@@ -281,7 +286,7 @@ def _label(partition: str | None) -> str:
 
 
 def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
-    """Some ids that stand twice, and the parts that hold them."""
+    """Some repeated ids, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with temporary_folder() as spill, contextlib.closing(connect()) as connection:
         connection.execute(f"SET memory_limit='{_MAX_MEMORY}'")

@@ -1,4 +1,4 @@
-"""A run from its plan to its commits: waves of stages, each under one lease."""
+"""Execution of a run from its plan to its commits: waves of stages, each under one lease."""
 
 from __future__ import annotations
 
@@ -50,24 +50,23 @@ def execute(
     replan: Callable[[Sequence[str | None]], RunPlan] | None = None,
     priority: int = 0,
 ) -> None:
-    """Computes and commits what a plan has left.
+    """Compute and commit the remaining work of a plan.
 
     Args:
-        plan: What is to be done.
-        backend: Where the work is done; None only where nothing has to be computed.
-        store: Where parts and manifests go.
-        run_id: For leases and manifests.
+        plan: The plan.
+        backend: Backend that computes; None only if nothing must be computed.
+        store: The store for parts and manifests.
+        run_id: The run id, for leases and manifests.
         emit: Called with each event, also from another thread.
-        cancelled: Set to stop at the next occasion; finished parts are kept.
-        info: Kept in each manifest.
+        cancelled: Set to stop at the next opportunity; finished parts are kept.
+        info: Metadata stored in each manifest.
         check_runner: Evaluates the stages' checks.
-        replan: Plans some partitions anew, whose parts were damaged and are removed. Default:
-            they fail.
-        priority: Where runs compete for workers, the one with the highest priority goes first.
+        replan: Plans partitions again after their damaged parts were removed. Default: they fail.
+        priority: Priority of the run; where runs compete for workers, the highest goes first.
 
     Raises:
-        Cancelled: If it was stopped.
-        PreflightError: If something stands in the way; nothing is computed or committed then.
+        Cancelled: If the run was cancelled.
+        PreflightError: If preflight validation fails; nothing is computed or committed then.
         ComputeError: If the cluster cannot do it.
     """
     emit_new = _NewEvents(emit, store, plan.pipeline.name)
@@ -107,9 +106,9 @@ def execute(
 
 
 class _NewEvents:
-    """Emits events; of stages that are done when a partition is planned anew, what is news.
+    """Emits events. Omits those already emitted for stages that are done when replanned.
 
-    Those that another run has committed meanwhile are told as if this one had.
+    A stage that another run has committed meanwhile is reported as if this run had committed it.
     """
 
     def __init__(self, emit: Callable[[Event], None], store: Store, pipeline: str) -> None:
@@ -144,7 +143,7 @@ def _compute(
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     waves = plan_waves(capacity, needed, upstream, pools)
     for index, stages in enumerate(waves):
-        if not state.fragments_left(stages):  # what is above them failed
+        if not state.fragments_left(stages):  # their upstream stages failed
             continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
         readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
@@ -165,7 +164,7 @@ def _compute(
 
 
 def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]:
-    """Lists the parts of a partition that the run does not know yet, from any thread."""
+    """Return a function that lists the parts of a partition unknown to the run, from any thread."""
     store, pipeline = state.store, state.pipeline
 
     def look_up(index: int, stages: Sequence[str]) -> FoundParts:
@@ -187,7 +186,7 @@ def look_up_parts(state: RunState) -> Callable[[int, Sequence[str]], FoundParts]
 
 
 def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
-    """A wave's pools by identity, the largest of each, and the one for reading and writing."""
+    """A wave's pools by identity, the largest of each, and the pool of I/O workers."""
     claimed = {IO_WORKERS: PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)}
     for pool in pools.values():
         known = claimed.get(pool.identity)
@@ -197,16 +196,20 @@ def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
 
 
 def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | None]:
-    """The first partition of each stage of which something has to be computed."""
+    """The first partition with missing parts, for each stage."""
     return {
         stage: next(p.key for p in plan.partitions if p.stages[stage].missing) for stage in stages
     }
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
-    """The stages whose code is no longer what their keys were made from.
+    """Return a finding for each stage with code that differs from the code in its keys.
 
-    Asked when their code is packed, so that no row is kept under the key of other code.
+    Called when the code is packed, so no row is stored under the key of other code.
+
+    Args:
+        plan: The plan.
+        stages: The stages to compute.
     """
     found = []
     for stage in stages:
@@ -220,7 +223,12 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
 
 
 def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
-    """The pool of each stage that runs user code."""
+    """The pool of each stage that runs user code.
+
+    Args:
+        plan: The plan.
+        checked: The result of preflight validation.
+    """
     return {stage: _pool(plan, stage, bundle, checked) for stage, bundle in checked.code.items()}
 
 
@@ -234,7 +242,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
     return PoolSpec(
         identity=pool_identity(plan.pipeline, spec),
         label=udf.name,
-        workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for some rows
+        workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
         slots=2 if udf.is_async else 1,
         model=ModelSpec(
@@ -254,5 +262,5 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
 
 
 def _packages(plan: RunPlan, spec: MapBatchesSpec) -> tuple[str, ...]:
-    """The installed packages whose versions are recorded with what a stage computes."""
+    """The installed packages with versions recorded in a stage's parts."""
     return distributions((*spec.code(plan.pipeline).packages, *spec.packages))

@@ -1,6 +1,6 @@
-"""Workers that died, the rows that killed them, and parts that are damaged.
+"""Dead workers, rows that kill workers, and damaged parts.
 
-Rows that kill workers are found by halving on fresh workers. A damaged part is removed, to be
+Rows that kill workers are isolated by bisection on fresh workers. Damaged parts are removed and
 computed again.
 """
 
@@ -22,19 +22,19 @@ from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED, RowLoss
 _MAX_LOSSES_PER_ROW = 2
 _MAX_CONSECUTIVE_DEATHS = 16
 MAX_CONSECUTIVE_FAILURES = 3
-"""Fragments that a worker fails at, one after the other, before it is taken to be sick."""
+"""Consecutive fragments at which a worker fails before it is considered faulty."""
 
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """A call of which no rows come back, though nothing is known against them.
+    """A call that returned no rows, with no evidence against its rows.
 
     Attributes:
-        reason: What happened.
-        worker: Whether the worker itself has to be replaced.
-        fault: What it said, where its model is dead and it could.
-        rows_cleared: Whether the rows cannot be the reason.
-        timed_out: Whether a deadline ended the worker; None where that is not known.
+        reason: Description of the event.
+        worker: Whether the worker itself must be replaced.
+        fault: The worker's fault, if its model died and it could report one.
+        rows_cleared: Whether the rows cannot be the cause.
+        timed_out: Whether a deadline ended the worker; None if unknown.
     """
 
     reason: str
@@ -44,11 +44,11 @@ class WorkerLoss:
     timed_out: bool | None = None
 
     def exceeded(self, spec: StageSpec, seconds: float) -> float | None:
-        """The `timeout_s` that a call took longer than; None if it did not.
+        """Return the `timeout_s` that a call exceeded; None if it did not.
 
         Args:
-            spec: Its stage.
-            seconds: Since when it was under way, which decides where nothing else is known.
+            spec: Stage of the call.
+            seconds: Seconds for which the call was in flight; decides if nothing else is known.
         """
         limit = spec.timeout_s
         if limit is None or self.fault is not None:
@@ -59,13 +59,13 @@ class WorkerLoss:
 
 @dataclass(frozen=True)
 class Retry:
-    """Rows of a fragment that are given out again, or a row that is given up.
+    """Rows of a fragment to retry, or a row to reject.
 
     Attributes:
         start: The first row.
-        rows: How many.
-        error: What the row is at fault of; None to try again.
-        why: What its last worker said of it, if anything.
+        rows: Number of rows.
+        error: Error of a rejected row; None to retry.
+        why: Last message of its worker, if any.
     """
 
     start: int
@@ -75,39 +75,51 @@ class Retry:
 
 
 class WorkerLosses:
-    """Which calls a dead worker was at, and what is to be done with their rows."""
+    """Tracks which calls a lost worker was executing, and decides about their rows."""
 
     def __init__(self) -> None:
         self._executing: dict[Worker, set[int]] = {}
         self._consecutive_deaths: dict[str, int] = {}
 
     def record_loss(self, worker: Worker, tickets: Collection[int], at_once: int) -> None:
-        """Keeps which calls a lost worker was at, the first time that one of its calls is lost.
+        """Record the calls that a lost worker was executing; only the first lost call counts.
 
         Args:
             worker: The worker.
-            tickets: Its calls that have not been answered; it was at the oldest.
-            at_once: Calls that it does at the same time.
+            tickets: Its unanswered calls; it was executing the oldest.
+            at_once: Number of calls that it executes concurrently.
         """
         self._executing.setdefault(worker, set(sorted(tickets)[:at_once]))
 
     def was_executing(self, worker: Worker, ticket: int) -> bool:
-        """Whether a lost worker was at a call, and did not only have it queued."""
+        """Whether a lost worker was executing a call, as opposed to having it queued.
+
+        Args:
+            worker: The worker.
+            ticket: The call.
+        """
         return ticket in self._executing[worker]
 
     def record_death(self, run: FragmentState, spec: StageSpec, start: int, rows: int) -> None:
-        """Counts a worker that died at rows of a fragment, from `start` on."""
+        """Count a worker death on rows of a fragment.
+
+        Args:
+            run: The fragment.
+            spec: The stage.
+            start: The first row.
+            rows: Number of rows.
+        """
         self._consecutive_deaths[spec.name] = self._consecutive_deaths.get(spec.name, 0) + 1
         if rows == 1:
             key = (spec.name, start)
             run.losses[key] = run.losses.get(key, 0) + 1
 
     def answered(self, stage: str) -> None:
-        """Takes note that a call of a stage came back."""
+        """Record that a call of a stage completed."""
         self._consecutive_deaths[stage] = 0
 
     def is_crash_looping(self, stage: str) -> bool:
-        """Whether a stage's workers die whatever they are given."""
+        """Whether a stage's workers die regardless of their input."""
         return self._consecutive_deaths.get(stage, 0) > _MAX_CONSECUTIVE_DEATHS
 
     def plan_retries(
@@ -120,16 +132,19 @@ class WorkerLosses:
         hung: bool,
         why: str = "",
     ) -> list[Retry]:
-        """What is to be done with the rows of a lost call, once `record_death` has counted it.
+        """Decide what to do with the rows of a lost call, after `record_death` has counted it.
 
         Args:
-            run: Their fragment.
-            spec: Their stage.
-            start: The first of them.
-            rows: How many there are.
-            was_executing_rows: Whether the worker was at them.
-            hung: Whether it took longer than `timeout_s`.
-            why: What the worker said, if it could.
+            run: The fragment.
+            spec: The stage.
+            start: The first row.
+            rows: Number of rows.
+            was_executing_rows: Whether the worker was executing the call.
+            hung: Whether the call took longer than `timeout_s`.
+            why: The worker's message, if any.
+
+        Returns:
+            The rows to retry or reject.
         """
         if not was_executing_rows:
             return [Retry(start, rows)]
@@ -142,10 +157,10 @@ class WorkerLosses:
 
 
 class FailureStreak:
-    """Failures of a worker in a row, at different fragments: its model may be dead while it lives.
+    """Consecutive failures of a worker at different fragments: a live worker may have a dead model.
 
-    A fresh worker then takes its place. Where that one fails in the same way from its first call
-    on, the reason is in the code or the rows, and none is replaced until a call succeeds.
+    A fresh worker then replaces it. If the fresh one fails in the same way from its first call on,
+    the cause is in the code or the rows, and none is replaced until a call succeeds.
     """
 
     def __init__(self) -> None:
@@ -153,49 +168,54 @@ class FailureStreak:
         self._replaced_in_vain: set[str] = set()
 
     def record_success(self, worker: Worker) -> None:
-        """Takes note that a call of a worker gave rows."""
+        """Record that a call of a worker returned rows."""
         self._failed.pop(worker, None)
         self._replaced_in_vain.discard(worker.pool)
 
     def record_failure(self, worker: Worker, run: FragmentState) -> None:
-        """Takes note that a call of a worker gave no rows."""
+        """Record that a call of a worker returned no rows.
+
+        Args:
+            worker: The worker.
+            run: The fragment.
+        """
         self._failed.setdefault(worker, set()).add(run.order)
 
     def should_replace(self, worker: Worker) -> bool:
-        """Whether a worker has failed so often in a row that a fresh one may do better."""
+        """Whether a worker has so many consecutive failures that a fresh one may do better."""
         failed = self._failed.get(worker, ())
         return len(failed) >= MAX_CONSECUTIVE_FAILURES and worker.pool not in self._replaced_in_vain
 
     def record_replacement(self, worker: Worker) -> None:
-        """Takes note that a worker is replaced, which is in vain until a call gives rows."""
+        """Record a replacement, which counts as useless until a call returns rows."""
         self._replaced_in_vain.add(worker.pool)
 
 
 MAX_PASSES = 4
-"""How often a run goes over its partitions at most, because parts were damaged."""
+"""Maximum number of passes of a run over its partitions because of damaged parts."""
 
 
 class PartRepair:
-    """Deals with the damaged parts that workers meet in one pass; the last one mends nothing.
+    """Removes damaged parts that workers encounter in one pass; the last pass repairs nothing.
 
-    A fragment that reads a damaged part goes no further in this pass over the plan. When everything
-    else is done, its partition is planned again, which finds the part missing. A part of a stage
-    that the run was not asked for is left as it is, and an error names its stage.
+    A fragment that reads a damaged part stops for this pass over the plan. After all other work,
+    its partition is planned again, and the plan then has the part as missing. A part of a stage
+    that was not selected is left in place, and an error names its stage.
     """
 
     def __init__(self, state: RunState, last: bool) -> None:
         self._state, self._last = state, last
 
     def remove_damaged(self, run: FragmentState, stage: str, fault: Fault) -> VaneError | None:
-        """Removes the damaged part that a fault names, and sets the fragment aside.
+        """Remove the damaged part that a fault names, and suspend the fragment.
 
         Args:
             run: The fragment.
             stage: The stage that read the part.
-            fault: What the worker said.
+            fault: The worker's fault.
 
         Returns:
-            The error of the fault where the part cannot be made again in this run.
+            The error if the part cannot be recomputed in this run.
         """
         error = fault.error()
         if not fault.part:
@@ -242,9 +262,9 @@ class PartRepair:
 
 
 def partitions_to_replan(state: RunState) -> Sequence[str | None]:
-    """The partitions of which parts were removed, and those that wait for one of them.
+    """The partitions with removed parts, and those that wait for one of them.
 
-    Where something failed too, they fail.
+    If another stage of such a partition failed, its unfinished stages fail instead.
     """
     if not state.damaged:
         return []

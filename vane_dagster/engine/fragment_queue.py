@@ -18,7 +18,7 @@ from vane_dagster.events import Noticed
 from vane_dagster.planning.plan import Part
 
 FoundParts = Mapping[str, Mapping[int, Part]]
-"""Parts of a partition, by stage and index of the fragment."""
+"""Parts of a partition, by stage and fragment index."""
 _FIRST_AHEAD = 4
 _MAX_AHEAD = 64
 _QUICK_SECONDS = 0.5
@@ -32,7 +32,7 @@ _REPORT_AFTER_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class _Place:
-    """A fragment of the wave: its place in the run, its partition, and its place in that."""
+    """A fragment of the wave: its position in the run, its partition, and its index there."""
 
     order: int
     partition: int
@@ -40,12 +40,12 @@ class _Place:
 
 
 _ClaimGroups = Sequence[tuple[_Place, Mapping[str, bytes]]]
-"""Fragments, and by stage the names of the claims on them."""
+"""Fragments, each with the names of the claims on it by stage."""
 
 
 @dataclass(frozen=True)
 class _ClaimResult:
-    """The claims on some fragments, and the parts of partitions where other runs were at work."""
+    """The answers to claims on fragments, and the parts of partitions that other runs worked on."""
 
     asked: _ClaimGroups
     claims: ClaimAnswer
@@ -54,21 +54,21 @@ class _ClaimResult:
 
 
 class FragmentQueue:
-    """Hands out the fragments that a wave has to compute.
+    """Queue of the fragments that a wave must compute.
 
     A fragment's stages are claimed together or not at all, some fragments ahead of their
-    admission, on a thread of the queue's own. A fragment that another run computes is put back,
-    and later ones are tried. It is asked for again until that run has released it; then parts that
-    are in the store by now are taken as if the planner had found them, and the rest is computed.
-    So a fragment that waits for another run holds neither memory nor claims.
+    admission, on the queue's own thread. If another run computes a fragment, it is put back and
+    later ones are tried. It is requested again until that run has released it; then parts that
+    are now in the store are used as if the planner had found them, and the rest is computed. A
+    fragment that waits for another run thus holds neither memory nor claims.
 
     Args:
         state: The run.
         stages: The wave's stages.
         claims: The run's claims.
         look_up: Lists the parts of a partition in the store; called on the queue's thread.
-        counts: Counts the parts that were found.
-        waits: Is told which runs are waited for.
+        counts: Counts the parts found in the store.
+        waits: Reports the runs that are waited for.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FragmentQueue:
         self._last_scope = (-1, "")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
-        """Fragments that were not handed out or found; at most, as some may be given up."""
+        """Upper bound of the fragments not yet handed out or found; some may be given up."""
 
     @property
     def is_empty(self) -> bool:
@@ -104,16 +104,16 @@ class FragmentQueue:
 
     @property
     def is_last(self) -> bool:
-        """Whether no more will be handed out, unless another run gives one up."""
+        """Whether no more will be handed out, unless another run releases one."""
         return not (self._ready or self._has_fresh or self._asking)
 
     @property
     def is_claiming(self) -> bool:
-        """Whether the next fragment is about to come."""
+        """Whether the queue waits for claims on the next fragment."""
         return self._asking is not None and not self._ready
 
     def drop_given_up(self) -> None:
-        """Takes failed stages out of the next fragments; drops fragments that have no others."""
+        """Remove failed stages from the next fragments; drop fragments without other stages."""
         while run := self.peek():
             if given_up := {s for s in run.task_states if (run.partition, s) in self._state.failed}:
                 run.abandon(given_up)
@@ -123,25 +123,30 @@ class FragmentQueue:
             self.end(self.pop())
 
     def peek(self) -> FragmentState | None:
-        """The next fragment, None if there is none at present."""
+        """The next fragment; None if there is none at present."""
         return self._ready[0] if self._ready else None
 
     def pop(self) -> FragmentState:
-        """Takes out the next fragment."""
+        """Remove and return the next fragment."""
         self.left -= 1
         return self._ready.popleft()
 
     def release(self, run: FragmentState, stages: Collection[str]) -> None:
-        """Releases the claims on stages of a fragment that are written or given up."""
+        """Release the claims on written or abandoned stages of a fragment.
+
+        Args:
+            run: The fragment.
+            stages: The stages.
+        """
         self._releases += [run.claimed.pop(stage) for stage in stages if stage in run.claimed]
 
     def end(self, run: FragmentState) -> None:
-        """Releases what is left of a fragment that nothing more is done for."""
+        """Release the remaining claims of a fragment with no more work."""
         self.release(run, list(run.claimed))
         self._mine.discard((run.partition, run.index))
 
     def apply_claims(self) -> None:
-        """Takes in the answer to the last claims, if it is there."""
+        """Process the answer to the last claims, if it has arrived."""
         if self._asking is None or not self._asking.done():
             return
         answered, self._asking = self._asking.result(), None
@@ -156,10 +161,10 @@ class FragmentQueue:
                 self._take_granted(place, keys)
 
     def claim_ahead(self, idle: bool) -> None:
-        """Claims fragments ahead and releases what is done; does not wait for the answer.
+        """Claim fragments ahead and release finished ones, without waiting for the answer.
 
         Args:
-            idle: Whether nothing is under way in the wave.
+            idle: Whether nothing is in flight in the wave.
         """
         if self._asking is not None:
             return
@@ -179,7 +184,11 @@ class FragmentQueue:
             self._asking = self._thread.submit(self._ask, asked, releases)
 
     def report_waits(self, idle: bool) -> None:
-        """Says which runs are waited for, if nothing can be done before they end."""
+        """Report the runs that are waited for, if nothing can be done before they end.
+
+        Args:
+            idle: Whether nothing is in flight in the wave.
+        """
         if not (idle and self.is_waiting):
             self._end_wait()
             return
@@ -197,11 +206,11 @@ class FragmentQueue:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the only fragments left are those that other runs compute."""
+        """Whether other runs compute all remaining fragments."""
         return bool(self._blocked) and not (self._ready or self._has_fresh)
 
     def close(self) -> None:
-        """Releases all claims of the wave."""
+        """Release all claims of the wave."""
         self._thread.shutdown()
         self._end_wait()
         if self._asking is not None and self._asking.exception() is None:
@@ -232,11 +241,11 @@ class FragmentQueue:
     def _parts(self, partition: int) -> FoundParts:
         try:
             return self._look_up(partition, self._stages)
-        except VaneError as error:  # they are computed again
+        except VaneError as error:  # they are recomputed
             self._state.emit(Noticed(f"parts of another run could not be looked up: {error}"))
             return {}
 
-    # What comes next
+    # Next fragments
 
     def _places(self) -> Iterator[_Place]:
         order = 0
@@ -262,7 +271,7 @@ class FragmentQueue:
         return places
 
     def _take_found(self, partition: int, found: FoundParts) -> None:
-        """Takes parts that another run has written, except of fragments under way here."""
+        """Use parts that another run has written, except for fragments in progress here."""
         for stage, parts in found.items():
             for index, part in parts.items():
                 if (partition, index) in self._mine or (partition, stage) in self._state.failed:
@@ -286,7 +295,7 @@ class FragmentQueue:
     # Names of claims
 
     def _scope(self, partition: int) -> str:
-        last = self._last_scope  # read once: both threads come here
+        last = self._last_scope  # read once: both threads call this
         if last[0] != partition:
             key = self._state.plan.partitions[partition].key
             self._last_scope = last = (partition, self._state.claim_scope(key))

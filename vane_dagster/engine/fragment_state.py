@@ -1,4 +1,4 @@
-"""One fragment on its way through the stages of a wave."""
+"""State of one fragment in the stages of a wave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.protocol import Tally
 
 TaskKind = Literal["load", "slice", "gather", "whole"]
-"""What a task does: load a map's input, compute rows of it, gather its output, or all at once."""
+"""Kind of task: load a map's input, compute a slice, gather the output, or all at once."""
 
 
 @dataclass
@@ -23,21 +23,22 @@ class StageTaskState:
 
     Attributes:
         spec: The stage.
-        waits_for: Stages above it whose rows are not there yet.
-        readers: Stages below it in the wave that still need its rows.
+        waits_for: Upstream stages without rows yet.
+        readers: Downstream stages in the wave that still need its rows.
         started: Whether its work was queued.
         done: Whether its part is written.
         table: Reference to its rows while a reader needs them.
-        given: For a map: reference to the input's rows, and how many.
-        left: First and last row but one of what no worker was handed yet, by share.
-        pieces: For a map: outputs of its slices, by first row.
-        slices_in_flight: Slices at work.
         table_rows: Rows of `table`.
-        given_bytes: For a map: bytes of `given`, where it was loaded for it.
+        given: For a map: reference to the input rows.
+        given_rows: Rows of `given`.
+        left: Unassigned `[start, stop)` row ranges, by share.
+        pieces: For a map: outputs of its slices, each with its rows, by first input row.
+        slices_in_flight: Slices in flight.
+        tally: For a map: counts of the rows of its slices.
+        given_bytes: For a map: bytes of `given`, if it was loaded for this map.
         piece_bytes: Bytes of `pieces`.
-        table_bytes: Bytes of `table`, or of what it was before it was dropped.
-        dropped: Whether `table` was dropped while readers need it, who read the part instead.
-        tally: For a map: what became of the rows of its slices.
+        table_bytes: Bytes of `table`, also after it was dropped.
+        dropped: Whether `table` was dropped while readers need it; they read the part instead.
     """
 
     spec: StageSpec
@@ -59,25 +60,31 @@ class StageTaskState:
     dropped: bool = False
 
     def give(self, table: Any, rows: int, shares: Sequence[int] = ()) -> None:
-        """Takes a map's input in, of so many rows, and where the rows of each share end."""
+        """Set a map's input.
+
+        Args:
+            table: Reference to the input rows.
+            rows: Number of rows.
+            shares: End row of each share. Default: one share.
+        """
         self.given, self.given_rows = table, rows
         ends = shares or (rows,)
         self.left = list(zip((0, *ends), ends))
 
     @property
     def rows_left(self) -> int:
-        """For a map: rows of its input that no worker was handed yet."""
+        """For a map: unassigned input rows."""
         return sum(stop - start for start, stop in self.left)
 
     def take(self, share: int, rows: Callable[[int], int]) -> tuple[int, int]:
-        """Takes rows of a share, or the last ones of the largest if it has none left.
+        """Take the next rows of a share, or the last ones of the largest if it has none left.
 
         Args:
-            share: The share; counted round.
-            rows: How many rows to take of so many.
+            share: Index of the share, modulo the number of shares.
+            rows: Returns the number of rows to take, given the number left.
 
         Returns:
-            The first row, and the one after the last.
+            The row range `[start, stop)`.
         """
         place = share % len(self.left)
         start, stop = self.left[place]
@@ -93,7 +100,7 @@ class StageTaskState:
 
     @property
     def held(self) -> int:
-        """Bytes that it has in shared memory."""
+        """Bytes in shared memory."""
         given = self.given_bytes if self.given is not None else 0
         pieces = self.piece_bytes if self.pieces else 0
         return given + pieces + (self.table_bytes if self.table is not None else 0)
@@ -101,22 +108,22 @@ class StageTaskState:
 
 @dataclass
 class FragmentState:
-    """One fragment of one partition under way.
+    """One fragment of one partition in progress.
 
     Attributes:
-        order: Place in the run; the smallest goes first everywhere.
+        order: Position in the run; the smallest goes first everywhere.
         partition: Index of the partition in the plan.
         index: Index of the fragment in the partition.
         fragment: The fragment.
-        task_states: What is computed for it, upstream first.
-        epoch: Raised when it starts over, so that late answers are known as such.
-        restarts: How often it started over after a worker or its data was lost.
-        bytes_read: Bytes of the parts that it begins with.
-        peak: The most bytes that its tables had at a time, those included that were dropped.
-        suspects: Stages that it goes through in slices, because a worker died at it.
-        losses: Workers that a row has ended, by stage and row.
-        row_retries: Former parts of which the failed rows alone are computed, by stage.
-        claimed: The claims that the run holds on its stages, by stage.
+        task_states: Its stages to compute, upstream first.
+        epoch: Incremented when it starts over, which identifies late answers.
+        restarts: Number of restarts after a worker or its data was lost.
+        bytes_read: Bytes of the parts that it reads first.
+        peak: Maximum bytes of its tables at one time, including dropped ones.
+        suspects: Stages that it runs in slices, because a worker died there.
+        losses: Number of workers that a row has ended, by stage and row.
+        row_retries: Former parts for which only the failed rows are computed, by stage.
+        claimed: The run's claims on it, by stage.
     """
 
     order: int
@@ -134,7 +141,7 @@ class FragmentState:
     claimed: dict[str, bytes] = field(default_factory=dict)
 
     def order_of(self, spec: StageSpec) -> RowOrder | None:
-        """In which order workers are given a map's rows; None for the rows' own."""
+        """The order in which a map's rows are assigned to workers; None for their own order."""
         row_retries = spec.name in self.row_retries
         return None if row_retries else spec.row_order
 
@@ -144,7 +151,11 @@ class FragmentState:
         return all(task_state.done for task_state in self.task_states.values())
 
     def start_over(self, counts: bool = True) -> None:
-        """Forgets everything but written parts; `counts` where it may be its own fault."""
+        """Discard everything but written parts.
+
+        Args:
+            counts: Whether to count a restart, because the fragment may be the cause.
+        """
         self.epoch += 1
         self.restarts += counts
         unfinished = {
@@ -153,7 +164,7 @@ class FragmentState:
         self.task_states = make_task_states([task_state.spec for task_state in unfinished.values()])
 
     def abandon(self, stages: set[str]) -> None:
-        """Gives up stages; what they alone needed may go."""
+        """Give up stages, and release the inputs that only they needed."""
         for name in stages & set(self.task_states):
             task_state = self.task_states.pop(name)
             for upstream in task_state.spec.upstream:
@@ -167,7 +178,7 @@ class FragmentState:
 
     @property
     def dropped(self) -> int:
-        """Bytes of the tables that were dropped and are still to be read from their parts."""
+        """Bytes of dropped tables that are still to be read from their parts."""
         task_states = self.task_states.values()
         return sum(
             task_state.table_bytes
@@ -176,7 +187,13 @@ class FragmentState:
         )
 
     def hold(self, stage: str, kind: TaskKind, table_bytes: int) -> None:
-        """Takes in the bytes of a table that came back, beside those that it was made from."""
+        """Record the bytes of a returned table, in addition to those of its inputs.
+
+        Args:
+            stage: The stage.
+            kind: Kind of the task.
+            table_bytes: Bytes of the table.
+        """
         self.peak = max(self.peak, self.held + self.dropped + table_bytes)
         task_state = self.task_states[stage]
         if kind == "load":
@@ -187,7 +204,7 @@ class FragmentState:
             task_state.table_bytes = table_bytes
 
     def droppable(self) -> list[str]:
-        """Stages whose rows are only needed by stages that wait for others as well."""
+        """Stages with rows needed only by stages that also wait for others."""
         return [
             name
             for name, task_state in self.task_states.items()
@@ -200,13 +217,13 @@ class FragmentState:
         ]
 
     def drop(self, stage: str) -> int:
-        """Drops a stage's rows, which are read from its part again; gives their bytes."""
+        """Drop a stage's rows, which are later read from its part; return their bytes."""
         task_state = self.task_states[stage]
         task_state.table, task_state.dropped = None, True
         return task_state.table_bytes
 
     def read(self, stage: str) -> None:
-        """One reader of a stage's rows needs them no more."""
+        """Record that one reader no longer needs a stage's rows."""
         task_state = self.task_states[stage]
         task_state.readers -= 1
         if task_state.readers == 0:
@@ -214,7 +231,7 @@ class FragmentState:
 
 
 def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
-    """Nodes for stages, upstream first, each with its readers among them counted."""
+    """Create task states for stages, upstream first, each with its readers among them counted."""
     names = {spec.name for spec in specs}
     readers = [upstream for spec in specs for upstream in spec.upstream]
     return {
@@ -226,7 +243,16 @@ def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
 def to_compute(
     state: RunState, stages: Sequence[str], partition: int, index: int
 ) -> list[StageSpec]:
-    """Of a wave's stages those that are missing of a fragment and not given up, upstream first."""
+    """The stages of a wave to compute for a fragment, upstream first.
+
+    Excludes stages that have a part and stages that were given up.
+
+    Args:
+        state: The run.
+        stages: The wave's stages.
+        partition: Index of the partition.
+        index: Index of the fragment in the partition.
+    """
     if (partition, index) in state.damaged:
         return []
     planned = state.plan.partitions[partition]
@@ -242,10 +268,18 @@ def to_compute(
 def fragment_state(
     state: RunState, specs: Sequence[StageSpec], order: int, partition: int, index: int
 ) -> FragmentState:
-    """A fragment on its way through stages, of which it has no parts."""
+    """Create the state of a fragment with missing parts.
+
+    Args:
+        state: The run.
+        specs: The stages to compute, upstream first.
+        order: Position in the run.
+        partition: Index of the partition.
+        index: Index of the fragment in the partition.
+    """
     planned = state.plan.partitions[partition]
     names = {spec.name for spec in specs}
-    # Where what a stage reads is computed too, all of its rows are.
+    # If the input of a stage is computed too, all of its rows are.
     row_retries = {
         spec.name: planned.stages[spec.name].row_retries[index]
         for spec in specs
@@ -265,7 +299,14 @@ def bytes_read(
     fragment: int,
     specs: Sequence[StageSpec],
 ) -> int:
-    """Bytes of the parts that stages read of a fragment, of which they compute none themselves."""
+    """Bytes of the upstream parts that stages read for a fragment and do not compute themselves.
+
+    Args:
+        parts: Parts by partition index and stage, then by fragment index.
+        partition: Index of the partition.
+        fragment: Index of the fragment in the partition.
+        specs: The stages.
+    """
     made = {spec.name for spec in specs}
     read = {upstream for spec in specs for upstream in spec.upstream} - made - {SOURCE}
     return sum(parts[partition, stage][fragment].info.bytes for stage in read)

@@ -1,4 +1,4 @@
-"""Admission of fragments by measured bytes, so that memory stays bounded whatever comes in."""
+"""Admission of fragments by measured bytes, which bounds memory for any input."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ _Stages = frozenset[tuple[str, bool]]
 
 
 class MemoryBudget:
-    """Bytes that the fragments under way may hold in shared memory, all stages together.
+    """Bytes that the fragments in progress may hold in shared memory, all stages together.
 
-    A fragment is charged with its bytes at the source times the largest expansion measured so far:
-    the most bytes that a fragment held at a time, over those of its source. Each report tells, so
-    one that grows beyond what was expected stops admission while it is under way. As long as no
-    fragment has come through the same stages, a large expansion is assumed.
+    A fragment is charged its source bytes times the largest expansion measured so far: the maximum
+    bytes that a fragment held at one time, divided by its source bytes. Every report updates it, so
+    a fragment that outgrows the estimate stops admission while it is in progress. Until a fragment
+    has completed the same stages, a large expansion is assumed.
 
-    What was admitted in error is held back: where memory is too short for all to grow, the oldest
-    go on alone, and always the first.
+    Fragments admitted in error are held back: if memory is too short for all to grow, only the
+    oldest continue, and the first always does.
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
-        """Admits up to `limit` bytes and `fragments` fragments, and always one."""
+        """Admit fragments within the limits, and always at least one.
+
+        Args:
+            limit: Bytes in shared memory.
+            fragments: Number of fragments.
+        """
         self._limit = limit
         self._most = fragments
         self._expansion = _MIN_EXPANSION
@@ -38,13 +43,13 @@ class MemoryBudget:
         self._credited: dict[int, FragmentState] = {}
 
     def make_room_for(self, run: FragmentState) -> bool:
-        """Whether there is room for a fragment, counting what `charge` may drop for it."""
+        """Whether there is room for a fragment, including tables that `charge` may drop for it."""
         if not self._runs:
             return True
         return len(self._runs) < self._most and self._is_possible(self._wanted_to_begin(run))
 
     def charge(self, run: FragmentState) -> None:
-        """Takes the bytes of a fragment that begins, and drops what waits for a join for them."""
+        """Charge a new fragment, and drop tables that wait for a join to make room for it."""
         if self._runs:
             self._make_room(self._wanted_to_begin(run))
         self._runs[run.order] = run
@@ -52,7 +57,14 @@ class MemoryBudget:
         self._recharge([run])
 
     def take(self, run: FragmentState, stage: str, kind: TaskKind, table_bytes: int) -> None:
-        """Takes in a table that came back, and learns from what the fragment holds now."""
+        """Record a returned table, and update the expansion from the bytes that the fragment holds.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+            kind: Kind of the task.
+            table_bytes: Bytes of the table.
+        """
         run.hold(stage, kind, table_bytes)
         self._recharge([run, *self._credited.values()])
         if (measured := run.peak / _source(run)) > self._expansion:
@@ -60,19 +72,19 @@ class MemoryBudget:
             self._recharge(self._runs.values())
 
     def may_continue(self, run: FragmentState) -> bool:
-        """Whether a fragment under way may go on: those before it and it have room to grow.
+        """Whether a fragment in progress may continue: it and earlier ones have room to grow.
 
-        What `make_room` may drop for it counts as room.
+        Tables that `make_room` may drop for it count as room.
         """
         return self._is_unrestrained(run) or self._is_possible(self._wanted_to_go_on(run))
 
     def make_room(self, run: FragmentState) -> None:
-        """Drops what waits for a join, as far as a fragment needs it to go on."""
+        """Drop tables that wait for a join, as far as a fragment needs the room to continue."""
         if not self._is_unrestrained(run):
             self._make_room(self._wanted_to_go_on(run))
 
     def release(self, run: FragmentState) -> None:
-        """Gives a fragment's bytes back."""
+        """Release a fragment's bytes."""
         if self._runs.pop(run.order, None) is None:
             return
         self._charged -= self._charges.pop(run.order)
@@ -94,15 +106,15 @@ class MemoryBudget:
         return int(_source(run) * expansion) - run.dropped
 
     def _wanted_to_begin(self, run: FragmentState) -> int:
-        """All bytes that would be charged if a fragment began."""
+        """All bytes charged if a fragment began."""
         return self._charged + self._charge(run, _stages(run))
 
     def _is_unrestrained(self, run: FragmentState) -> bool:
-        """Whether memory is no reason to hold a fragment under way back."""
+        """Whether memory is no reason to hold back a fragment in progress."""
         return self._charged <= self._limit or run.order <= min(self._runs, default=run.order)
 
     def _wanted_to_go_on(self, run: FragmentState) -> int:
-        """The bytes that are held now, and what a fragment and those before it may grow by."""
+        """The bytes now held, plus the possible growth of a fragment and of those before it."""
         held = {order: under_way.held for order, under_way in self._runs.items()}
         growth = sum(
             max(0, self._charges[order] - held[order]) for order in held if order <= run.order
@@ -110,7 +122,7 @@ class MemoryBudget:
         return sum(held.values()) + growth
 
     def _droppable(self) -> list[tuple[FragmentState, str]]:
-        """Tables that can be read again, of the youngest fragments first.
+        """Tables that can be read again, those of the youngest fragments first.
 
         Their joins are the furthest away.
         """
@@ -118,14 +130,14 @@ class MemoryBudget:
         return [(run, stage) for run in youngest_first for stage in run.droppable()]
 
     def _is_possible(self, wanted: int) -> bool:
-        """Whether so many bytes are within the limit once all droppable tables are dropped."""
+        """Whether `wanted` bytes are within the limit once all droppable tables are dropped."""
         short = wanted - self._limit
         if short <= 0:
             return True
         return short <= sum(run.task_states[stage].table_bytes for run, stage in self._droppable())
 
     def _make_room(self, wanted: int) -> None:
-        """Drops tables until so many bytes are within the limit; none where that is impossible."""
+        """Drop tables until `wanted` bytes are within the limit; none if that is impossible."""
         short = wanted - self._limit
         for run, stage in self._droppable() if self._is_possible(wanted) else ():
             if short > 0:
@@ -139,5 +151,5 @@ def _source(run: FragmentState) -> int:
 
 
 def _stages(run: FragmentState) -> _Stages:
-    """The stages that a fragment goes through, and of which of them only failed rows are made."""
+    """The stages of a fragment, each with whether only its failed rows are computed."""
     return frozenset((name, name in run.row_retries) for name in run.task_states)

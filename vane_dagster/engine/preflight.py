@@ -1,4 +1,4 @@
-"""What stands in the way of a run, found all at once before anything is leased or loaded."""
+"""Preflight validation: all problems of a run at once, before anything is leased or loaded."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ASKERS = 16
 
 @dataclass(frozen=True)
 class PreflightFinding:
-    """One thing that stands in the way of a run.
+    """One problem that prevents a run.
 
     Attributes:
-        location: What it concerns: a stage, a folder, a node.
-        problem: What is expected against what there is.
-        fix: What to do about it; empty where `problem` says it.
-        place: The folder that it is about, so that it is not told twice.
+        location: The stage, folder or node that it concerns.
+        problem: The expected against the actual state.
+        fix: The fix; empty if `problem` includes it.
+        place: The folder that it concerns, which avoids duplicate reports.
     """
 
     location: str
@@ -46,12 +46,12 @@ class PreflightFinding:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks found, and what they made on the way that the run needs.
+    """Results of preflight validation, including objects that the run reuses.
 
     Attributes:
-        capacity: What the cluster has.
-        code: The packed code of each stage that runs some.
-        findings: All that stands in the way.
+        capacity: Resources of the cluster.
+        code: The packed code of each stage that runs user code.
+        findings: All problems that prevent the run.
     """
 
     capacity: Capacity
@@ -66,16 +66,16 @@ def check_all(
     store: Store,
     backend: Backend | None,
 ) -> Checked:
-    """Looks for all that stands in the way of computing some stages.
+    """Collect all problems that prevent computing some stages.
 
-    Nothing is leased, loaded or left behind.
+    Leases and loads nothing, and leaves no files behind.
 
     Args:
         pipeline: The pipeline.
-        stages: The stages that have something to compute.
-        partitions: A partition of each stage that writes, whose target stands for all.
-        store: Where parts and manifests go.
-        backend: Where the work is done; None where it is known to fail.
+        stages: The stages to compute.
+        partitions: For each stage that writes, a partition with a target representative of all.
+        store: The store for parts and manifests.
+        backend: Backend that computes; None if it is known to fail.
     """
     with ThreadPoolExecutor(max_workers=_ASKERS) as threads:
         there = threads.submit(backend.versions) if backend else None
@@ -98,16 +98,21 @@ def check_all(
 def new_findings(
     findings: Sequence[PreflightFinding], errors: Sequence[VaneError]
 ) -> list[PreflightFinding]:
-    """The findings that errors raised before do not tell already."""
+    """The findings that earlier errors do not already report.
+
+    Args:
+        findings: The findings.
+        errors: Errors raised before.
+    """
     message = [str(error) for error in errors]
     return [f for f in findings if not (f.place and any(f.place in text for text in message))]
 
 
 def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
-    """Raises all findings as one error, if there are any.
+    """Raise all findings as one error, if there are any.
 
     Raises:
-        PreflightError: With a line for each finding, each told once.
+        PreflightError: With a line for each distinct finding.
     """
     message = tuple(dict.fromkeys(str(finding) for finding in findings))
     if not message:
@@ -124,7 +129,15 @@ def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
 def packed(
     pipeline: Pipeline, stages: Sequence[str]
 ) -> tuple[dict[str, CodeBundle], list[PreflightFinding]]:
-    """Packs the code of each stage that runs some, and tells of all that cannot be."""
+    """Pack the code of each stage that runs user code.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+
+    Returns:
+        The packed code by stage, and a finding for each stage that cannot be packed.
+    """
     code: dict[str, CodeBundle] = {}
     findings = []
     for stage in stages:
@@ -148,12 +161,12 @@ def too_large(
     capacity: Capacity,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> list[PreflightFinding]:
-    """The pools that the cluster cannot hold even alone, with the stages that ask for them.
+    """Find the pools that the cluster cannot hold even alone, with the stages that request them.
 
     Args:
         pipeline: The pipeline.
-        stages: The stages that have something to compute.
-        capacity: What the cluster has.
+        stages: The stages to compute.
+        capacity: Resources of the cluster.
         infeasible_reason: See `unsatisfiable`.
     """
     asked: dict[tuple[str, int], list[str]] = {}
@@ -180,7 +193,7 @@ def _written(
     partitions: Mapping[str, str | None],
     store: Store,
 ) -> list[tuple[str, Location]]:
-    """The folders that a run writes into: the store's, and one target of each `write` stage."""
+    """The folders that a run writes to: the store's, and one target of each `write` stage."""
     found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
         if stage not in partitions:
@@ -192,7 +205,7 @@ def _written(
 
 
 def _not_writable(location: str, write_target: Location) -> list[PreflightFinding]:
-    """Writes and deletes an empty file, whose name every listing of ours passes over."""
+    """Write and delete an empty file, with a name that all our listings ignore."""
     try:
         if write_target.is_local:
             _try_local(write_target)
@@ -210,7 +223,7 @@ def _not_writable(location: str, write_target: Location) -> list[PreflightFindin
 
 
 def _try_local(write_target: Location) -> None:
-    """Makes no folder: it tries the first above the location that there is."""
+    """Try the first existing ancestor of the location, because this must not create folders."""
     folder = write_target.path
     while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
@@ -224,7 +237,7 @@ def _brief(error: OSError) -> str:
 
 
 def _versions(ask: Callable[[], Mapping[str, Versions | str]]) -> list[PreflightFinding]:
-    """What the nodes have other than this process; a node that cannot tell gives its error."""
+    """Nodes with other versions than this process; a node that cannot report gives its error."""
     try:
         there = ask()
     except ComputeError as error:

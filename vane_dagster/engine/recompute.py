@@ -1,4 +1,4 @@
-"""The rows of a sample that was computed again, and those stored."""
+"""Comparison data of a recomputed sample: the stored rows and the recomputed ones."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def read_sample(
     made: Sequence[Part],
     store: Store,
 ) -> list[RecomputedRows]:
-    """Read a sample's rows as they are stored and as they were computed now.
+    """Read a sample's rows as stored and as recomputed now.
 
     Args:
         plan: The plan of the sample.
-        partition: The partition in it.
-        sampled: Where the sample comes from.
-        made: The parts that were computed, one a fragment.
-        store: Where parts are.
+        partition: The partition in the plan.
+        sampled: Origin of the sample.
+        made: The recomputed parts, one per fragment.
+        store: The store of the parts.
 
     Raises:
         VaneError: If something cannot be read.
@@ -55,16 +55,16 @@ def read_sample(
 
 
 def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Array) -> RowOutcomes:
-    """Read what a part has of some input rows.
+    """Read the output rows and errors of some input rows from a part.
 
     Args:
-        folder: Where the part is.
+        folder: Folder of the part.
         part: The part.
-        given: Its column with the id of the input row.
+        given: The part's column with the id of the input row.
         ids: The ids of the input rows.
 
     Raises:
-        StoreError: If it cannot be read.
+        StoreError: If the part cannot be read.
     """
     table = read_part(folder, part.name)
     owners = table.column(given)
@@ -83,10 +83,14 @@ def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Arra
 
 
 def delete_parts(plan: RunPlan, store: Store) -> None:
-    """Deletes all that a sample has written, also where it came to no end.
+    """Delete everything that a sample has written, even if it did not complete.
+
+    Args:
+        plan: The plan of the sample.
+        store: The store of the parts.
 
     Raises:
-        StoreError: If the store refuses.
+        StoreError: If the store fails.
     """
     (stage,) = plan.selected
     for partition in plan.partitions:
@@ -96,7 +100,7 @@ def delete_parts(plan: RunPlan, store: Store) -> None:
 
 
 def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Store) -> pa.Array:
-    """The ids of a fragment's sampled rows, read as the workers read them."""
+    """The ids of a fragment's sampled rows, read in the same way as by the workers."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     base, fragment = spec.base_node(pipeline), partition.fragments[index]

@@ -1,4 +1,4 @@
-"""What a run knows of its partitions: parts, failures, counts, and what can be committed."""
+"""State of a run's partitions: parts, failures, counts, and commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PUBLISH_POLL_SECONDS = 0.2
 
 
 class RunState:
-    """The state of a run over all its waves. Used by the executor's thread alone."""
+    """The state of a run over all its waves. Used only by the executor's thread."""
 
     def __init__(
         self,
@@ -52,7 +52,18 @@ class RunState:
         claims: Claims | None = None,
         former: RunState | None = None,
     ) -> None:
-        """The state of a run that begins, or goes on after a `former` pass."""
+        """Start with a new run, or with another pass of a run.
+
+        Args:
+            plan: The plan.
+            store: The store for parts and manifests.
+            run_id: The run id.
+            emit: Called with each event, also from another thread.
+            info: Metadata stored in each manifest.
+            check_runner: Evaluates the stages' checks.
+            claims: The run's claims. Default: none.
+            former: State of the previous pass, if any.
+        """
         self.plan = plan
         self.pipeline = plan.pipeline
         self.run_id = run_id
@@ -71,7 +82,7 @@ class RunState:
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline)
         self.failed: dict[tuple[int, str], VaneError] = {}
-        self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a plan anew
+        self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments that wait for a new plan
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         counted = former.counted() if former else {}
@@ -84,18 +95,23 @@ class RunState:
                     self._take(index, stage, i, part)
                 self.stats[index, stage] = counted.get((partition.key, stage)) or StageStats()
             for stage, manifest in partition.inputs.items():
-                # A sample may read what a stage has computed under a former name.
+                # A sample may read parts that a stage has computed under a former name.
                 folder = store.parts(self.pipeline.name, manifest.stage, partition.key)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
 
     def counted(self) -> dict[tuple[str | None, str], StageStats]:
-        """What was done so far, by partition key and stage."""
+        """Statistics so far, by partition key and stage."""
         return {(self.plan.partitions[i].key, s): stats for (i, s), stats in self.stats.items()}
 
     def worker_ready(self, pool: str, report: LoadReport) -> None:
-        """Counts a worker for the next partition that is committed with work of its pool."""
+        """Count a ready worker for the next committed partition with work of its pool.
+
+        Args:
+            pool: Identity of the pool.
+            report: The worker's report.
+        """
         with self._loads_lock:
             use = self._loads.setdefault(pool, StageStats())
             use.loads += not report.warm
@@ -103,7 +119,7 @@ class RunState:
             use.warm += report.warm
 
     def fragments_left(self, stages: Sequence[str]) -> int:
-        """Fragments of which one of the stages has to be computed, and is not given up."""
+        """Number of fragments with at least one stage to compute that was not given up."""
         return sum(
             len(
                 {
@@ -118,7 +134,7 @@ class RunState:
         )
 
     def begin(self) -> None:
-        """Reports what is done already, and commits what only wants a manifest."""
+        """Report completed partitions, and commit those that lack only a manifest."""
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             if spec.publishes:
@@ -133,19 +149,31 @@ class RunState:
             self._commit_complete(index)
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
-        """Takes in a part; commits what it completes."""
+        """Add a part, and commit the partitions that it completes.
+
+        Args:
+            index: Index of the partition.
+            stage: The stage.
+            fragment: Index of the fragment in the partition.
+            part: The part.
+        """
         self._take(index, stage, fragment, part)
         self._commit_complete(index)
 
     def _take(self, index: int, stage: str, fragment: int, part: Part) -> None:
-        """Keeps a part; of the samples, which are for people, the first."""
+        """Store a part, and the first sample, which is meant for people."""
         if part.info.sample:
             self._samples.setdefault((index, stage), part.info.sample)
             part = replace(part, info=replace(part.info, sample=()))
         self.parts[index, stage][fragment] = part
 
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
-        """Gives up a stage of a partition and the selected stages below it.
+        """Give up a stage of a partition and the selected stages downstream.
+
+        Args:
+            index: Index of the partition.
+            stage: The stage.
+            error: The cause.
 
         Returns:
             The stages given up.
@@ -163,7 +191,7 @@ class RunState:
         return lost
 
     def missing(self, stage: str) -> list[tuple[int, list[int]]]:
-        """The fragments of which a stage has no part yet, by partition."""
+        """The fragments without a part of a stage, by partition."""
         return [
             (index, [i for i in range(len(p.fragments)) if i not in self.parts[index, stage]])
             for index, p in enumerate(self.plan.partitions)
@@ -171,7 +199,7 @@ class RunState:
         ]
 
     def unfinished(self, index: int) -> list[str]:
-        """The stages of a partition that have not come to an end."""
+        """The stages of a partition that are neither committed, queued for commit, nor failed."""
         return [
             stage
             for stage, stage_plan in self.plan.partitions[index].stages.items()
@@ -181,18 +209,28 @@ class RunState:
         ]
 
     def max_faults(self, index: int, stage: str) -> int:
-        """Rows of a stage's partition that may fail, where it has as many as the source."""
+        """Rows of a stage's partition that may fail, if it has as many rows as the source.
+
+        Args:
+            index: Index of the partition.
+            stage: The stage.
+        """
         if sample := self.plan.partitions[index].sample:
             return sum(map(len, sample.values()))
         rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
         return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
 
     def faults_allowed(self, index: int, stage: str) -> int:
-        """Of these, those that have not failed yet."""
+        """Rows that may still fail: `max_faults` minus those that have failed.
+
+        Args:
+            index: Index of the partition.
+            stage: The stage.
+        """
         return max(0, self.max_faults(index, stage) - self.stats[index, stage].faults)
 
     def close(self) -> None:
-        """Waits until everything is committed."""
+        """Wait until all commits are done."""
         self._committer.close()
 
     def _commit_complete(self, index: int) -> None:
@@ -216,7 +254,7 @@ class RunState:
                 self._commit_complete(index + 1)  # which may have waited for this
 
     def _waits_for_former(self, index: int, stage: str) -> bool:
-        """Whether a check compares a partition with the one before, which is not committed yet."""
+        """Whether a check compares a partition with the previous one, not committed yet."""
         if index == 0 or not any(c.compares for c in self.pipeline.checks(stage)):
             return False
         former = (index - 1, stage)
@@ -281,7 +319,7 @@ class RunState:
 
     @contextlib.contextmanager
     def _publishing(self, manifest: Manifest) -> Iterator[None]:
-        """Waits until no other run publishes the partition, and keeps others from doing so.
+        """Wait until no other run publishes the partition, and keep others from doing so.
 
         Called on the committer's thread.
         """
@@ -301,7 +339,7 @@ class RunState:
         stage: str,
         parts: Mapping[int, Part],
     ) -> Published | None:
-        """Where a `write` stage's rows are before they are published, for its checks."""
+        """Location of a `write` stage's rows before they are published, for its checks."""
         there = [(parts[i].folder, parts[i].info.name) for i in range(len(partition.fragments))]
         if (found := publisher.unpublished(there)) is not None:
             return found
@@ -309,7 +347,7 @@ class RunState:
         return in_force.published if in_force else None
 
     def _brings_ids(self, spec: StageSpec) -> bool:
-        """Whether a stage's ids have not been seen to be unique above it."""
+        """Whether a stage introduces ids that were not verified as unique upstream."""
         return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
 
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
@@ -338,5 +376,5 @@ class RunState:
 
 
 def _claim_root(store: Store, pipeline: str) -> str:
-    """Identifies a pipeline in a store, in all drivers that reach it by one path."""
+    """Identify a pipeline in a store, for all drivers that reach it by the same path."""
     return f"{protocol_of(store.root.url)}|{store.root.path}|{pipeline}"

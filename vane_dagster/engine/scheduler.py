@@ -39,7 +39,7 @@ _FRAGMENTS_TO_LEARN = 2
 
 
 class WaveScheduler:
-    """Streams all fragments that a wave has to compute."""
+    """Streams all fragments that a wave must compute."""
 
     def __init__(
         self,
@@ -54,9 +54,19 @@ class WaveScheduler:
         look_up: Callable[[int, Sequence[str]], FoundParts],
         priority: int = 0,
     ) -> None:
-        """Streams `stages`, whose maps run on the workers of `pools` (by stage) under `lease`.
+        """Create the scheduler, and start loading the leased workers.
 
-        `look_up` lists the parts of a partition's stages in the store.
+        Args:
+            state: The run.
+            stages: The wave's stages.
+            lease: The lease.
+            pools: The pool of each map.
+            work_builder: Builds work for the lease.
+            budget_bytes: Bytes that fragments in progress may hold in shared memory.
+            cancelled: Set to stop the run.
+            part_repair: Removes damaged parts.
+            look_up: Lists the parts of a partition's stages in the store.
+            priority: Priority of the run.
         """
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
@@ -82,12 +92,12 @@ class WaveScheduler:
         )
 
     def run(self) -> None:
-        """Streams until every fragment is computed or given up.
+        """Stream until every fragment is computed or given up.
 
         Raises:
-            Cancelled: If the run was asked to stop.
+            Cancelled: If the run was cancelled.
             ClusterLostError: If the cluster is gone.
-            ComputeError: If the lease ended under way.
+            ComputeError: If the lease ended meanwhile.
         """
         try:
             while self._active or not self._fragments.is_empty:
@@ -107,7 +117,7 @@ class WaveScheduler:
         self._counts.emit_progress(last=True)
 
     def _running(self) -> str:
-        """The stages that are being computed, each with a partition of it."""
+        """The stages in progress, each with one of its partitions."""
         items = [in_flight.task for in_flight in self._in_flight.values()]
         stages = {task.stage: task.run.partition for task in items}
         for run in self._active.values() if not stages else ():
@@ -147,19 +157,19 @@ class WaveScheduler:
                 self._queue(run, stage, "load")
 
     def _awaits_throughput(self, stage: str) -> bool:
-        """Whether it shows only with the first worker, which may know its speed, how a map goes."""
+        """True until a ready worker supplies a throughput estimate, which decides how maps run."""
         maps = stage in self._pools and self._slice_sizer.may_run_whole(stage)
         return maps and not self._worker_group.worker_queue(stage, True).calls_by_worker
 
     def _is_learning(self) -> bool:
-        """Whether enough is under way until it shows how fast its stages are, so how they go."""
+        """Whether admission waits until fragments in progress show the speed of their stages."""
         stages = {s for run in self._active.values() for s in run.task_states}
         return len(self._active) >= _FRAGMENTS_TO_LEARN and self._slice_sizer.is_learning(stages)
 
     def _upstream_in_memory(
         self, run: FragmentState, task_state: StageTaskState
     ) -> StageTaskState | None:
-        """The stage above, if a map's workers can be given its rows as they lie in memory."""
+        """The upstream stage, if a map's workers can read its rows from memory in their order."""
         return (
             run.task_states.get(task_state.spec.upstream[0])
             if run.order_of(task_state.spec) is None
@@ -190,7 +200,7 @@ class WaveScheduler:
             run.order, Task(run, run.epoch, stage, kind, retry)
         )
 
-    # Handing out
+    # Assignment of tasks
 
     def _assign_tasks(self) -> None:
         for worker_queue in self._worker_group.worker_queues.values():
@@ -214,7 +224,7 @@ class WaveScheduler:
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, start, rows, began)
 
-    # What came back
+    # Completed calls
 
     def _handle_done(self, done: CallResult) -> None:
         if self._worker_group.handle_done(done):
@@ -306,7 +316,7 @@ class WaveScheduler:
         assert report.part is not None
         part = Part(self._work_builder.folder(run, task_state.spec), report.part)
         if error := self._checker.verify_part(run, task_state.spec, part):
-            part.folder.delete([part.info.name])  # so that nothing builds on it
+            part.folder.delete([part.info.name])  # nothing may build on it
             self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, stage, report.rows_out)
@@ -348,7 +358,7 @@ class WaveScheduler:
             self._end_if_finished(run)
 
     def _fail_unstarted(self, stage: str, error: VaneError) -> None:
-        """Fails a stage where fragments of it have not begun; those under way are finished."""
+        """Fail a stage in partitions with unstarted fragments; finish fragments in progress."""
         begun = {
             (run.partition, run.index) for run in self._active.values() if stage in run.task_states
         }
@@ -357,14 +367,14 @@ class WaveScheduler:
                 self._state.fail(index, stage, error)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
-        """Fails stages whose pool cannot start in every partition that needs them."""
+        """Fail stages in every partition that needs them, because their pool cannot start."""
         for stage in stages:
             for index, partition in enumerate(self._state.plan.partitions):
                 if len(self._state.parts[index, stage]) < len(partition.fragments):
                     self._fail(index, stage, error)
 
     def _lost(self, loss: WorkerLoss, ticket: int, in_flight: InFlightTask) -> None:
-        """A worker or its data is gone: the worker is replaced, what it was at is done again."""
+        """Handle the loss of a worker or its data: replace the worker, and retry its work."""
         if loss.worker:
             self._record_loss(ticket, in_flight.worker)
         at_work = not loss.worker or self._losses.was_executing(in_flight.worker, ticket)
@@ -405,7 +415,7 @@ class WaveScheduler:
     def _retry_rows(
         self, in_flight: InFlightTask, was_executing_rows: bool, loss: WorkerLoss, hung: bool
     ) -> None:
-        """Gives the rows of a lost slice to other workers, halved if they may be at fault."""
+        """Queue the rows of a lost slice for other workers, halved if they may be the cause."""
         task, task_state = in_flight.task, in_flight.task.run.task_states[in_flight.task.stage]
         why = loss.fault.message if loss.fault else ""
         rows = (in_flight.start, in_flight.rows)

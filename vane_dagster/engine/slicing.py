@@ -1,4 +1,4 @@
-"""How much of a map's input a worker is handed at once: a whole fragment, or a slice of it."""
+"""Size of the work on a map's input for one call: a whole fragment, or a slice of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.worker.protocol import PoolSpec
 
 DEFAULT_BATCH = 4096
-"""Rows that a stage without a batch size is handed at least, where there are as many."""
+"""Minimum rows of a slice for a stage without a batch size, if there are as many."""
 _SLICE_SECONDS = 0.5
 _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
@@ -18,7 +18,7 @@ _WHOLE_SECONDS = 1.0
 
 
 class SliceSizer:
-    """What is known of the speed of a wave's maps, and what follows from it.
+    """Estimates the speed of a wave's maps, and derives the size of their calls.
 
     Args:
         pools: The pool of each map.
@@ -30,30 +30,41 @@ class SliceSizer:
         self._seen: set[str] = set()
 
     def learn(self, stage: str, seconds: float, rows: int) -> None:
-        """Takes in a call's time; half of what is known is the last one's."""
+        """Update the estimate with a call; the last call has a weight of one half.
+
+        Args:
+            stage: The stage.
+            seconds: Duration of the call in seconds.
+            rows: Rows of the call.
+        """
         self._seen.add(stage)
         if rows:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
 
     def seed_estimate(self, stage: str, row_seconds: float | None) -> None:
-        """Takes what a warm worker knows of former runs, where nothing is known yet."""
+        """Use a warm worker's estimate from former runs, if there is none yet.
+
+        Args:
+            stage: The stage.
+            row_seconds: Seconds per row; None if unknown.
+        """
         if row_seconds:
             self._row_seconds.setdefault(stage, row_seconds)
 
     def may_run_whole(self, stage: str) -> bool:
-        """Whether a worker may do a fragment by itself.
+        """Whether one worker may process a whole fragment alone.
 
-        A GPU would idle as it reads and writes, and one that is to be replaced after some batches
-        would do more of them.
+        A GPU would idle while the worker reads and writes, and a worker that is to be replaced
+        after some batches would exceed their number.
         """
         pool = self._pools[stage]
         return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.lifecycle.max_batches
 
     def is_learning(self, stages: Collection[str]) -> bool:
-        """Whether one of the stages may go whole, and none of its rows has shown its speed yet.
+        """Whether one of the stages may run whole fragments and its speed is still unknown.
 
-        A stage of which a fragment came back without rows is not waited for: there may be none.
+        A stage for which a fragment came back without rows does not count: it may have no rows.
         """
         known = self._seen | self._row_seconds.keys()
         return any(
@@ -62,10 +73,16 @@ class SliceSizer:
         )
 
     def should_run_whole(self, stage: str, rows: int, fragments_left: int, workers: int) -> bool:
-        """Whether one worker reads, computes and writes a fragment by itself.
+        """Whether one worker reads, computes and writes a fragment alone.
 
-        That spares two copies through shared memory, and would leave other workers idle where
-        fragments are few or slow: those are sliced.
+        This saves two copies through shared memory, but would leave other workers idle if fragments
+        are few or slow: those are sliced.
+
+        Args:
+            stage: The stage.
+            rows: Rows of the fragment.
+            fragments_left: Fragments of the wave that are not started.
+            workers: Workers of the pool.
         """
         if stage not in self._row_seconds or not self.may_run_whole(stage):
             return False
@@ -74,15 +91,15 @@ class SliceSizer:
         return seconds <= _SMALL_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
 
     def slice_rows(self, spec: MapBatchesSpec, left: int, workers: int, last: bool) -> int:
-        """Rows of the next slice of a table: whole units worth some 500 ms, fewer towards the end.
+        """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.
 
         A unit is a batch, or as many batches as an async worker has in flight.
 
         Args:
             spec: The stage.
-            left: Rows of the table that are not handed out.
+            left: Unassigned rows of the table.
             workers: Workers of the pool.
-            last: Whether nothing else waits, so that the workers should end together.
+            last: Whether nothing else waits, in which case the workers should finish together.
         """
         batches = spec.max_concurrency if spec.udf.is_async else 1
         unit = (spec.batch_size or DEFAULT_BATCH) * batches

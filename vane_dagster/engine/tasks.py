@@ -1,4 +1,4 @@
-"""Tasks that wait for a worker, and the work made of them: inputs, operation, where it goes."""
+"""Tasks that wait for a worker, and the work built from them: inputs, operation and target."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Inputs = tuple[Rows, ...]
 
 
 class WorkBuilder:
-    """Makes work for one lease."""
+    """Builds work for one lease."""
 
     def __init__(
         self,
@@ -62,10 +62,16 @@ class WorkBuilder:
         allowed: Callable[[int, str], int],
         versions: Mapping[str, str],
     ) -> None:
-        """Makes work for `lease`.
+        """Build work for a lease.
 
-        `allowed` tells how many rows of a partition may still fail; `versions` names the code that
-        each stage calls.
+        Args:
+            plan: The plan.
+            store: The store for parts.
+            parts: Parts by partition index and stage, then by fragment index.
+            lease: Id of the lease.
+            run_id: The run id.
+            allowed: Returns the number of rows that may still fail, by partition index and stage.
+            versions: Version of the code that each stage calls.
         """
         self._plan = plan
         self._versions = versions
@@ -81,7 +87,17 @@ class WorkBuilder:
     def load(
         self, run: FragmentState, task_state: StageTaskState, worker: str, shares: int
     ) -> tuple[Work, list[Any]]:
-        """Brings a map's input into shared memory, for its slices; so many workers share it."""
+        """Build work that loads a map's input into shared memory, for its slices.
+
+        Args:
+            run: The fragment.
+            task_state: The stage.
+            worker: Name of the worker.
+            shares: Number of workers that share the input.
+
+        Returns:
+            The work, and the tables that it needs.
+        """
         upstream = task_state.spec.upstream[0]
         rows, tables = self._input(run, task_state, upstream, 0)
         schema = self._upstream_schema(run, task_state.spec, upstream)
@@ -95,7 +111,16 @@ class WorkBuilder:
     def whole(
         self, run: FragmentState, task_state: StageTaskState, worker: str
     ) -> tuple[Work, list[Any]]:
-        """Computes and writes a fragment's part in one piece: for all but maps."""
+        """Build work that computes and writes a fragment's part in one call.
+
+        Args:
+            run: The fragment.
+            task_state: The stage.
+            worker: Name of the worker.
+
+        Returns:
+            The work, and the tables that it needs.
+        """
         rows: list[Rows] = []
         tables: list[Any] = []
         for upstream in task_state.spec.upstream:
@@ -109,7 +134,18 @@ class WorkBuilder:
     def slice(
         self, run: FragmentState, task_state: StageTaskState, worker: str, start: int, stop: int
     ) -> tuple[Work, list[Any]]:
-        """Calls the user's code on some rows of a map's input."""
+        """Build work that calls the user's code on some rows of a map's input.
+
+        Args:
+            run: The fragment.
+            task_state: The stage.
+            worker: Name of the worker.
+            start: The first row.
+            stop: The row after the last.
+
+        Returns:
+            The work, and the tables that it needs.
+        """
         rows = TableRows(0, start, stop)
         return self._work(run, task_state, worker, self.op(run, task_state.spec), (rows,)), [
             task_state.given
@@ -124,7 +160,19 @@ class WorkBuilder:
         error: RowLoss,
         message: str,
     ) -> tuple[Work, list[Any]]:
-        """Sets a row of a map's input aside that ends its workers."""
+        """Build work that rejects a row of a map's input, which ends its workers.
+
+        Args:
+            run: The fragment.
+            task_state: The stage.
+            worker: Name of the worker.
+            row: The row.
+            error: Error of the row.
+            message: Message of the error.
+
+        Returns:
+            The work, and the tables that it needs.
+        """
         call, spec = self.op(run, task_state.spec), task_state.spec
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
@@ -136,7 +184,16 @@ class WorkBuilder:
     def gather(
         self, run: FragmentState, task_state: StageTaskState, worker: str
     ) -> tuple[Work, list[Any]]:
-        """Puts a map's slices together and writes the part."""
+        """Build work that concatenates a map's slices and writes the part.
+
+        Args:
+            run: The fragment.
+            task_state: The stage.
+            worker: Name of the worker.
+
+        Returns:
+            The work, and the tables that it needs.
+        """
         tables = [table for _, (table, _) in sorted(task_state.pieces.items())]
         rows: _Inputs = tuple(TableRows(i) for i in range(len(tables)))
         if former := run.row_retries.get(task_state.spec.name):
@@ -158,7 +215,7 @@ class WorkBuilder:
         former: Part,
         rows: _Inputs,
     ) -> Work:
-        """Puts what is computed now into a former part, in the place of what had failed."""
+        """Build work that replaces the failed rows of a former part by those computed now."""
         spec, info = task_state.spec, former.info
         upstream = spec.upstream[0]
         read, _ = self._input(run, task_state, upstream, 0)
@@ -176,7 +233,12 @@ class WorkBuilder:
         return self._part(run, task_state, worker, op, inputs, tally=tally)
 
     def op(self, run: FragmentState, spec: StageSpec) -> Op:
-        """A stage's operation, with the rows that may still fail in the partition."""
+        """The operation of a stage, with the number of rows that may still fail in the partition.
+
+        Args:
+            run: The fragment.
+            spec: The stage.
+        """
         if spec.name not in self._ops:
             version = self._versions.get(spec.name, "")
             self._ops[spec.name] = _operation(spec, self._pipeline, version)
@@ -190,7 +252,7 @@ class WorkBuilder:
     def _quarantined(
         self, run: FragmentState, spec: StageSpec, op: Join
     ) -> dict[str, tuple[Quarantined, ...]]:
-        """For each list of a left join, what was quarantined on the way to its children."""
+        """Quarantined rows between the parent and its children, for each list of a left join."""
         found: dict[str, tuple[Quarantined, ...]] = {}
         base = self._pipeline.keys(op.shape.base)
         for upstream_name, stages in spec.quarantining(self._pipeline).items():
@@ -207,7 +269,12 @@ class WorkBuilder:
         return found
 
     def location(self, run: FragmentState, stage: str) -> str:
-        """Stage, partition and fragment, for messages."""
+        """Stage, partition and fragment, for messages.
+
+        Args:
+            run: The fragment.
+            stage: The stage.
+        """
         partition, fragment = self._plan.partitions[run.partition], run.fragment
         where = "" if partition.key is None else f", partition {partition.key!r}"
         label = f"stage '{self._pipeline.name}/{stage}'{where}"
@@ -222,7 +289,7 @@ class WorkBuilder:
         rows: tuple[Rows, ...],
         tally: Tally | None = None,
     ) -> Work:
-        """Work whose result is written, and handed on where a stage below is at hand."""
+        """Work with a result to write, and to keep in memory if a downstream stage reads it."""
         work = self._work(run, task_state, worker, op, rows)
         return replace(
             work,
@@ -241,7 +308,7 @@ class WorkBuilder:
         rows: tuple[Rows, ...],
         schema: pa.Schema | None = None,
     ) -> Work:
-        """Work whose result is handed on; its schema is the stage's unless another is given."""
+        """Work with a result to keep; its schema is that of the stage unless another is given."""
         stage = task_state.spec.name
         return Work(
             location=self.location(run, stage),
@@ -262,11 +329,16 @@ class WorkBuilder:
         return self._plan.partitions[run.partition].schemas[task_state.spec.name]
 
     def folder(self, run: FragmentState, spec: StageSpec) -> Any:
-        """Where a stage's parts of a partition are written."""
+        """Folder to which a stage's parts of a partition are written.
+
+        Args:
+            run: A fragment of the partition.
+            spec: The stage.
+        """
         return self._folder(run, spec)[0]
 
     def _folder(self, run: FragmentState, spec: StageSpec) -> tuple[Any, str | None]:
-        """Where a stage's parts of a partition are written, and their codec if it is not ours."""
+        """Folder of a stage's parts of a partition, and their codec if it is not our own."""
         key = self._plan.partitions[run.partition].key
         if publisher := spec.publisher(key):
             return publisher.staging, publisher.compression
@@ -311,14 +383,14 @@ class WorkBuilder:
         upstream: str,
         rows: SourceRows | PartRows,
     ) -> Rows:
-        """The rows that a stage is based on, where some of them alone are computed."""
+        """The rows that a stage is based on, limited to the sample if there is one."""
         sample = self._plan.partitions[run.partition].sample
         if not sample or upstream != task_state.spec.base_node(self._pipeline):
             return rows
         return SampledRows(rows, sample[run.index])
 
     def _upstream_schema(self, run: FragmentState, spec: StageSpec, upstream: str) -> pa.Schema:
-        """The schema of what a stage reads of an upstream."""
+        """The schema of the columns that a stage reads from an upstream stage."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
         wanted = self._columns(run, spec, upstream)
         return schema if wanted is None else pa.schema([schema.field(name) for name in wanted])
@@ -326,7 +398,7 @@ class WorkBuilder:
     def _columns(
         self, run: FragmentState, spec: StageSpec, upstream: str
     ) -> tuple[str, ...] | None:
-        """The columns of an upstream that a stage needs; None for all."""
+        """The columns of an upstream stage that a stage needs; None for all."""
         schema = self._plan.partitions[run.partition].schemas[upstream]
         ids = [key.column for key in self._pipeline.keys(upstream)]
         return spec.columns_read(upstream, schema, ids)
@@ -338,7 +410,7 @@ def _policy(failures: Failures) -> Policy:
 
 @functools.singledispatch
 def _operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
-    """What workers do for a kind of stage. Default: its rows are those that it reads."""
+    """The worker operation of a kind of stage. Default: pass on the rows that it reads."""
     return Gather()
 
 
@@ -371,9 +443,9 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
 
 @dataclass(frozen=True)
 class Task:
-    """Something that waits for a worker: loading a map's input, its slices, or whole work.
+    """A task that waits for a worker: loading a map's input, its slices, gathering, or whole work.
 
-    A slice has no rows yet, unless they are given out `retry`.
+    A slice gets its rows at assignment, unless `retry` gives them.
     """
 
     run: FragmentState
@@ -384,18 +456,26 @@ class Task:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it is a row that may end its worker, so that no other may be blamed for it."""
+        """Whether it is one row that may end its worker; no other row may then be blamed for it."""
         return self.retry is not None and self.retry.rows == 1 and self.retry.error is None
 
     @property
     def is_current(self) -> bool:
-        """Whether its fragment is still under way, and has not started over."""
+        """Whether its fragment is still in progress, and has not started over."""
         return self.epoch == self.run.epoch and self.stage in self.run.task_states
 
 
 @dataclass(frozen=True)
 class InFlightTask:
-    """A call at work, on `rows` rows from `start` on, since `began` by the monotonic clock."""
+    """A call in flight.
+
+    Attributes:
+        worker: The worker.
+        task: The task.
+        start: The first row.
+        rows: Number of rows.
+        began: Monotonic time at which it was sent, in seconds.
+    """
 
     worker: Worker
     task: Task
@@ -405,12 +485,12 @@ class InFlightTask:
 
 
 class TaskBuilder:
-    """Makes work of the items of lanes.
+    """Builds work from the tasks of worker queues.
 
     Args:
-        work_builder: Makes work for a worker.
-        slice_sizer: Tells how many rows it gets.
-        workers: How many workers a map has.
+        work_builder: Builds work for a worker.
+        slice_sizer: Determines the rows of a slice.
+        workers: Returns the number of workers of a map.
     """
 
     def __init__(
@@ -421,16 +501,16 @@ class TaskBuilder:
     def build(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
     ) -> tuple[Work, list[Any], int, int]:
-        """Takes work from a lane's first item; the item leaves the lane with its last rows.
+        """Build work from the first task of a worker queue; dequeue the task with its last rows.
 
         Args:
-            task: The item.
-            worker_queue: Its lane.
-            worker: Who will do it.
-            last: Whether nothing else will wait in the lane.
+            task: The task.
+            worker_queue: Its worker queue.
+            worker: The worker to run it.
+            last: Whether no more tasks will be queued.
 
         Returns:
-            The work, the tables that it needs, and the rows that it is about.
+            The work, the tables that it needs, its first row and its number of rows.
         """
         run, task_state = task.run, task.run.task_states[task.stage]
         if task.retry is not None:

@@ -1,4 +1,4 @@
-"""What a run's stages use of their budgets."""
+"""Consumption of a run's stages against their budgets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vane_dagster.storage.manifest import PartInfo
 
 
 class TokenBudget:
-    """Adds up what the parts that a run has computed have used, by stage.
+    """Sums the consumption of the parts that a run has computed, by stage.
 
     Args:
         pipeline: The pipeline.
@@ -21,7 +21,12 @@ class TokenBudget:
         self._used: dict[str, Counter[str]] = {}
 
     def take(self, stage: str, part: PartInfo) -> BudgetError | None:
-        """Takes in a part; the error to stop with where a budget is used up, told once."""
+        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
+
+        Args:
+            stage: The stage.
+            part: The part.
+        """
         spec = self._pipeline[stage].spec
         if not spec.sums:
             return None

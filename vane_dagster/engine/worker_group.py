@@ -1,7 +1,7 @@
 """The workers of a wave: a queue of work for each pool, starts, replacements, and sharing.
 
-Workers that are lost are replaced, and pools whose workers cannot start are given up. Other runs
-may have the same workers under lease; the calls of the run with the highest priority go first.
+Lost workers are replaced, and pools that cannot start workers are given up. Other runs may lease
+the same workers; the calls of the run with the highest priority go first.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, 
 
 @dataclass
 class WorkerQueue:
-    """A pool's workers and the calls that wait for one.
+    """A pool's workers and the tasks that wait for one.
 
     Attributes:
-        slots: Calls in flight in one worker, at most.
-        calls_by_worker: Workers that are ready, and the rows of each call that they have.
+        slots: Maximum number of calls in flight per worker.
+        calls_by_worker: Ready workers, each with the rows of its calls.
         loading: Workers that still construct their model.
-        exclusive: Workers whose one call tolerates no other beside it.
-        draining: Workers that are replaced when they have answered their calls.
-        deprioritized: Workers that a run of higher priority uses too: they get one call at a time.
+        exclusive: Workers with a call that tolerates no other beside it.
+        draining: Workers that are replaced after they have answered their calls.
+        deprioritized: Workers also used by a run of higher priority: they get one call at a time.
     """
 
     slots: int
@@ -46,30 +46,35 @@ class WorkerQueue:
 
     @property
     def size(self) -> int:
-        """Workers, ready or not."""
+        """Number of workers, ready or not."""
         return len(self.calls_by_worker) + len(self.loading) + len(self.draining)
 
     def place(self, worker: Worker) -> int:
-        """A number for a worker, the same in each run of the same workers."""
+        """A number for a worker, which is the same in each run with the same workers."""
         return sorted(w.name for w in (*self.calls_by_worker, *self.loading)).index(worker.name)
 
     def push(self, priority: Any, task: Any) -> None:
-        """Queues an item; the smallest priority goes first."""
+        """Queue a task.
+
+        Args:
+            priority: Sort key; the smallest goes first.
+            task: The task.
+        """
         heapq.heappush(self._heap, (priority, self._order(), task))
 
     def peek(self) -> Any:
-        """The next item, None without one."""
+        """The next task; None if there is none."""
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> Any:
-        """Takes the next item out."""
+        """Remove and return the next task."""
         return heapq.heappop(self._heap)[2]
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
-        """The worker with a free slot that has the fewest rows and calls, None without one.
+        """The worker with a free slot and the fewest rows and calls; None if there is none.
 
         Args:
             exclusive: Whether it must have no call at all.
@@ -87,41 +92,52 @@ class WorkerQueue:
         )
 
     def begin(self, worker: Worker, rows: int, exclusive: bool = False) -> None:
-        """A worker was handed a call of so many rows."""
+        """Record a call sent to a worker.
+
+        Args:
+            worker: The worker.
+            rows: Rows of the call.
+            exclusive: Whether the call tolerates no other beside it.
+        """
         self.calls_by_worker[worker].append(rows)
         if exclusive:
             self.exclusive.add(worker)
 
     def end(self, worker: Worker, rows: int) -> None:
-        """A worker has answered such a call."""
+        """Record a completed call.
+
+        Args:
+            worker: The worker.
+            rows: Rows of the call.
+        """
         self.exclusive.discard(worker)
         for calls in (self.calls_by_worker.get(worker), self.draining.get(worker)):
             if calls is not None:
                 calls.remove(rows)
 
     def drain(self, worker: Worker) -> None:
-        """A worker is handed no more calls."""
+        """Assign no more calls to a worker."""
         if worker in self.calls_by_worker:
             self.draining[worker] = self.calls_by_worker.pop(worker)
 
     @property
     def drained(self) -> list[Worker]:
-        """Workers that are handed no more calls and have answered the last; see `remove`."""
+        """Draining workers that have answered their last call; see `remove`."""
         return [worker for worker, calls in self.draining.items() if not calls]
 
     def ready(self, worker: Worker) -> None:
-        """A worker has constructed its model."""
+        """Record that a worker has constructed its model."""
         self.loading.discard(worker)
         self.calls_by_worker.setdefault(worker, [])
 
     def clear(self) -> None:
-        """All workers are gone."""
+        """Remove all workers."""
         self.calls_by_worker.clear()
         self.loading.clear()
         self.draining.clear()
 
     def remove(self, worker: Worker) -> bool:
-        """A worker is gone; False if that was known."""
+        """Remove a worker; return False if it was already removed."""
         known = worker in self.calls_by_worker or worker in self.loading or worker in self.draining
         self.calls_by_worker.pop(worker, None)
         self.loading.discard(worker)
@@ -135,14 +151,14 @@ _COLLECT_FAILURES_SECONDS = 10.0
 
 
 class WorkerGroup:
-    """The workers that a lease gave, in a lane for each pool.
+    """The workers of a lease, with a worker queue for each pool.
 
     Args:
         lease: The lease.
         pools: The pool of each stage that has one.
-        emit: Takes events.
-        ready: Called with the stages of a worker that is ready, and what it said.
-        give_up: Called with the stages whose pool cannot start, and why.
+        emit: Receives events.
+        ready: Called with the stages of a ready worker, and its report.
+        give_up: Called with the stages of a pool that cannot start, and the error.
     """
 
     def __init__(
@@ -171,11 +187,16 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
-        """Workers of all lanes, ready or not."""
+        """Number of workers in all worker queues, ready or not."""
         return sum(worker_queue.size for worker_queue in self.worker_queues.values())
 
     def worker_queue(self, stage: str, calls_model: bool) -> WorkerQueue:
-        """The lane for a stage's work: its own pool's, or the one for reading and writing."""
+        """The worker queue for a stage's work.
+
+        Args:
+            stage: The stage.
+            calls_model: Whether the work calls the stage's model; otherwise an I/O worker does it.
+        """
         return self.worker_queues[self._pools[stage].identity if calls_model else IO_WORKERS]
 
     def _start(self, worker: Worker) -> None:
@@ -184,7 +205,7 @@ class WorkerGroup:
         self._probe_at[worker] = time.monotonic() + self._limits[worker.pool]
 
     def handle_done(self, done: CallResult) -> bool:
-        """Takes the answer to a start, or to how one goes; False if the call was another."""
+        """Handle the answer to a start or to a startup probe; return False for other calls."""
         if (worker := self._startup_probes.pop(done.ticket, None)) is not None:
             if isinstance(done.report, Starting):
                 self._handle_startup(worker, done.report)
@@ -199,7 +220,7 @@ class WorkerGroup:
         return True
 
     def _handle_startup(self, worker: Worker, starting: Starting) -> None:
-        """Gives up a worker whose start takes too long; one that has no place yet has not begun."""
+        """Give up a worker that starts too slowly; the time counts once it is placed on a node."""
         if worker not in self._probe_at:
             return
         limit, seconds = self._limits[worker.pool], starting.seconds
@@ -217,11 +238,11 @@ class WorkerGroup:
         self._started(worker, load_failed(Fault("ModelLoadError", message, stack)))
 
     def _started(self, worker: Worker, report: LoadReport) -> None:
-        """A worker says that it is ready, or why it will never be."""
+        """Handle a worker's report that it is ready, or why it cannot start."""
         stages = self.stages(worker)
         if report.output:
             self._emit(Printed(", ".join(stages) or IO_WORKERS, report.output))
-        if worker not in self.worker_queues[worker.pool].loading:  # its pool was given up
+        if worker not in self.worker_queues[worker.pool].loading:  # the pool was given up
             return
         if report.outdated:
             self.worker_queues[worker.pool].remove(worker)
@@ -246,7 +267,13 @@ class WorkerGroup:
         self._ready(stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
-        """A worker has answered a call of so many rows; a spent one is replaced after its last."""
+        """Record a completed call; replace a worker due for recycling after its last call.
+
+        Args:
+            worker: The worker.
+            rows: Rows of the call.
+            recycle_reason: Why the worker must be replaced; empty if it need not be.
+        """
         worker_queue = self.worker_queues[worker.pool]
         worker_queue.end(worker, rows)
         if recycle_reason and worker in worker_queue.calls_by_worker:
@@ -259,7 +286,13 @@ class WorkerGroup:
             self._start(self._lease.replace(drained))
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
-        """A worker is gone: another takes its place, unless they die one after the other."""
+        """Replace a lost worker, unless too many starts in a row have failed.
+
+        Args:
+            worker: The worker.
+            reason: Why it was lost.
+            starting: Whether it was lost during its start.
+        """
         self._probe_at.pop(worker, None)
         if not self.worker_queues[worker.pool].remove(worker) or worker.pool in self._unstartable:
             return
@@ -276,10 +309,10 @@ class WorkerGroup:
         self._fail_pool(worker, error)
 
     def _fail_unstartable_pools(self) -> None:
-        """Gives up the pools that cannot start, once it is known of the others whether they can.
+        """Give up the pools that cannot start, once the outcome of the others is known.
 
-        So all that cannot be imported or constructed is told at once. One that is below another
-        is given up before it, else only the upper one would be told.
+        Thus all import and construction errors are reported at once. A downstream pool is given up
+        before its upstream; otherwise only the upstream error would be reported.
         """
         answered = all(
             worker_queue.calls_by_worker
@@ -310,9 +343,9 @@ class WorkerGroup:
         return tuple(s for s, pool in self._pools.items() if pool.identity == worker.pool)
 
     def check_starts(self) -> None:
-        """Every half minute, says which pools have no worker yet; gives up those that cannot.
+        """Report pools without a ready worker every half minute; give up those that cannot start.
 
-        Workers that take too long are asked what they are at.
+        Also probes workers that take too long to start.
         """
         self._fail_unstartable_pools()
         for worker, due in list(self._probe_at.items()):
@@ -339,18 +372,18 @@ _REPORT_AFTER_SECONDS = 5.0
 
 
 class WorkerSharing:
-    """Follows which runs share the workers of a lease.
+    """Tracks which runs share the workers of a lease.
 
-    A worker serves its calls in the order in which they were made, and a run keeps one at work and
-    one queued. Where a run of higher priority uses the same worker, this one keeps one alone. So
-    of a worker that both keep busy, the run of higher priority gets two calls for each of the
-    other; none is stopped, and no call at work is interrupted.
+    A worker serves its calls in the order of submission, and a run keeps one executing and one
+    queued. If a run of higher priority uses the same worker, this run keeps only one. So on a
+    worker that both keep busy, the run of higher priority gets two calls for each call of the
+    other; none is stopped, and no executing call is interrupted.
 
     Args:
         lease: The lease.
         pools: The pool of each stage that has one.
-        priority: The run's.
-        waits: Is told which runs the models are shared with.
+        priority: Priority of the run.
+        waits: Reports the runs with which models are shared.
     """
 
     def __init__(
@@ -360,7 +393,7 @@ class WorkerSharing:
         self._labels = {pool.identity: pool.label for pool in pools.values()}
 
     def follow(self, worker_queues: Mapping[str, WorkerQueue]) -> None:
-        """Takes in who shares the workers now; to be called often."""
+        """Update which runs share the workers. Call this often."""
         sharers = self._lease.sharers()
         for identity, worker_queue in worker_queues.items():
             others = {
@@ -389,7 +422,7 @@ class WorkerSharing:
             self._waits.begin(f"pool {label}", text, runs, _REPORT_AFTER_SECONDS)
 
     def close(self) -> None:
-        """The lease ends."""
+        """Report the end of all sharing, when the lease ends."""
         for label in self._labels.values():
             self._end(label)
 
