@@ -1,12 +1,12 @@
-"""Checks of a stage's rows, for ``checks=[...]``: thresholds of those by default, and more.
+"""Checks of a stage's rows, for ``checks=[...]``.
 
-Every stage has `IdsComplete` and `ErrorRate`; one that runs a function or a model has
-`PackagesUnchanged`; one that makes columns has `NullRate`, and `Vectors` and `Text` where there are
-any. A check that is given replaces the default of its name; `Off`
-removes it. `Reproducible`, which computes rows again, is evaluated when it is executed, all others
-when a partition is committed.
+Every stage has `IdsComplete` and `ErrorRate` by default. A stage that runs a function or a model
+also has `PackagesUnchanged`. A stage that computes columns also has `NullRate`, and `Vectors` and
+`Text` if it computes vectors or texts. A check in ``checks=[...]`` replaces the default of the same
+name; `Off` removes it. `Reproducible`, which recomputes rows, is evaluated when it is executed. All
+others are evaluated when a partition is committed.
 
-A check of your own is a frozen dataclass with an `evaluate` method, in a module of yours::
+A user-defined check is a frozen dataclass with an `evaluate` method, in a user module::
 
     from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ A check of your own is a frozen dataclass with an `evaluate` method, in a module
     docs.map_batches("clean", clean, schema=schema, checks=[LongTexts("text", blocking=True)])
 
 It is evaluated again for a stored partition after an edit of its fields, its code or the code that
-it reaches. What it can ask is `CheckContext`.
+it uses. `CheckContext` defines the data that it can read.
 """
 
 from vane_dagster.checks.base import Check, CheckLike, Off

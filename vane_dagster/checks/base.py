@@ -1,4 +1,4 @@
-"""What all checks have in common: a name, how they are evaluated, and a digest of thresholds."""
+"""The base of all checks: names, evaluation, and definitions (digests of thresholds)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vane_dagster.fingerprint.objects import value_digest
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _VERSION = 2
-"""Raised when digests are computed in another way; `Check.definitions` has the former ones."""
+"""Increment if digests are computed differently; `Check.definitions` includes the former ones."""
 _VERSION_1 = {
     "ids_complete": "IdsComplete",
     "error_rate": "ErrorRate",
@@ -38,14 +38,14 @@ _COMMON = {"name": "name", "blocking": "blocking", "severity": "severity"}
 class Check:
     """A rule for a stage's partition, shown in Dagster as an asset check.
 
-    A subclass defines `evaluate`, and its thresholds as fields. `vane_dagster.checks` has an
+    A subclass defines `evaluate`, and its thresholds as fields. See `vane_dagster.checks` for an
     example.
 
     Attributes:
-        name: Its name at the stage's asset in Dagster. Default: the name of the class, as
-            ``few_duplicates`` of ``FewDuplicates``.
-        blocking: Whether the stages below are not committed if it fails.
-        severity: "ERROR" or "WARN", of a result that did not pass. A blocking check is an error.
+        name: The check's name at the stage's asset in Dagster. Default: the class name in snake
+            case: ``few_duplicates`` for ``FewDuplicates``.
+        blocking: Whether a failure withholds the commit of the downstream stages.
+        severity: "ERROR" or "WARN", for a failed result. A blocking check is always an error.
     """
 
     name: str = ""
@@ -53,20 +53,20 @@ class Check:
     severity: Severity = "ERROR"
 
     compares: ClassVar[bool] = False
-    """Whether it asks for the previous partition, which is then committed first."""
+    """Whether it reads the previous partition, which is then committed first."""
     lasting: ClassVar[bool] = True
-    """Whether its result holds as long as the rows and its definition stay the same.
+    """Whether its result stays valid while the rows and its definition stay the same.
 
     If not, it is evaluated in every run of the partition.
     """
 
-    # Of built-in checks, whose definitions must not depend on their code:
+    # For built-in checks; their definitions must not depend on their code:
     kind: ClassVar[str]
-    """Its name in digests, which stays however the class is called."""
+    """Its name in digests, which stays the same if the class is renamed."""
     thresholds: ClassVar[Mapping[str, str]] = {}
-    """What else counts in digests: the name there, which stays too, and the attribute."""
+    """The other fields that count in digests: the permanent name there, and the attribute."""
     formula: ClassVar[int] = 1
-    """Raised when the same thresholds come to mean something else, so that it is evaluated anew."""
+    """Increment if the same thresholds change their meaning; the check is then evaluated again."""
 
     def __post_init__(self) -> None:
         if self.name == "":
@@ -92,7 +92,7 @@ class Check:
         """Evaluate the check for a partition.
 
         It is called in the run's process before the partition is committed. If it raises, the check
-        has failed with the error, and is evaluated again in the next run.
+        fails with the error, and is evaluated again in the next run.
 
         Args:
             context: The stage's partition.
@@ -101,49 +101,49 @@ class Check:
 
     @property
     def description(self) -> str:
-        """What the check asks for, in a sentence. Default: the first line of the class's docs."""
+        """The requirement in one sentence. Default: the first line of the class's docstring."""
         text = (vars(type(self)).get("__doc__") or "").strip().partition("\n")[0].rstrip(".")
         return self.name if text.startswith(f"{type(self).__name__}(") else text or self.name
 
     @property
     def rows_to_recompute(self) -> int:
-        """Input rows that are computed again for `CheckContext.recomputed`.
+        """The number of input rows to recompute for `CheckContext.recomputed`.
 
-        If it is not 0, the check is evaluated when it is executed alone, and not at a commit.
+        If it is not 0, the check is not evaluated at a commit, but when it is executed alone.
         """
         return 0
 
     @property
     def definition(self) -> str:
-        """Digest of what decides a result: the code and the fields.
+        """Digest of everything that determines a result: the code and the fields.
 
-        Of a built-in check, its kind and thresholds; 16 hex digits, the same in every process.
+        For a built-in check, its kind and thresholds. 16 hex digits, the same in every process.
         """
         return self.definitions[0]
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """The definition, then those of former versions, whose results are kept."""
+        """The definition, then those of former versions; results under these are kept."""
         return self._digests()
 
     @property
     def is_built_in(self) -> bool:
-        """Whether the class is one of ours, whose code is not part of its definition."""
+        """Whether the class is built in; its code is then not part of its definition."""
         return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def opened(self) -> Check:
-        """The check with what it needs from files read; the definition is the same."""
+        """Return the check with its files read; the definition is the same."""
         return self
 
     def fit(self, schema: pa.Schema, location: str) -> None:
-        """Validate the check where a stage declares its schema. Default: nothing.
+        """Validate the check where a stage declares its schema. Default: no validation.
 
         Args:
             schema: The stage's schema.
             location: The stage, for messages.
 
         Raises:
-            DefinitionError: If a column that the check names is missing or of another type.
+            DefinitionError: If a column that the check names is missing or has another type.
         """
 
     @property
@@ -151,20 +151,20 @@ class Check:
         return f"vd.checks.{type(self).__name__}"
 
     def _digests(self, **replaced: Any) -> tuple[str, ...]:
-        """The definitions, some thresholds with other values than the attributes have."""
+        """Return the definitions, with `replaced` in place of attribute values."""
         if not self.is_built_in:
             return (self._code_digest(replaced),)
         names = {**_COMMON, **self.thresholds}
         values = {name: getattr(self, attribute) for name, attribute in names.items()} | replaced
         lines = [f"{name}={_token(value)}" for name, value in values.items()]
         heads = [f"version {_VERSION} {self.kind}"]
-        if self.kind in _VERSION_1:  # which had the name of the class; nothing else has changed
+        if self.kind in _VERSION_1:  # version 1 differs only in using the class name
             heads.append(_VERSION_1[self.kind])
         texts = ["\n".join([f"{head} {self.formula}", *lines, ""]) for head in heads]
         return tuple(hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for t in texts)
 
     def _code_digest(self, replaced: Mapping[str, Any]) -> str:
-        """Digest of a user's class: its code, and the values of an instance."""
+        """Return the digest of a user's class: its code, and the values of an instance."""
         values = {each.name: getattr(self, each.name) for each in fields(self)} | vars(self)
         state = {
             name: value
@@ -173,7 +173,7 @@ class Check:
         }
         path = f"check {self.name!r}"
         common = [f"{name}={_token(getattr(self, name))}" for name in _COMMON]
-        common.append(f"formula={self.formula}")  # of a built-in class that it inherits from
+        common.append(f"formula={self.formula}")  # inherited from a built-in class
         return combine("check", *common, value_digest([type(self), state], path))[:16]
 
     def _set(self, **values: Any) -> None:
@@ -188,7 +188,10 @@ class Check:
         is_kind: Callable[[pa.DataType], bool] | None = None,
         kind: str = "",
     ) -> None:
-        """Raises where a column is missing or, unnamed ones too, none is of the kind."""
+        """Raise DefinitionError if a column is missing or has another type.
+
+        Without named columns, at least one column must have the type.
+        """
         if missing := [name for name in columns or () if name not in schema.names]:
             raise DefinitionError(
                 f"{location}: check {self.name!r} names the column {missing[0]!r}; the stage has "
@@ -212,7 +215,7 @@ class Off:
     """Turns off the check of a name that a stage has by default.
 
     Attributes:
-        name: The check's name, as "null_rate".
+        name: The check's name, such as "null_rate".
     """
 
     name: str
@@ -222,21 +225,47 @@ CheckLike: TypeAlias = Union[Check, Off]
 
 
 def share(location: str, name: str, value: Any) -> float:
-    """A share from 0 to 1; raises DefinitionError for anything else."""
+    """Validate a share from 0 to 1.
+
+    Args:
+        location: The check, for messages.
+        name: The argument's name.
+        value: Its value.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
     if not _is_number(value) or not 0 <= value <= 1:
         raise DefinitionError(f"{location}: {name} is {value!r}; expected a share from 0 to 1")
     return float(value)
 
 
 def bound(location: str, name: str, value: Any) -> float:
-    """A finite number from 0 up; raises DefinitionError for anything else."""
+    """Validate a finite number of at least 0.
+
+    Args:
+        location: The check, for messages.
+        name: The argument's name.
+        value: Its value.
+
+    Raises:
+        DefinitionError: If it is anything else.
+    """
     if not _is_number(value) or not 0 <= value < math.inf:
         raise DefinitionError(f"{location}: {name} is {value!r}; expected a number from 0 up")
     return float(value)
 
 
 def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The columns of a check as a tuple, None for all; raises DefinitionError for an empty list."""
+    """Return the columns of a check as a tuple; None for all.
+
+    Args:
+        location: The check, for messages.
+        columns: The columns.
+
+    Raises:
+        DefinitionError: If the list is empty.
+    """
     found = list_of_names(location, "columns", columns)
     if found == ():
         raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")
@@ -244,12 +273,12 @@ def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, 
 
 
 def listed(columns: Sequence[str] | None) -> str:
-    """The columns of a check, for people."""
+    """Format the columns of a check for a message."""
     return names(columns) if columns else "each column"
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, as ``1%`` or ``0.05%``."""
+    """Format a share as a percentage, such as ``1%`` or ``0.05%``."""
     return f"{100 * share:g}%"
 
 
@@ -258,7 +287,7 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 def _words(name: str) -> str:
-    """A class's name in lower case with underscores."""
+    """Convert a class name to snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
@@ -267,7 +296,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _token(value: Any) -> str:
-    """A field's value as a text that is the same in every process."""
+    """Format a field's value as a text that is the same in every process."""
     if isinstance(value, Mapping):
         value = sorted(value.items())
     return repr(value)

@@ -1,4 +1,4 @@
-"""The checks that come with a stage, and how they are put together with those given."""
+"""The built-in checks that stages have by default, and how user checks are merged with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_floats, is_text
 
 DEFAULT_ERROR_RATE = 0.01
-"""The share of rows that may be quarantined where a stage says nothing else."""
+"""The default share of rows that may fail."""
 
 _SHOWN = 50
 _DESCRIBED = 5
@@ -72,7 +72,8 @@ class ErrorRate(Check):
     """The share of rows that errors took away.
 
     Attributes:
-        max_rate: The largest share, of the rows that went in, that may be quarantined.
+        max_rate: The largest share of input rows that may fail: quarantined, or null because of an
+            error.
     """
 
     kind: ClassVar[str] = "error_rate"
@@ -108,9 +109,9 @@ class NullRate(Check):
     """The share of nulls in each column.
 
     Attributes:
-        max_rate: The largest share, for all columns or by column. By column, only those named are
-            checked unless `columns` names more, which then may have no null.
-        columns: The columns that are checked; by default all but the ids.
+        max_rate: The largest share, for all columns or by column. If given by column, only the
+            named columns are checked; further columns in `columns` must then have no nulls.
+        columns: The columns to check. Default: all except the ids.
     """
 
     kind: ClassVar[str] = "null_rate"
@@ -134,7 +135,7 @@ class NullRate(Check):
         self._set(columns=tuple(dict.fromkeys([*(columns or ()), *rates])), max_rate=rates)
 
     def rate_of(self, column: str) -> float:
-        """The largest share of nulls in a column."""
+        """Return the largest share of nulls allowed in a column."""
         if isinstance(self.max_rate, Mapping):
             return self.max_rate.get(column, 0.0)
         return self.max_rate
@@ -154,7 +155,7 @@ class NullRate(Check):
         """Compare the share of nulls in each column with the largest allowed.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
         columns = _columns(context, self.columns)
         found, rows = context.statistics(columns), context.counts.rows
@@ -168,11 +169,11 @@ class Vectors(Check):
     """Vectors have one dimension, finite numbers, and a norm that is not zero.
 
     Attributes:
-        columns: The columns that are checked; by default fixed-size lists of floating-point
-            numbers or, without any, lists of them.
-        dimension: Their dimension; by default any, but the same in every row.
-        max_rate: The largest share of vectors that may be zero or hold a null, NaN or infinity.
-            The dimension may differ in none.
+        columns: The columns to check. Default: fixed-size lists of floating-point numbers; if there
+            are none, variable-size lists of them.
+        dimension: Their dimension. Default: any, but the same in every row.
+        max_rate: The largest share of vectors that may be zero or contain a null, NaN or infinity.
+            The dimension must not differ in any row.
     """
 
     kind: ClassVar[str] = "vectors"
@@ -210,7 +211,7 @@ class Vectors(Check):
         """Compare the vectors' dimensions and values with those allowed.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
         kind = "lists of floating-point numbers"
         columns = _columns(context, self.columns, is_floats, kind)
@@ -250,8 +251,8 @@ class Text(Check):
     """The share of texts that are empty, or nothing but white space.
 
     Attributes:
-        max_empty_rate: The largest share of the texts that are not null.
-        columns: The columns that are checked; by default all texts but the ids.
+        max_empty_rate: The largest share, of the texts that are not null.
+        columns: The columns to check. Default: all text columns except the ids.
     """
 
     kind: ClassVar[str] = "text"
@@ -284,7 +285,7 @@ class Text(Check):
         """Compare the share of empty texts in each column with the largest allowed.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
         columns = _columns(context, self.columns, is_text, "texts")
         found, rows = context.statistics(columns), context.counts.rows
@@ -297,9 +298,9 @@ class Text(Check):
 class PackagesUnchanged(Check):
     """Rows that are kept were computed with the versions of packages that there are now.
 
-    Versions are no part of a fragment key, so that an upgrade recomputes nothing by itself. Those
-    of the packages that the stage's code imports are recorded with each part, as the workers have
-    them. With `Reproducible` it shows whether an upgrade makes a difference.
+    Versions are not part of a fragment key, so an upgrade recomputes nothing by itself. Each part
+    records the versions, as installed in the workers, of the packages that the stage's code
+    imports. `Reproducible` can then show whether an upgrade changes results.
     """
 
     name: str = field(default="packages_unchanged", kw_only=True)
@@ -333,10 +334,16 @@ class PackagesUnchanged(Check):
 def merge(
     defaults: Sequence[Check], given: Sequence[CheckLike], location: str
 ) -> tuple[Check, ...]:
-    """The checks of a stage: those given replace defaults of the same name, `Off` removes one.
+    """Merge a stage's default checks with the checks that the user declares.
+
+    Args:
+        defaults: The default checks.
+        given: The user's checks. A check replaces the default of the same name; `Off` removes it.
+        location: The stage, for messages.
 
     Raises:
-        DefinitionError: If one is no check, two have one name, or `Off` names no default.
+        DefinitionError: If an item is not a check, two have the same name, or `Off` names no
+            default.
     """
     if isinstance(given, (Check, Off)) or not isinstance(given, Sequence):
         raise DefinitionError(
@@ -381,14 +388,14 @@ def defaults_for(
     nullable: bool = False,
     max_error_rate: float = DEFAULT_ERROR_RATE,
 ) -> tuple[Check, ...]:
-    """The checks that a stage has where nothing is said.
+    """Return the default checks of a stage.
 
     Args:
-        columns: The columns that the stage makes, without ids; None where they are not known when
-            it is declared.
+        columns: The columns that the stage computes, without ids; None if they are unknown at
+            declaration.
         kind: "project", "map_batches", "join" or "write".
-        nullable: Whether the stage makes nulls of its own, as a left join does.
-        max_error_rate: The largest share of rows that may be quarantined.
+        nullable: Whether the stage adds nulls, as a left join does.
+        max_error_rate: The largest share of rows that may fail.
     """
     found: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
     if kind == "map_batches":
@@ -408,7 +415,7 @@ def defaults_for(
 def _by_column(
     rates: Mapping[str, float], limits: Mapping[str, float], measure: str, what: str, rows: int
 ) -> CheckOutcome:
-    """The outcome of rates of `what`, such as nulls, with a limit for each column."""
+    """Return the outcome of rates of `what`, such as nulls, with a limit for each column."""
     above = [name for name, rate in rates.items() if rate > limits[name]]
     shown = sorted(rates, key=lambda name: limits[name] - rates[name])[:_SHOWN]
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
@@ -433,10 +440,10 @@ def _columns(
     is_kind: Callable[[pa.DataType], bool] | None = None,
     kind: str = "",
 ) -> list[str]:
-    """The columns that a check is about.
+    """Return the columns that a check reads.
 
     Raises:
-        SchemaError: If one is missing or of another kind, or there is none of the kind.
+        SchemaError: If a column is missing or of another type, or no column has the type.
     """
     schema = context.schema
     if missing := [name for name in given or () if name not in schema.names]:
@@ -455,7 +462,7 @@ def _columns(
 
 
 def _counted(counts: PartCounts) -> dict[str, int]:
-    """The counts, for metadata."""
+    """Return the counts as metadata."""
     return {name: count for name, count in asdict(counts).items() if name != "unknown"}
 
 
@@ -464,13 +471,13 @@ def _share(count: float, rows: float) -> float:
 
 
 def _first(messages: Sequence[str]) -> str:
-    """What is said of the first columns; of the others only how many there are."""
+    """Join the messages of the first columns, with the number of the others."""
     more = f"; and {len(messages) - _DESCRIBED} more" if len(messages) > _DESCRIBED else ""
     return "; ".join(messages[:_DESCRIBED]) + more
 
 
 def _percents(rate: float, limit: float) -> tuple[str, str]:
-    """A rate and its limit, with as many digits as it takes to tell them apart."""
+    """Format a rate and its limit with as many digits as needed to tell them apart."""
     for digits in range(2, 9):
         shown = f"{rate:.{digits}%}", f"{limit:.{digits}%}"
         hidden = any(value and not float(text[:-1]) for value, text in zip((rate, limit), shown))

@@ -1,4 +1,4 @@
-"""What a check can ask about a stage's partition, and what it answers."""
+"""The inputs of a check, a stage's partition, and its result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CheckOutcome:
     Attributes:
         passed: Whether the partition passed.
         description: The result in a sentence.
-        metadata: Texts, numbers, booleans and, as lists of mappings, tables. They are stored with
+        metadata: Texts, numbers, booleans, and tables as lists of mappings. They are stored with
             the partition and shown in Dagster.
-        severity: "ERROR" or "WARN" of a check that did not pass. Default: the check's own.
+        severity: "ERROR" or "WARN" for a failed check. Default: the check's own.
     """
 
     passed: bool
@@ -34,12 +34,12 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class PartCounts:
-    """Row counts of a part, which is a stage's output for one fragment, or of many parts.
+    """Row counts of one part (a stage's output for one fragment), or of many parts.
 
     Attributes:
         rows: Output rows.
         rows_in: Input rows.
-        filtered: Input rows without output, as the stage declares.
+        filtered: Input rows without output, dropped by the stage.
         quarantined: Input rows without output because of errors.
         nulled: Output rows that are null because of errors.
         unknown: Output rows of parts that do not record their input.
@@ -68,7 +68,7 @@ class ColumnStatistics:
         nulls: Null values.
         empty: Texts that are empty or only white space; 0 for other types.
         not_finite: Vectors that hold a null, NaN or infinity; 0 for other types.
-        zero: Other vectors whose norm is 0; 0 for other types.
+        zero: Other vectors with a norm of 0; 0 for other types.
         dim_min: The smallest dimension; None without vectors.
         dim_max: The largest dimension; None without vectors.
     """
@@ -88,9 +88,9 @@ class PackageVersions:
     Attributes:
         name: The package.
         recorded: The versions that the rows were computed with.
-        current: The versions of the run's workers, else the one installed in this process; empty if
+        current: The versions in the run's workers, else the one installed in this process; empty if
             there is none.
-        outdated_parts: Parts that were computed with a version that is not current.
+        outdated_parts: The number of parts computed with a version that is not current.
     """
 
     name: str
@@ -106,7 +106,7 @@ class PackageVersions:
 
 @dataclass(frozen=True)
 class RowOutcomes:
-    """What a stage made of some input rows.
+    """The output of a stage for some input rows.
 
     Attributes:
         rows: The output rows by the id of the input row, in their order.
@@ -119,7 +119,7 @@ class RowOutcomes:
     columns: Sequence[str]
 
     def describe(self, id: Any) -> str:
-        """What became of an input row."""
+        """Describe the outcome of an input row."""
         if id in self.failed:
             return f"failed: {self.failed[id]}"
         count = len(self.rows.get(id, ()))
@@ -128,7 +128,13 @@ class RowOutcomes:
 
 @dataclass(frozen=True)
 class RecomputedRows:
-    """Input rows of one fragment, with their stored output and the output computed now."""
+    """Input rows of one fragment, with their stored output and their recomputed output.
+
+    Attributes:
+        ids: The ids of the input rows.
+        stored: The stored output.
+        computed: The recomputed output.
+    """
 
     ids: Sequence[Any]
     stored: RowOutcomes
@@ -137,18 +143,18 @@ class RecomputedRows:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """A random sample of input rows that was computed again.
+    """A random sample of recomputed input rows.
 
     Attributes:
         read: Reads the sampled rows of each fragment; raises VaneError for unreadable parts.
         seed: Seed of the sample.
-        loads: Models that were loaded for it.
-        warm: Models that were warm.
+        loads: Number of models loaded for the sample.
+        warm: Number of models that were already warm.
         code_changed: Whether the stage's code has changed since the rows were stored.
-        fragments: Fragments of the partition.
-        sampled_fragments: Fragments that the sample comes from.
-        changed_fragments: Fragments without sampled rows because their source files have changed.
-        error: Why nothing could be computed.
+        fragments: Number of fragments of the partition.
+        sampled_fragments: Number of fragments in the sample.
+        changed_fragments: Number of fragments excluded because their source files have changed.
+        error: The reason why nothing could be computed.
     """
 
     read: Callable[[], Sequence[RecomputedRows]]
@@ -165,7 +171,7 @@ class Recomputation:
 class CheckContext(Protocol):
     """A stage's partition, as `Check.evaluate` sees it.
 
-    Counts and statistics were recorded when the rows were written and cost nothing to ask for. The
+    Counts and statistics were recorded when the rows were written, so reading them is free. The
     methods that return rows read the store.
     """
 
@@ -187,7 +193,7 @@ class CheckContext(Protocol):
 
     @property
     def fan_out(self) -> bool:
-        """Whether the stage makes several rows of one."""
+        """Whether the stage makes several rows from one."""
 
     @property
     def counts(self) -> PartCounts:
@@ -205,7 +211,7 @@ class CheckContext(Protocol):
         """Return the statistics of columns.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
 
     def batches(
@@ -215,35 +221,35 @@ class CheckContext(Protocol):
 
         Args:
             columns: The columns to read. Default: all.
-            where: A filter of `pyarrow.compute`, as ``pc.field("score") > 1``.
+            where: A filter expression of `pyarrow.compute`, such as ``pc.field("score") > 1``.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
 
     def sample(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Read rows chosen at random over the whole partition, the same ones at each call.
+        """Read rows chosen at random from the whole partition; each call returns the same rows.
 
         Args:
             columns: The columns to read.
-            rows: The number of rows, at most.
+            rows: The maximum number of rows.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
 
     def lookup(self, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
-        """Read the rows with some ids.
+        """Read the rows with the given ids.
 
         Args:
             ids: The ids, of the id column's type.
-            columns: The columns to read beside the id.
+            columns: The columns to read besides the id.
 
         Returns:
-            The id and the columns, in the order of the partition, without ids that it lacks.
+            The id and the columns, in the order of the partition, without missing ids.
 
         Raises:
-            SchemaError: If there is no such column.
+            SchemaError: If a column does not exist.
         """
 
     def previous(self) -> CheckContext | None:
@@ -254,7 +260,7 @@ class CheckContext(Protocol):
         """
 
     def recomputed(self) -> Recomputation:
-        """Return a sample of rows that was computed again.
+        """Return a sample of recomputed rows.
 
         Raises:
             DefinitionError: If the check does not set `Check.rows_to_recompute`.

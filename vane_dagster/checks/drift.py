@@ -1,4 +1,4 @@
-"""How far a column's distribution has moved between two partitions."""
+"""The drift of a column's distribution between two partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def can_drift(kind: pa.DataType) -> bool:
-    """Whether `Drift` takes a column of the type."""
+    """Return whether `Drift` supports columns of the type."""
     return is_number(kind) or is_text(kind) or is_floats(kind) or pa.types.is_boolean(kind)
 
 
@@ -29,19 +29,19 @@ def can_drift(kind: pa.DataType) -> bool:
 class Drift(Check):
     """How far a column's distribution has moved since the previous partition.
 
-    Numbers, texts and booleans are compared by the population stability index, where 0.1 is
-    commonly read as a slight move and 0.2 as one to look at; vectors by the cosine distance of
-    their centroids. Rows are sampled from both partitions.
+    Numbers, texts and booleans are compared by the population stability index. By convention, 0.1
+    is a slight shift, and 0.2 a shift to investigate. Vectors are compared by the cosine distance
+    of their centroids. Rows are sampled from both partitions.
 
     Attributes:
         column: The column.
-        max_psi: The largest population stability index.
-        max_distance: The largest cosine distance, from 0 to 2.
-        bins: Bins of equal share in the previous partition for numbers, or its most frequent values
-            for texts; the rest is a bin, and so are nulls.
-        sample_rows: Rows that are read of each partition at most.
-        min_rows: With fewer rows in either partition it passes: chance alone moves the index by
-            about ``2 * bins / rows``.
+        max_psi: The largest population stability index allowed.
+        max_distance: The largest cosine distance allowed, from 0 to 2.
+        bins: For numbers, the number of bins of equal share in the previous partition; for texts,
+            the number of its most frequent values. Other values are one more bin, and so are nulls.
+        sample_rows: Maximum number of rows to read from each partition.
+        min_rows: With fewer rows in either partition the check passes, since chance alone moves the
+            index by about ``2 * bins / rows``.
     """
 
     kind: ClassVar[str] = "drift"
@@ -100,7 +100,7 @@ class Drift(Check):
         """Compare the column with the previous partition's.
 
         Raises:
-            SchemaError: If a partition lacks the column, or it is of another kind.
+            SchemaError: If a partition lacks the column, or its type is not comparable.
         """
         before = context.previous()
         if before is None:
@@ -119,11 +119,15 @@ _Compare = Callable[[Drift, CheckContext, CheckContext], CheckOutcome]
 
 
 def population_stability_index(counts: Array, before: Array) -> float:
-    """The population stability index of two samples, by their counts in the same bins.
+    """Return the population stability index of two samples.
 
-    ``sum((p - q) * ln(p / q))`` over the bins, p and q the shares of the two samples (N. Siddiqi,
-    Credit Risk Scorecards, 2006; the divergence of H. Jeffreys, 1946). Half a row is added to every
-    bin of both, so that an empty bin has a logarithm.
+    ``sum((p - q) * ln(p / q))`` over the bins, with p and q the shares of the two samples
+    (N. Siddiqi, Credit Risk Scorecards, 2006; the divergence of H. Jeffreys, 1946). Half a row is
+    added to every bin of both samples, which keeps the logarithm of an empty bin finite.
+
+    Args:
+        counts: Row counts of one sample by bin; shape ``(bins,)``.
+        before: Row counts of the other sample, in the same bins.
     """
     p, q = ((each + 0.5) / (each.sum() + 0.5 * len(each)) for each in (counts, before))
     return float(np.sum((p - q) * np.log(p / q)))
@@ -144,7 +148,7 @@ def _kind(schema: pa.Schema, column: str) -> _Compare:
 
 
 def _values(context: CheckContext, check: Drift) -> Iterator[pa.Array]:
-    """The sampled values, batch by batch."""
+    """Yield the sampled values, batch by batch."""
     for batch in context.sample([check.column], check.sample_rows):
         yield batch.column(0)
 
@@ -157,7 +161,7 @@ def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> CheckO
 
 
 def _numbers(context: CheckContext, check: Drift) -> Array:
-    """The sampled numbers; nulls are NaN."""
+    """Return the sampled numbers; nulls are NaN."""
     found = [
         batch.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
         for batch in _values(context, check)
@@ -166,7 +170,7 @@ def _numbers(context: CheckContext, check: Drift) -> Array:
 
 
 def _edges(values: Array, bins: int) -> Array:
-    """Where bins of equal share begin; a value that fills a bin alone has one of its own."""
+    """Return the start of bins of equal share; a value that fills a whole bin has its own."""
     ordered = np.sort(values[~np.isnan(values)])
     if not len(ordered):
         return ordered
@@ -178,7 +182,7 @@ def _edges(values: Array, bins: int) -> Array:
 
 
 def _binned(values: Array, edges: Array) -> Array:
-    """Counts by bin, the last of them of nulls and NaN."""
+    """Return counts by bin; the last bin counts nulls and NaN."""
     missing = np.isnan(values)
     places = np.searchsorted(edges, values[~missing], side="right")
     counts = np.bincount(places, minlength=len(edges) + 1)
@@ -243,7 +247,7 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> CheckO
 
 
 def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
-    """The mean of the sampled vectors that are finite, and their count.
+    """Return the mean of the finite sampled vectors, and their count.
 
     Raises:
         SchemaError: If their dimensions differ.
@@ -269,14 +273,18 @@ def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
 
 
 def cosine_distance(a: Array, b: Array) -> float:
-    """One less the cosine of the angle of two vectors, from 0 to 2.
+    """Return one minus the cosine of the angle between two vectors, from 0 to 2.
 
-    Where one is zero, and so has no direction, it is 1; where both are, 0.
+    A zero vector has no direction: the distance is 1 if one vector is zero, and 0 if both are.
+
+    Args:
+        a: A vector; shape ``(dimension,)``.
+        b: A vector of the same shape.
     """
     scales = [float(np.max(np.abs(each), initial=0)) for each in (a, b)]
     if not all(scales):
         return 1.0 if any(scales) else 0.0
-    a, b = a / scales[0], b / scales[1]  # as squares of very large or small numbers are not numbers
+    a, b = a / scales[0], b / scales[1]  # squares of extreme values overflow or underflow
     cosine = np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b))
     return float(min(max(1 - cosine, 0.0), 2.0))
 

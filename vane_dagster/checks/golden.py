@@ -1,4 +1,4 @@
-"""Rows compared with those that are expected."""
+"""Comparison of rows with expected rows."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _NAMED = 5
 class Golden(Check):
     """Expected outputs of some rows.
 
-    Numbers and lists of numbers may differ by `tolerance`, all else has to be equal.
+    Numbers and lists of numbers may differ by `tolerance`; all other values must be equal.
 
     Attributes:
         expected: The path or URL of a Parquet file, a `pyarrow.Table`, or lists by column: the id
-            and the columns that are expected. A file is read when the check is evaluated.
-        columns: The columns that are compared; by default all of them.
-        tolerance: The largest difference, as it is or as a share of the expected number.
-        max_distance: The largest cosine distance of vectors, which then stands in place of the
-            tolerance for them.
-        min_found: How many of the ids have to be in a partition. By default one that has none of
-            them passes.
+            and the expected columns. A file is read when the check is evaluated.
+        columns: The columns to compare. Default: all of them.
+        tolerance: The largest difference, absolute or as a share of the expected number.
+        max_distance: The largest cosine distance of vectors. If set, it replaces the tolerance for
+            vectors.
+        min_found: How many of the ids must be in a partition. With the default of 0, a partition
+            without any of them passes.
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
@@ -88,22 +88,22 @@ class Golden(Check):
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """Digests of the thresholds and of the expected rows; reads the file."""
+        """Digests of the thresholds and of the expected rows. Reads the file."""
         rows = hashlib.blake2b(_serialized(self.opened().rows), digest_size=16)
         return self._digests(expected=rows.hexdigest(), storage_options=None)
 
     @property
     def rows(self) -> pa.Table:
-        """The expected rows, of a check that is opened."""
+        """The expected rows, available once the check is opened."""
         if not isinstance(self.expected, pa.Table):
             raise TypeError(f"{self._location}: {self.expected!r} has not been read")
         return self.expected
 
     def opened(self) -> Golden:
-        """The check with its file read, which can change between two evaluations.
+        """Return the check with its file read. The file can change between two evaluations.
 
         Raises:
-            OSError: If there is no such file.
+            OSError: If the file does not exist.
             DefinitionError: If it has no rows, or lacks a column.
         """
         if isinstance(self.expected, pa.Table):
@@ -116,7 +116,7 @@ class Golden(Check):
         return replace(self, expected=pq.read_table(pa.BufferReader(content)))
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
-        """Compare the rows of the expected ids.
+        """Compare the rows that have the expected ids.
 
         Raises:
             SchemaError: If columns or types do not fit, or expected ids are null or repeated.
@@ -183,7 +183,7 @@ class Golden(Check):
 
 
 def _plain(values: Any) -> Any:
-    """A matrix as a list of its rows, anything else as it is."""
+    """Convert a matrix to a list of its rows; return other values unchanged."""
     return list(values) if getattr(values, "ndim", 1) == 2 else values
 
 
@@ -210,7 +210,11 @@ def _described(
 
 
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
-    """The columns that are compared."""
+    """Return the columns to compare.
+
+    Raises:
+        SchemaError: If a column is missing from the expected rows or from the stage.
+    """
     expected = check.rows.column_names
     if id not in expected:
         raise SchemaError(f"the expected rows have no id {id!r}; they have {names(expected)}")
@@ -237,7 +241,7 @@ def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
 def _compared(
     check: Golden, name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray
 ) -> tuple[np.ndarray[Any, Any], float | None]:
-    """Which values differ and, of numbers, by how much at most."""
+    """Return which values differ and, for numbers, the largest difference."""
     kinds = (actual.type, expected.type)
     if not any(pa.types.is_floating(k.value_type if is_list(k) else k) for k in kinds):
         pairs = zip(actual, _cast(expected, actual.type, name))
@@ -253,7 +257,7 @@ def _compared(
 
 
 def _difference(check: Golden, actual: Any, expected: Any) -> tuple[float, bool]:
-    """How far a number or vector is from the expected one, and whether that is near enough."""
+    """Return the distance of a number or vector from the expected one, and whether it fits."""
     if actual is None or expected is None:
         return 0.0, actual is expected
     a, b = (np.asarray(each, dtype=float) for each in (actual, expected))

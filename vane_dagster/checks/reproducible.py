@@ -1,4 +1,4 @@
-"""The check that computes a sample of rows again, and compares them with those stored."""
+"""A check that recomputes a sample of rows and compares them with the stored rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.types.schema import ERROR_COLUMN
 
 OUTCOME = "(outcome)"
-"""In place of a column, where rows failed, were left out or became more or fewer."""
+"""Placeholder for the column, if rows failed, were dropped, or differ in number."""
 
 _CHARACTERS = 60
 _LEAD = 12
@@ -30,21 +30,20 @@ _NAMED = 5
 class Reproducible(Check):
     """Stored rows come out the same if they are computed again.
 
-    It finds what a fragment key cannot know: files that a function reads when it is called, the
-    environment, upgraded packages, results that differ from call to call. A random sample of input
-    rows is read as the stage has read them and computed with today's code on the warm workers; what
-    comes out is compared with what is stored, and nothing is committed.
+    The check detects changes that a fragment key cannot cover: files that a function reads when it
+    is called, the environment, upgraded packages, and results that differ from call to call. It
+    reads a random sample of input rows as the stage read them, and computes them with the current
+    code on the warm workers. It compares the output with the stored rows and commits nothing.
 
-    It is executed alone, from Dagster's UI, a job or a schedule. A run that materializes the stage
-    too leaves it out.
+    It is executed alone, from Dagster's UI, a job or a schedule. A run that also materializes the
+    stage skips it.
 
     Attributes:
-        rows: How many input rows are computed again, in each partition. They come from four
-            fragments at most.
-        tolerance: The largest difference of floating-point numbers, as it is or as a share of the
-            stored number; or a pair (relative, absolute), whose sum it may be, as in
-            `numpy.isclose`. All else has to be equal.
-        columns: The columns that are compared; by default all.
+        rows: The number of input rows to recompute in each partition, from at most four fragments.
+        tolerance: The largest difference of floating-point numbers, absolute or as a share of the
+            stored number; or a pair (relative, absolute) that is summed, as in `numpy.isclose`. All
+            other values must be equal.
+        columns: The columns to compare. Default: all.
     """
 
     kind: ClassVar[str] = "reproducible"
@@ -93,14 +92,14 @@ class Reproducible(Check):
 
     @property
     def rows_to_recompute(self) -> int:
-        """Input rows of each partition that are computed again."""
+        """The number of input rows to recompute in each partition."""
         return self.rows
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
-        """Compare the sampled rows with those stored."""
+        """Compare the recomputed rows with the stored rows."""
         again = context.recomputed()
         metadata: dict[str, Any] = {"loads": again.loads, "warm": again.warm}
-        metadata["seed"] = str(again.seed)  # Dagster would plot a number
+        metadata["seed"] = str(again.seed)  # as text: Dagster would plot a number
         metadata["code_changed"] = again.code_changed
         if again.error is not None:
             return _failed("The rows could not be computed again", again.error, metadata)
@@ -144,8 +143,8 @@ class Difference:
     Attributes:
         id: The id of the input row.
         column: The column, or `OUTCOME`.
-        stored: What is stored, shortened to where it differs.
-        computed: What came out now.
+        stored: The stored value, shortened to the difference.
+        computed: The recomputed value.
     """
 
     id: Any
@@ -193,13 +192,13 @@ def compare(
     columns: Sequence[str] | None,
     bounds: tuple[float, float],
 ) -> list[Difference]:
-    """Where what was computed now differs from what is stored.
+    """Return the differences between stored and recomputed rows.
 
     Args:
-        stored: What is stored.
-        computed: What came out now.
+        stored: The stored output.
+        computed: The recomputed output.
         ids: The ids of the input rows.
-        columns: The columns that are compared; None for all.
+        columns: The columns to compare; None for all.
         bounds: The relative and the absolute tolerance of floating-point numbers.
     """
     wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
@@ -222,7 +221,7 @@ def compare(
 def _apart(
     before: Mapping[str, Any], now: Mapping[str, Any], name: str, bounds: tuple[float, float]
 ) -> tuple[str, str] | None:
-    """How a column differs in two rows; None if it does not."""
+    """Return the stored and the computed value of a column as text if they differ; else None."""
     missing = "no such column"
     if name not in before or name not in now:
         return (
@@ -243,7 +242,7 @@ def _apart(
 def _differing(
     stored: Any, computed: Any, bounds: tuple[float, float]
 ) -> tuple[str, Any, Any] | None:
-    """The first place in two values where they differ, and what is there; None if nowhere."""
+    """Return the first path at which two values differ, with both values there; else None."""
     if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
         pairs = [(f"{name}: ", stored[name], computed[name]) for name in stored]
     elif (
@@ -276,14 +275,14 @@ _FLOATS = (float, np.floating)
 
 
 def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Two lists of floating-point numbers as arrays; None if there is anything else in one."""
+    """Return two lists of floating-point numbers as arrays; None if one holds anything else."""
     if not all(isinstance(each, _FLOATS) for values in (stored, computed) for each in values):
         return None
     return np.asarray(stored, float), np.asarray(computed, float)
 
 
 def _near(stored: Any, computed: Any, bounds: tuple[float, float]) -> Any:
-    """Whether numbers are within the tolerance; NaN is NaN, and infinity itself alone."""
+    """Return which numbers are within the tolerance; NaN equals NaN, and infinity equals itself."""
     relative, absolute = bounds
     with np.errstate(invalid="ignore", over="ignore"):
         within = np.abs(computed - stored) <= absolute + relative * np.abs(stored)
@@ -298,7 +297,7 @@ def _short(value: Any) -> str:
 
 
 def _windows(stored: Any, computed: Any) -> tuple[str, str]:
-    """Two texts from a little before the first place where they differ."""
+    """Return two texts, cut to start shortly before their first difference."""
     same = next(
         (i for i, (a, b) in enumerate(zip(stored, computed)) if a != b),
         min(len(stored), len(computed)),

@@ -1,1 +1,1 @@
-"""Pipelines as data, validated where the user wrote them. No Ray, no torch, no I/O."""
+"""Pipeline declarations as data, validated where the user writes them. No Ray, torch or I/O."""

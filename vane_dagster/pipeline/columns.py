@@ -1,4 +1,4 @@
-"""The checks of a stage, fitted to its columns."""
+"""The checks of a stage, validated against its columns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 
 def stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
-    """The checks of a stage: those that come with it, and what the user says of them.
+    """Return the checks of a stage: its defaults, merged with the checks that the user declares.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+        location: The stage, for messages.
 
     Raises:
-        DefinitionError: If they do not fit the stage.
+        DefinitionError: If a check does not fit the stage.
     """
     known = spec.made_schema(pipeline)
     checks = merge(

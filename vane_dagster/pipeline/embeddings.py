@@ -1,4 +1,4 @@
-"""Embeddings of a column."""
+"""Embeddings of a text column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRows(ModelStageRows):
-    """Rows whose texts can be embedded."""
+    """Rows that an embedding stage can read."""
 
     def embed(
         self,
@@ -49,43 +49,48 @@ class EmbedRows(ModelStageRows):
         max_batches_per_actor: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that embeds a column of texts.
+        """Add a stage that embeds a text column.
 
-        Rows come out with their ids, `include_columns` and a vector of 32-bit floats.
+        The output rows have their ids, `include_columns` and a vector of 32-bit floats.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            column: The column of texts; a null is an error of its row.
-            provider: "sentence_transformers", "vllm", "openai"; the name of an installed package's
-                provider; or a class with ``async def embed(self, texts, dimensions)``.
+            column: The text column. A null is a row error.
+            provider: "sentence_transformers", "vllm" or "openai"; the name of an installed
+                package's provider; or a class with ``async def embed(self, texts, dimensions)``.
             model: The model's name, as the provider knows it.
-            dimensions: Numbers of a vector, for models that can be asked for fewer than they have;
-                with it the column has vectors of a fixed size. Default: as many as there are.
-            normalize: Whether vectors are made of length 1.
+            dimensions: The length of a vector, for models that can return shorter vectors than
+                their full size. If set, the column is a fixed-size list. Default: the model's full
+                size.
+            normalize: Whether to scale vectors to length 1.
             output_column: The column of vectors.
-            include_columns: Columns that are passed on.
-            batch_size: Texts of one call. Default: 64.
-            max_concurrency: Calls at the same time in one worker.
-            concurrency: See `prompt`; so are all others.
+            include_columns: Input columns to pass through.
+            batch_size: Texts per call. Default: 64.
+            max_concurrency: Concurrent calls in one worker.
+            concurrency: See `prompt`.
             gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
             memory: Bytes of memory that a worker reserves.
-            accelerator_type: Kind of GPU, as Ray names it.
-            resources: Custom resources of the cluster that a worker reserves.
+            accelerator_type: The GPU type, as Ray names it.
+            resources: Custom cluster resources that a worker reserves.
             provider_options: Passed to the provider.
-            env_vars: Names of environment variables that go to the workers.
-            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
+            env_vars: Names of environment variables that are sent to the workers.
+            keyed_env_vars: Environment variables with values that count in fragment keys; see
+                `map_batches`.
             on_error: See `map_batches`.
             max_error_rate: See `map_batches`.
             max_retries: See `map_batches`.
             retry_on: See `map_batches`.
-            timeout_s: Seconds that a call may take.
+            timeout_s: Time limit of a call in seconds.
             startup_timeout_s: See `map_batches`.
             max_batches_per_actor: See `map_batches`.
-            **asset: What `dg.AssetSpec` takes; see `project`.
+            **asset: Arguments of `dg.AssetSpec`; see `project`.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If an argument does not fit.
+            DefinitionError: If an argument is invalid.
         """
         location = self.pipeline._location(name)
         model_task = EmbedTask(

@@ -1,6 +1,6 @@
-"""What a stage's code and arguments are in keys.
+"""Identities of a stage's code and arguments, as they count in fragment keys.
 
-Each function takes a stage that runs user code; `MapBatchesSpec.definition` puts them together.
+Each function takes a stage that runs user code. `MapBatchesSpec.definition` combines the results.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:
-    """Digest of an argument of a stage.
+    """Return the digest of a stage's argument.
 
     Args:
         pipeline: The pipeline.
         spec: The stage.
         name: The argument's name, for messages.
-        value: Its value.
+        value: The argument's value.
 
     Raises:
-        CodeIdentityError: If it has no stable identity.
+        CodeIdentityError: If the value has no stable identity.
     """
     try:
         return value_digest(value, name, local_files(pipeline, spec))
@@ -42,10 +42,18 @@ def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: A
 
 
 def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keyword arguments sorted, unless what is called can see in which order they are given."""
+    """Sort keyword arguments by name, unless the callable can observe their order.
+
+    Args:
+        call: The callable.
+        named: Its keyword arguments.
+
+    Returns:
+        `named` unchanged if the callable takes ``**kwargs`` or has no known signature.
+    """
     try:
         parameters = inspect.signature(call, follow_wrapped=False).parameters.values()
-    except (TypeError, ValueError):  # builtins and extension types may not tell theirs
+    except (TypeError, ValueError):  # builtins and extension types may have no signature
         return named
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return named
@@ -53,19 +61,34 @@ def in_any_order(call: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
-    """Reads what arguments name, apart from the pipeline's own data and its code."""
+    """Return the reader of the local files that arguments name.
+
+    It excludes the pipeline's own data and its code.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+    """
     targets = [stage.spec.target.url for stage in pipeline if stage.spec.publishes]
     data = (*pipeline.source.urls, *targets)
     return LocalFiles(data, spec.code_files, read=spec.udf.version is None)
 
 
 def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Digests of the environment variables that are keyed; their values stand nowhere."""
+    """Return the digests of the keyed environment variables. Their values are stored nowhere.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If a value names a file or folder that has no identity.
+    """
     found = []
     for name in sorted(spec.keyed_env_vars):
         try:
             found.append(digest(name, value_digest(os.environ.get(name), name)))
-        except CodeIdentityError:  # whose message has the value
+        except CodeIdentityError:  # the error's message contains the value
             raise CodeIdentityError(
                 f"stage '{pipeline.name}/{spec.name}': the value of the environment variable "
                 f"{name} names a file or folder that cannot be read or is too large to be part of "
@@ -75,7 +98,15 @@ def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
 
 
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Digests of what the constructor is given."""
+    """Return the digests of the constructor's positional and keyword arguments.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If an argument has no stable identity.
+    """
     udf = spec.udf
     named = in_any_order(udf.target, udf.constructor_kwargs)
     return [
@@ -85,7 +116,15 @@ def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]
 
 
 def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
-    """Digests of what a call is given after its batch."""
+    """Return the digests of the arguments that a call takes after its batch.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If an argument has no stable identity.
+    """
     udf = spec.udf
     target: Any = udf.target
     call = target.__call__ if udf.stateful else target

@@ -1,7 +1,7 @@
-"""Which columns identify a stage's rows, and how stages whose rows differ are put side by side.
+"""The columns that identify a stage's rows, and how a join matches stages with different rows.
 
-A row's first key is its id. The others are the ids of the rows that it was made from, up to the
-source's, so that each row leads back by what it carries itself.
+A row's first key is its id. The other keys are the ids of the rows that it was made from, up to
+the source. A row can therefore be traced back by its own columns alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class IdColumn:
-    """A column that identifies rows of `origin`: the source, or a stage that makes many of one."""
+    """A column that identifies rows of `origin`: the source, or a stage with a fan-out."""
 
     column: str
     origin: str
@@ -22,7 +22,7 @@ Keys = tuple[IdColumn, ...]
 
 @dataclass(frozen=True)
 class JoinSide:
-    """How a node's rows are put beside those of a join's base.
+    """How a join matches a node's rows with the rows of its base.
 
     Attributes:
         node: The stage, or the source.
@@ -30,7 +30,7 @@ class JoinSide:
         match: The base's column that holds this id. For a list: this node's column that holds the
             base's id.
         known: Its key columns that the base has too.
-        label: Name of the list column; None for one row beside one.
+        label: Name of the list column; None if at most one row matches a base row.
     """
 
     node: str
@@ -42,12 +42,12 @@ class JoinSide:
 
 @dataclass(frozen=True)
 class JoinShape:
-    """A join's base, whose rows are kept and counted, and what comes beside them.
+    """A join's base, which determines the output rows, and the nodes that are matched with it.
 
     Attributes:
-        base: The node.
+        base: The stage that determines the output rows.
         id: Its id column.
-        sides: The others.
+        sides: The other nodes.
     """
 
     base: str

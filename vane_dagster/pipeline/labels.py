@@ -1,4 +1,4 @@
-"""Labels for texts, by a language model or by a classifier."""
+"""Labels for texts, from a language model or a classifier."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelSpec(ModelStageSpec):
-    """A column's labels by a classifier, whose recipe is a `ClassifyTask`."""
+    """A stage that labels a column by a classifier. Its model task is a `ClassifyTask`."""
 
     kind = "classify"
 
 
 class LabelRows(PromptRows):
-    """Rows whose texts can be given labels."""
+    """Rows that a classification stage can read."""
 
     def classify(
         self,
@@ -38,30 +38,33 @@ class LabelRows(PromptRows):
         output_column: str = "label",
         **options: Any,
     ) -> Stage:
-        """Adds a stage that gives each text one of some labels.
+        """Add a stage that assigns one of the given labels to each text.
 
-        A language model is asked for the label that fits best, and held to the labels where its
-        provider can; rows come out as those of `prompt` do.
+        A language model is asked for the label that fits best, and constrained to the labels if its
+        provider supports that. The output rows are those of `prompt`.
 
-        A classifier has learnt its labels: provider "transformers_classifier", with a model for
-        sequence classification of transformers, or a class with
-        ``async def classify(self, texts, labels)``. Rows come out with their ids,
-        `include_columns`, the label, and how sure the model is of it: a DOUBLE
-        ``<output_column>_score`` between 0 and 1. A text that is too long for the model is an error
-        of its row.
+        A classifier is trained on its labels. Use provider "transformers_classifier" with a
+        transformers model for sequence classification, or a class with
+        ``async def classify(self, texts, labels)``. The output rows have their ids,
+        `include_columns`, the label, and the model's confidence: a DOUBLE
+        ``<output_column>_score`` between 0 and 1. A text that is too long for the model is a row
+        error.
 
         Args:
             name: The stage's name.
-            column: The column of texts.
-            labels: The labels; or label to what it means, for a language model to read. A
-                classifier's have to be all that it knows, in any order.
-            provider: See `prompt`; or a classifier's.
+            column: The text column.
+            labels: The labels; or a mapping of label to description, for a language model to read.
+                For a classifier, exactly the labels of the model, in any order.
+            provider: A provider of `prompt`, or a classifier.
             model: See `prompt`.
             output_column: The column of labels.
-            **options: Further arguments of `prompt`; of a classifier those of `embed`.
+            **options: Further arguments of `prompt`; for a classifier, of `embed`.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If an argument does not fit.
+            DefinitionError: If an argument is invalid.
         """
         location = self.pipeline._location(name)
         name_of(location, column, "column")
@@ -93,7 +96,7 @@ class LabelRows(PromptRows):
         include_columns: Sequence[str] = (),
         **options: Any,
     ) -> Stage:
-        """Adds a stage by a classifier; `options` are those of `_add_model_stage`."""
+        """Add a stage that runs a classifier; `options` are those of `_add_model_stage`."""
         location = self.pipeline._location(name)
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):

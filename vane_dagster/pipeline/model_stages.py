@@ -1,4 +1,4 @@
-"""Stages that ask a provider's model: maps with a recipe of what is asked of each row."""
+"""Stages that call a provider's model: maps with a model task, the request made for each row."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _ANSWERS = 1
-"""Raised when our providers' answers, or what is made of them, change."""
+"""Increment if the built-in providers' answers, or the rows made from them, change."""
 
 
 @dataclass(frozen=True)
 class ModelStageSpec(MapBatchesSpec):
-    """Something asked of a provider's model.
+    """A stage that calls a provider's model.
 
     Attributes:
         provider: The provider's class.
         model: The model's name.
-        options: What the provider is given that may change answers.
-        model_task: What is asked.
+        options: The provider options that may change answers.
+        model_task: The request made for each row.
     """
 
     provider: Any = None
@@ -63,7 +63,7 @@ class ModelStageSpec(MapBatchesSpec):
     default_batch = 64
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """The provider, the model, and what is asked of it."""
+        """The provider, the model, and the values of the model task that change answers."""
         options = in_any_order(self.provider, self.options)
         return [
             self.code(pipeline).digest,
@@ -79,11 +79,11 @@ class ModelStageSpec(MapBatchesSpec):
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
-        """Identity of the provider, and of the user's classes that the recipe needs.
+        """Return the identity of the provider, and of the user's classes that the model task needs.
 
-        These are part of it, since a worker that has imported one never meets it again once it was
-        edited. Our providers count by frozen names and a number, so that a new version of this
-        package computes nothing again unless it answers in another way.
+        The classes are included because a worker that has imported a class never sees a later edit
+        of it. Built-in providers count by frozen names and a number. A new version of this package
+        therefore recomputes nothing unless its answers change.
         """
         name = built_in_name(self.provider)
         try:
@@ -97,7 +97,7 @@ class ModelStageSpec(MapBatchesSpec):
         return CodeIdentity(code, tuple(modules), tuple(packages))
 
     def code_digest(self) -> str:
-        """Digest of a user's own provider, and of the classes that the recipe needs."""
+        """Digest of a user's own provider, and of the classes that the model task needs."""
         unread = LocalFiles(read=False)
         own = [] if built_in_name(self.provider) else [self.provider]
         return digest(
@@ -105,38 +105,38 @@ class ModelStageSpec(MapBatchesSpec):
         )
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Identity of the provider, of which versions share no state."""
+        """Identity of the provider. Different versions of it share no state."""
         return ConstructorIdentity(self.code(pipeline).digest, False)
 
     @property
     def code_files(self) -> Sequence[str]:
-        """None: its code is a provider's."""
+        """Empty: the code is a provider's."""
         return ()
 
     @property
     def packages(self) -> Sequence[str]:
-        """Those that the provider names."""
+        """The packages that the provider names."""
         return tuple(getattr(self.provider, "PACKAGES", ()))
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
-        """Those that the recipe names."""
+        """The fields that the model task names."""
         return dict(self.model_task.sums)
 
     @property
     def description(self) -> str | None:
-        """What is asked of the model."""
+        """The request to the model."""
         return str(self.model_task.describe(self.udf.name))
 
 
 @dataclass(frozen=True)
 class PromptSpec(ModelStageSpec):
-    """A prompt over rows, whose recipe is a `Prompt`.
+    """A stage that prompts a language model. Its model task is a `PromptTask`.
 
     Attributes:
-        prices: Of a million tokens, by kind.
-        max_tokens: Tokens of prompts and answers that a run may use.
-        max_cost: What a run may cost.
+        prices: Prices of a million tokens, by kind.
+        max_tokens: Token budget of a run: prompts and answers together.
+        max_cost: Cost budget of a run, in the currency of `prices`.
     """
 
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -147,23 +147,28 @@ class PromptSpec(ModelStageSpec):
     default_batch = 32
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Whether tokens or costs are used up."""
+        """Describe the token or cost budget that is exhausted."""
         return over_budget(used, self.prices, self.max_tokens, self.max_cost)
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """Tokens, their speed and cost."""
+        """Tokens, throughput and cost.
+
+        Args:
+            used: See `StageKind.usage_metadata`.
+            seconds: See `StageKind.usage_metadata`.
+        """
         return usage_metadata(used, self.prices, seconds)
 
 
 @dataclass(frozen=True)
 class EmbedSpec(ModelStageSpec):
-    """A column's embeddings, whose recipe is an `Embed`."""
+    """A stage that embeds a column. Its model task is an `EmbedTask`."""
 
     kind = "embed"
 
 
 class ModelStageRows:
-    """Rows of which something can be asked."""
+    """Rows that a model stage can read."""
 
     pipeline: Pipeline
     _node: str
@@ -197,7 +202,7 @@ class ModelStageRows:
         max_batches_per_actor: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage of a recipe; `own` are fields that its kind of spec alone has.
+        """Add a stage for a model task; `own` are the fields that only its kind of spec has.
 
         The other arguments are those of `prompt`.
         """
@@ -257,7 +262,7 @@ class ModelStageRows:
         )
 
     def _check_columns(self, location: str, model_task: ModelTask, failures: Failures) -> None:
-        """Raises DefinitionError for columns that are known to be missing, or to be there twice."""
+        """Raise DefinitionError for columns that are known to be missing or duplicate."""
         ids = [key.column for key in self.pipeline.keys(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
         if twice := sorted({*model_task.carried, *ids, *error} & set(model_task.schema.names)):
@@ -276,14 +281,23 @@ class ModelStageRows:
 
 
 def name_of(location: str, value: Any, argument: str = "output_column") -> str:
-    """`value` if it is a column's name; raises DefinitionError otherwise."""
+    """Return `value` if it is a column name.
+
+    Args:
+        location: The stage, for messages.
+        value: The value of the argument.
+        argument: The argument's name, for messages.
+
+    Raises:
+        DefinitionError: If it is not a non-empty string.
+    """
     if not isinstance(value, str) or not value:
         raise DefinitionError(f"{location}: {argument} is {value!r}; expected a name")
     return value
 
 
 def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
-    """Raises DefinitionError for options that a provider's constructor does not take."""
+    """Raise DefinitionError for options that the provider's constructor does not accept."""
     takes = list(inspect.signature(provider).parameters.values())[1:]
     if any(each.kind is each.VAR_KEYWORD for each in takes):
         return
@@ -303,7 +317,7 @@ def _check_options(location: str, provider: type, options: Mapping[str, Any]) ->
 def _keyed(
     options: Mapping[str, Any], operational: Collection[str], above: str = ""
 ) -> dict[str, Any]:
-    """The options that may change answers, those within options too: ``"option.name"``."""
+    """Return the options that may change answers; nested names have the form ``"option.name"``."""
     return {
         name: _keyed(value, operational, f"{above}{name}.") if isinstance(value, Mapping) else value
         for name, value in options.items()

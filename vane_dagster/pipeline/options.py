@@ -1,4 +1,4 @@
-"""What stages are given beside their inputs: choices, resources, workers' lives, failures."""
+"""Options of stages besides their inputs: choices, resources, worker lifecycle, failures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vane_dagster._arguments import one_of, positive, seconds
 from vane_dagster.errors import DefinitionError, names
 
 STARTUP_SECONDS = 1800.0
-"""How long a model may take to be constructed where a stage says nothing of it."""
+"""Default time limit in seconds for the construction of a model."""
 
 
 @dataclass(frozen=True)
 class WorkerLifecycle:
-    """When a worker is given up, or made anew.
+    """When a worker is given up, or replaced.
 
     Attributes:
-        startup_timeout_s: Seconds that the construction of its model may take.
+        startup_timeout_s: Time limit in seconds for the construction of its model.
         max_batches: Batches after which it is replaced.
-        max_rss: Bytes of memory of its own after which it is replaced.
+        max_rss: Bytes of private memory after which it is replaced.
     """
 
     startup_timeout_s: float = STARTUP_SECONDS
@@ -34,10 +34,16 @@ class WorkerLifecycle:
 def parse_lifecycle(
     location: str, startup_timeout_s: Any, max_batches_per_actor: Any, max_rss: Any
 ) -> WorkerLifecycle:
-    """Validates the arguments.
+    """Validate the arguments of a `WorkerLifecycle`.
+
+    Args:
+        location: The stage, for messages.
+        startup_timeout_s: Seconds; None for `STARTUP_SECONDS`.
+        max_batches_per_actor: Batches; None for no limit.
+        max_rss: Bytes; None for no limit.
 
     Raises:
-        DefinitionError: If one does not fit.
+        DefinitionError: If an argument is invalid.
     """
     return WorkerLifecycle(
         seconds(location, "startup_timeout_s", startup_timeout_s) or STARTUP_SECONDS,
@@ -53,12 +59,12 @@ Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
 AUTO: Final = "auto"
-"""The batch size that a worker finds by itself."""
+"""The batch size of a stage that lets its workers determine it."""
 
 
 @dataclass(frozen=True)
 class AssetOptions:
-    """What a stage's Dagster asset is given beside what vane_dagster knows; see `dg.AssetSpec`."""
+    """Options of a stage's Dagster asset that the user declares; see `dg.AssetSpec`."""
 
     description: str | None = None
     group_name: str | None = None
@@ -73,10 +79,14 @@ class AssetOptions:
 
 
 def asset_options(location: str, options: dict[str, Any]) -> AssetOptions:
-    """What a stage's asset is given, from the arguments that the stage itself does not know.
+    """Parse the arguments of a stage that configure its Dagster asset.
+
+    Args:
+        location: The stage, for messages.
+        options: The keyword arguments that are not the stage's own.
 
     Raises:
-        DefinitionError: If there is no such argument.
+        DefinitionError: If an argument is unknown.
     """
     try:
         return AssetOptions(**options)
@@ -90,14 +100,14 @@ def asset_options(location: str, options: dict[str, Any]) -> AssetOptions:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker of a stage reserves on the cluster.
+    """Resources that one worker of a stage reserves on the cluster.
 
     Attributes:
-        num_cpus: CPUs, 0 to reserve none.
-        gpus: GPUs, fractions allowed.
+        num_cpus: CPUs; 0 reserves none.
+        gpus: GPUs; fractions are allowed.
         memory: Bytes of heap memory.
         accelerator_type: For example "A100".
-        custom: The cluster's own resource names.
+        custom: Amounts by the cluster's own resource names.
     """
 
     num_cpus: float = 0
@@ -107,14 +117,14 @@ class Resources:
     custom: Mapping[str, float] = field(default_factory=dict)
 
     def bundle(self) -> dict[str, float]:
-        """The non-zero amounts under Ray's resource names."""
+        """Return the non-zero amounts under Ray's resource names."""
         amounts = {"CPU": self.num_cpus, "GPU": self.gpus, "memory": self.memory, **self.custom}
         if self.accelerator_type:
             amounts[f"accelerator_type:{self.accelerator_type}"] = 0.001
         return {name: float(amount) for name, amount in amounts.items() if amount}
 
     def validate(self, where: str) -> None:
-        """Raises DefinitionError for a negative amount, or one that Ray would not take."""
+        """Raise DefinitionError for a negative amount, or one that Ray rejects."""
         for name, amount in (
             ("num_cpus", self.num_cpus),
             ("gpus", self.gpus),
@@ -136,14 +146,14 @@ class Resources:
 
 @dataclass(frozen=True)
 class Failures:
-    """What becomes of calls and rows that fail.
+    """How failed calls and failed rows are handled.
 
     Attributes:
-        on_error: What becomes of a row at fault.
-        max_error_rate: The share of a partition's rows that may be.
-        max_retries: How often a call is tried again after an error that may pass.
-        retry_on: Names of further classes of errors that may pass.
-        timeout_s: Seconds that a call may take; None for as long as it will.
+        on_error: How a failed row is handled.
+        max_error_rate: The share of a partition's rows that may fail.
+        max_retries: Retries of a call after a transient error.
+        retry_on: Names of further exception classes to treat as transient.
+        timeout_s: Time limit of a call in seconds; None for no limit.
     """
 
     on_error: OnError = "raise"
@@ -154,13 +164,13 @@ class Failures:
 
 
 class RowOrder(Protocol):
-    """An order in which a model is best asked about rows; it changes no result.
+    """An order in which a model processes rows most efficiently; it changes no result.
 
     It is pickled for workers that have none of the user's modules.
     """
 
     def keys(self, rows: pa.Table) -> Sequence[tuple[str, str]]:
-        """For each row its group, which one worker had better have whole, and its rank there."""
+        """Return each row's group, ideally given to one worker as a whole, and its rank there."""
 
 
 def parse_failures(
@@ -171,10 +181,18 @@ def parse_failures(
     retry_on: Sequence[type[BaseException] | str],
     timeout_s: float | None,
 ) -> Failures:
-    """Validates the arguments.
+    """Validate the arguments of a `Failures`.
+
+    Args:
+        location: The stage, for messages.
+        on_error: "raise", "quarantine" or "null".
+        max_error_rate: A share from 0 to 1.
+        max_retries: The number of retries.
+        retry_on: Exception classes, or their names.
+        timeout_s: Seconds; None for no limit.
 
     Raises:
-        DefinitionError: If one does not fit.
+        DefinitionError: If an argument is invalid.
     """
     one_of(location, "on_error", on_error, ("raise", "quarantine", "null"))
     number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)

@@ -1,4 +1,4 @@
-"""A pipeline as it is declared: the DAG of stages that a user builds, call by call."""
+"""Pipeline declarations: the DAG of stages that a user builds, call by call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _type_name(kind: pa.DataType | None) -> str:
 
 
 class Stage(Rows):
-    """A stage of a pipeline, to which others can be added. Made by the methods of `Pipeline`."""
+    """A stage of a pipeline, created by methods of `Pipeline`. Its methods add further stages."""
 
     def __init__(self, pipeline: Pipeline, spec: StageSpec) -> None:
         self.pipeline = pipeline
@@ -56,7 +56,7 @@ class Stage(Rows):
 
     @property
     def key(self) -> dg.AssetKey:
-        """Key of the stage's Dagster asset, for the deps of other assets."""
+        """The key of the stage's Dagster asset, for the deps of other assets."""
         import dagster as dg
 
         return dg.AssetKey([self.pipeline.name, self.name])
@@ -65,12 +65,12 @@ class Stage(Rows):
     def schema(self) -> pa.Schema:
         """The columns and types of the stage's rows.
 
-        Where declarations do not tell all types, the footer of one file of the source is read.
+        If the declarations do not determine all types, this reads the footer of one source file.
 
         Raises:
             SchemaError: If the stages do not fit the source's columns.
-            SourceError: If there is no file whose footer can be read.
-            DefinitionError: If the types are those of another asset's rows, in a store.
+            SourceError: If there is no file with a readable footer.
+            DefinitionError: If the types depend on another asset's rows, in a store.
         """
         return self.pipeline.schema_of(self.name)
 
@@ -122,7 +122,7 @@ class Pipeline(Rows):
 
     @property
     def stages(self) -> Mapping[str, Stage]:
-        """The stages by name, in the order in which they were added, upstream first."""
+        """The stages by name, in the order of declaration, upstream first."""
         return MappingProxyType(self._stages)
 
     def __getitem__(self, name: str) -> Stage:
@@ -135,9 +135,9 @@ class Pipeline(Rows):
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
     def __str__(self) -> str:
-        """The tree of the stages with their columns; types that the source alone knows are `?`.
+        """The tree of the stages with their columns; types that only the source knows are `?`.
 
-        A join is drawn below the first stage that it reads, and names all of them.
+        A join is drawn under the first stage that it reads, and names all of them.
         """
         types = self.declared_types()
 
@@ -157,13 +157,13 @@ class Pipeline(Rows):
         return "\n".join([head, *drawn(SOURCE, "")])
 
     def keys(self, node: str) -> Keys:
-        """The columns that identify the rows of a stage or the source, the id first."""
+        """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
 
     def declared_types(self) -> dict[str, Types]:
-        """The columns of each stage, and the types that are known without the source.
+        """Return the columns of each stage, with the types known without reading the source.
 
-        Of the source itself nothing is known.
+        The source itself has no known columns.
         """
         found: dict[str, Types] = {SOURCE: {}}
         for stage in self:
@@ -180,20 +180,21 @@ class Pipeline(Rows):
         return self.resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 
     def source_schema(self) -> pa.Schema:
-        """The source's columns and types; `vane_dagster.Pipeline` reads them."""
+        """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
         raise NotImplementedError
 
     def resolve_schemas(
         self, stages: Collection[str], known: Mapping[str, pa.Schema]
     ) -> dict[str, pa.Schema]:
-        """The output schemas of the source and of `stages`, checked from the source down.
+        """Return the output schemas of the source and of `stages`, validated from the source down.
 
         Args:
-            stages: Stages to resolve, each of which has its upstream here or in `known`.
+            stages: The stages to resolve. The upstream stages of each are in `stages` or in
+                `known`.
             known: Schemas of the source and of stages that are read from the store.
 
         Raises:
-            SchemaError: If a column is missing, has a type that does not fit, or stands twice.
+            SchemaError: If a column is missing, has an incompatible type, or occurs twice.
         """
         schemas = dict(known)
         if SOURCE in schemas:
@@ -205,11 +206,11 @@ class Pipeline(Rows):
         return schemas
 
     def checks(self, stage: str) -> tuple[Check, ...]:
-        """The checks of a stage that are evaluated when a partition is committed."""
+        """Return the checks of a stage that are evaluated when a partition is committed."""
         return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
 
     def reproducible(self, stage: str) -> tuple[Check, ...]:
-        """The checks of a stage that compute rows again, whenever they are executed."""
+        """Return the checks of a stage that recompute rows, each time they are executed."""
         return tuple(check for check in self._checks[stage] if check.rows_to_recompute)
 
     def join(
@@ -222,27 +223,32 @@ class Pipeline(Rows):
         children: Children | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that puts stages side by side by id, fragment by fragment, with no shuffle.
+        """Add a stage that joins stages by id, fragment by fragment, without a shuffle.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            *stages: Stages of this pipeline, two or more, or one with `source_columns`. Rows keep
+            *stages: Two or more stages of this pipeline, or one with `source_columns`. Rows keep
                 the order of the first.
-            how: "inner" keeps rows that every stage has; "left" keeps the rows of the first, with
-                nulls where another stage has none.
-            columns: What to take of a stage, by its name: columns, or output column to column.
-                Default: all. Columns of one name from two stages are refused, so rename them here.
-            source_columns: Columns of the source to carry along.
-            children: Where a stage has many rows for one of another: "rows", one row for each of
-                them, with the other's columns repeated; "list", one row for each of the other,
-                with a list of structs named after the stage. A parent without children is dropped
-                by an inner join and has an empty list in a left one. The list is null where there
-                are none because rows were quarantined: the parent itself, or all of its children.
-            **asset: What `dg.AssetSpec` takes; see `project`.
+            how: "inner" keeps the rows that every stage has; "left" keeps the rows of the first
+                stage, with nulls where another stage has no row.
+            columns: The columns to take from a stage, by its name: a list of columns, or a mapping
+                of output column to column. Default: all. Two stages must not supply a column of the
+                same name; rename such columns here.
+            source_columns: Columns of the source to include.
+            children: How to join a stage that has many rows for one row of another. "rows": one
+                output row per child, with the parent's columns repeated. "list": one output row per
+                parent, with a list of structs named after the stage of the children. An inner join
+                drops a parent without children; a left join gives it an empty list. The list is
+                null if the children are missing because rows were quarantined: the parent itself,
+                or all of its children.
+            **asset: Arguments of `dg.AssetSpec`; see `project`.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If a stage is of another pipeline, there are too few, or their rows
-                have no id in common.
+            DefinitionError: If a stage belongs to another pipeline, there are too few stages, or
+                their rows have no id in common.
         """
         location = self._location(name)
         for stage in stages:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PromptRows(ModelStageRows):
-    """What rows can be asked of a language model."""
+    """Rows that a prompt stage can read."""
 
     def prompt(
         self,
@@ -61,9 +61,9 @@ class PromptRows(ModelStageRows):
         max_batches_per_actor: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that asks a language model about each row.
+        """Add a stage that sends a prompt for each row to a language model.
 
-        Rows come out with their ids, `include_columns`, the answer, and a struct
+        The output rows have their ids, `include_columns`, the answer, and a struct
         ``<output_column>_usage``: requests, prompt_tokens, completion_tokens, cached_tokens,
         finish_reason, and the seconds from the first request to the answer.
 
@@ -74,49 +74,54 @@ class PromptRows(ModelStageRows):
             provider: "openai", "transformers" or "vllm"; the name of an installed package's
                 provider; or a class, see `vane_dagster.providers.base.Provider`.
             model: The model's name, as the provider knows it.
-            system: The system message, before all others.
+            system: The system message, placed before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
-                on, as in OpenAI's chat API. A value ``"{column}"`` is each row's own, and is left
-                out where that is null: ``{"adapter": "{tenant}"}``.
-            return_format: A pydantic model or a JSON schema, and the answer is a struct; a list of
-                choices, and it is one of them. One that does not fit is an error of its row. The
-                provider holds the model to it where it can. Default: text.
+                on, as in OpenAI's chat API. A value ``"{column}"`` is read from each row and
+                omitted where it is null: ``{"adapter": "{tenant}"}``.
+            return_format: A pydantic model or a JSON schema, for an answer that is a struct; or a
+                list of choices, for an answer that is one of them. An answer that does not fit is a
+                row error. The provider constrains the model to the format if it can. Default: text.
             output_column: The column of answers.
-            include_columns: Columns that are passed on.
-            explain_errors: How often a model is told why its answer does not fit, and asked again.
-            batch_size: Rows that are submitted together; all rows of a worker's batches are with
-                the model at the same time. Default: 32.
-            max_concurrency: Batches at the same time in one worker.
+            include_columns: Input columns to pass through.
+            explain_errors: How often to send a model the reason why its answer does not fit, and
+                ask again.
+            batch_size: Rows that are submitted together. The model processes the rows of all of a
+                worker's batches concurrently. Default: 32.
+            max_concurrency: Concurrent batches in one worker.
             concurrency: Workers, or (min, max). Default: 1.
             gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
             memory: Bytes of memory that a worker reserves.
-            accelerator_type: Kind of GPU, as Ray names it.
-            resources: Custom resources of the cluster that a worker reserves.
-            provider_options: Passed to the provider; see its class. Those that can't change
-                answers, as addresses and limits, are no part of fragment keys.
-            prices: What a million tokens cost, by kind: "prompt", "completion", and "cached" for
-                those of a prompt that the engine had computed before. With them the metadata has
-                each partition's cost, of answers that did not fit too.
-            max_tokens: Tokens, of prompts and answers, after which a run begins no more fragments
-                of this stage: those under way are finished and kept, the partitions that want more
-                fail.
-            max_cost: The same by cost; it needs `prices`.
-            env_vars: Names of environment variables, as that of an API key, whose values go to
-                the workers with each run; never stored, keyed or logged.
-            keyed_env_vars: Those whose values count in fragment keys; see `map_batches`.
-            on_error: See `map_batches`; a row that fails costs no other row's answer.
+            accelerator_type: The GPU type, as Ray names it.
+            resources: Custom cluster resources that a worker reserves.
+            provider_options: Passed to the provider; see its class. Options that cannot change
+                answers, such as addresses and limits, are not part of fragment keys.
+            prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
+                prompt tokens that the engine has in its cache. With prices, the metadata has each
+                partition's cost, including that of answers that do not fit.
+            max_tokens: Token budget of a run, prompts and answers together. Once it is used up, the
+                run starts no more fragments of this stage. Fragments in flight are finished and
+                kept; partitions that need more fragments fail.
+            max_cost: The same as a cost budget; requires `prices`.
+            env_vars: Names of environment variables, such as that of an API key. Their values are
+                sent to the workers with each run, and never stored, keyed or logged.
+            keyed_env_vars: Environment variables with values that count in fragment keys; see
+                `map_batches`.
+            on_error: See `map_batches`. A failed row does not lose the answers of other rows.
             max_error_rate: See `map_batches`.
-            max_retries: How often a row is asked again after an error that may pass.
-            retry_on: See `map_batches`; with "InvalidAnswer", an answer that does not fit is asked
-                for again as it was.
-            timeout_s: Seconds that a batch may take.
+            max_retries: Retries of a row after a transient error.
+            retry_on: See `map_batches`. With "InvalidAnswer", a row with an answer that does not
+                fit is retried with the same request.
+            timeout_s: Time limit of a batch in seconds.
             startup_timeout_s: See `map_batches`.
             max_batches_per_actor: See `map_batches`.
-            **asset: What `dg.AssetSpec` takes; see `project`.
+            **asset: Arguments of `dg.AssetSpec`; see `project`.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If an argument does not fit, or a field is no column.
+            DefinitionError: If an argument is invalid, or a field names no column.
         """
         location = self.pipeline._location(name)
         explain = 0 if explain_errors == 0 else positive(location, "explain_errors", explain_errors)

@@ -1,9 +1,10 @@
-"""The kinds of stages: one class each, which knows all that depends on the kind.
+"""The kinds of stages: one class each, with all logic that depends on the kind.
 
-A stage is a frozen description of one node, made and validated by a method of `Rows`. Others ask it
-(`spec.may_filter`, `spec.definition(pipeline)`) and do not test its class; where only one kind has
-what they need, they ask `runs_udf` or `publishes`, which type checkers follow. What a kind does in
-workers is registered in `engine/tasks.py`, as workers' operations come after declarations.
+A spec is a frozen description of one stage, created and validated by a method of `Rows`. Callers
+query it (`spec.may_filter`, `spec.definition(pipeline)`) instead of testing its class. Where only
+one kind has the attribute that they need, they test `runs_udf` or `publishes`, which type checkers
+narrow. A kind's operations in workers are registered in `engine/tasks.py`, because `worker/` is a
+later layer than declarations.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
 
 SOURCE = "source"
-"""Name of the node that stands for a pipeline's source."""
+"""The name of a pipeline's source among its nodes. A node is a stage or the source."""
 
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
 Types = dict[str, Union[pa.DataType, None]]
-"""Columns and their types; None where only the source knows it."""
+"""Columns and their types; None where only the source knows the type."""
 Column = tuple[str, str]
 """A node and one of its columns."""
 
 
 @dataclass(frozen=True)
 class StageKind(abc.ABC):
-    """What all stages have in common; the answers are those of most kinds.
+    """The properties that all stages share, with the defaults of most kinds.
 
     Attributes:
         name: The stage's name.
         upstream: The nodes that it reads.
-        asset: What its Dagster asset is given.
+        asset: Options of its Dagster asset.
         kind: Name of the kind, in keys, manifests and Dagster.
-        runs_udf: Whether it runs a user's code, or asks a model, in workers of a pool.
-        publishes: Whether it ends a branch, and its rows are put where any tool reads them.
+        runs_udf: Whether it runs user code or calls a model, in workers of a pool.
+        publishes: Whether it ends a branch and writes its rows where any tool can read them.
     """
 
     name: str
@@ -82,34 +83,34 @@ class StageKind(abc.ABC):
     runs_udf: ClassVar[bool]
     publishes: ClassVar[bool]
 
-    # Its rows.
+    # Rows.
 
     @property
     def makes_rows(self) -> bool:
-        """Whether many rows may come of one, under new ids."""
+        """Whether one row may become many, under new ids."""
         return False
 
     @property
     def may_filter(self) -> bool:
-        """Whether it may leave rows out."""
+        """Whether it may drop rows."""
         return False
 
     @property
     def fills_nulls(self) -> bool:
-        """Whether columns may be null for want of a row."""
+        """Whether it writes nulls where an upstream stage has no row."""
         return False
 
     @property
     def row_order(self) -> RowOrder | None:
-        """In which order workers are best given its rows; None for the rows' own."""
+        """The preferred order in which workers receive its rows; None for the rows' own order."""
         return None
 
     def base_node(self, pipeline: Pipeline) -> str:
-        """The node whose rows its rows are."""
+        """Return the node that determines its output rows."""
         return self.upstream[0]
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
-        """The columns that identify its rows, the id first.
+        """Return the columns that identify its rows, the id first.
 
         Raises:
             DefinitionError: If a join's stages have no rows in common, or a new id's name is taken.
@@ -117,19 +118,19 @@ class StageKind(abc.ABC):
         return pipeline.keys(self.upstream[0])
 
     def publisher(self, partition: str | None) -> Publisher | None:
-        """What publishes a partition; None for a stage that publishes nothing."""
+        """Return the publisher of a partition; None for a stage that publishes nothing."""
         return None
 
-    # Rows that fail.
+    # Failed rows.
 
     @property
     def isolates_rows(self) -> bool:
-        """Whether it sets single rows aside that fail or end their workers."""
+        """Whether it isolates single rows that fail or end their workers."""
         return False
 
     @property
     def quarantines(self) -> bool:
-        """Whether rows that fail are kept beside its parts, and not in them."""
+        """Whether failed rows are quarantined beside its parts."""
         return False
 
     @property
@@ -139,22 +140,22 @@ class StageKind(abc.ABC):
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds that a call of a worker may take."""
+        """Time limit in seconds of a worker's call."""
         return None
 
     def quarantining(self, pipeline: Pipeline) -> dict[str, list[str]]:
-        """For each of its lists, the stages whose quarantined rows would lead to its elements."""
+        """Map each of its list columns to the stages with quarantined rows that would add to it."""
         return {}
 
-    # Its columns.
+    # Columns.
 
     @abc.abstractmethod
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The schema of its rows.
+        """Return the schema of its rows.
 
         Args:
             pipeline: The pipeline.
-            inputs: The schemas of what it reads.
+            inputs: The schemas of its upstream nodes.
 
         Raises:
             SchemaError: If they do not fit.
@@ -162,37 +163,42 @@ class StageKind(abc.ABC):
 
     @abc.abstractmethod
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """Its columns, and the types that are known without the source.
+        """Return its columns, with the types that are known without the source.
 
         Args:
             pipeline: The pipeline.
-            inputs: The same of what it reads; of the source there are none.
+            inputs: The declared types of its upstream nodes; empty for the source.
         """
 
     @abc.abstractmethod
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """For each of its columns the columns that its values depend on.
+        """Map each of its columns to the columns that its values depend on.
 
         Args:
             pipeline: The pipeline.
-            schemas: Schemas of the stage and of what it reads.
+            schemas: Schemas of the stage and of its upstream nodes.
 
         Returns:
-            From SQL and joins what is so; of a user's code what is declared, else all it reads.
+            Exact for SQL and joins. For user code, the declared lineage, else all columns read.
         """
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """The columns of its schema whose values it makes, and does not pass on as they are."""
+        """Return the columns with values that the stage computes rather than passes through.
+
+        Args:
+            pipeline: The pipeline.
+            schema: The stage's schema.
+        """
         return ()
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
-        """The columns that it makes, where the declaration tells them all with their types."""
+        """Return the columns that it computes; None if the declaration does not determine them."""
         return None
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
-        """The columns that it needs of an upstream; None for all.
+        """Return the columns that it needs from an upstream node; None for all.
 
         Args:
             upstream: The node.
@@ -201,11 +207,11 @@ class StageKind(abc.ABC):
         """
         return None
 
-    # What is keyed, counted and told of it.
+    # Fragment keys, usage and description.
 
     @abc.abstractmethod
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """Everything about it that changes its results, beside kind and id, for fragment keys.
+        """Return everything that changes its results besides kind and id, for fragment keys.
 
         Frozen: stores hold parts under these keys. See `planning.definition.stage_definition`.
 
@@ -214,27 +220,28 @@ class StageKind(abc.ABC):
         """
 
     def code_digest(self) -> str:
-        """Digest of the user's code of it alone, without the files that its values name.
+        """Return the digest of its user code alone, without the files that its values name.
 
-        A run may change those itself, as where an argument names a folder that it writes to.
+        A run may change such files itself, for example in a folder that an argument names as
+        output.
         """
         return ""
 
     @property
     def description(self) -> str | None:
-        """What it does, for people."""
+        """A description of the stage for users."""
         return None
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
-        """Fields of its struct columns that are added up for each part, among its measures."""
+        """Fields of its struct columns that are summed for each part, among the part's measures."""
         return {}
 
     def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
-        """What rows used, by the names of `sums`.
+        """Return the usage of rows, by the names of `sums`.
 
         Args:
-            measures: Measures of a part, or of many together, by column.
+            measures: Measures of one part, or of many parts combined, by column.
         """
         total: Counter[str] = Counter()
         for column, fields in self.sums.items():
@@ -242,26 +249,31 @@ class StageKind(abc.ABC):
         return total
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Which budget of a run is used up, for people; None if none is.
+        """Describe the budget of a run that is exhausted; None if there is none.
 
         Args:
-            used: What the run has used, by the names of `sums`.
+            used: Usage of the run, by the names of `sums`.
         """
         return None
 
     def usage_metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
-        """What a partition used, as metadata of its asset.
+        """Return a partition's usage as metadata of its asset.
 
         Args:
-            used: What it used, by the names of `sums`.
-            seconds: How long it took; None where not all of it was computed in this run.
+            used: Usage of the partition, by the names of `sums`.
+            seconds: Seconds that it took; None if this run did not compute all of it.
         """
         return {}
 
 
 @dataclass(frozen=True)
 class ProjectSpec(StageKind):
-    """Columns and a filter in SQL, run by DuckDB."""
+    """Columns and a filter in SQL, executed by DuckDB.
+
+    Attributes:
+        columns: Output column and SQL expression, in order.
+        where: The filter as an SQL condition; None for all rows.
+    """
 
     columns: tuple[tuple[str, str], ...]
     where: str | None = None
@@ -272,18 +284,18 @@ class ProjectSpec(StageKind):
 
     @property
     def may_filter(self) -> bool:
-        """Whether there is a condition."""
+        """True if there is a condition."""
         return self.where is not None
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The types that DuckDB gives, and those of columns that pass through."""
+        """DuckDB's types for expressions, and the input's types for columns that pass through."""
         location = pipeline._location(self.name)
         schema = sql.bind(self.columns, self.where, inputs[self.upstream[0]], location)
         check_id(location, pipeline.keys(self.name)[0].column, schema)
         return schema
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The types of the expressions whose columns are all known."""
+        """The types of the expressions that read only columns of known types."""
         given = {name: kind for name, kind in inputs[self.upstream[0]].items() if kind is not None}
         location, found = pipeline._location(self.name), Types()
         for name, expression in self.columns:
@@ -291,7 +303,7 @@ class ProjectSpec(StageKind):
             known = pa.schema(given or {none: pa.bool_()})  # SQL has no table without columns
             try:
                 found[name] = sql.bind(((name, expression),), None, known, location).field(0).type
-            except (SchemaError, DefinitionError):  # it needs a column whose type is not known
+            except (SchemaError, DefinitionError):  # it needs a column of unknown type
                 found[name] = None
         return found
 
@@ -304,7 +316,7 @@ class ProjectSpec(StageKind):
         return lineage
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """Those that are more than a column of the input."""
+        """The columns with expressions other than a plain input column."""
         return tuple(
             name
             for name, expression in self.columns
@@ -312,41 +324,49 @@ class ProjectSpec(StageKind):
         )
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
-        """None are made, or their types are DuckDB's."""
+        """Empty if no column is computed; None otherwise, since DuckDB determines the types."""
         none = pa.schema([])
         return None if self.made_columns(pipeline, none) else none
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
-        """The ids, and the columns that are named."""
+        """The ids, and the columns that the expressions and the condition name."""
         texts = [expression for _, expression in self.columns]
         texts += [self.where] if self.where else []
         named = {n.lower() for text in texts for n in sql.referenced_columns(text, self.name)}
         return tuple(name for name in schema.names if name in ids or name.lower() in named)
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """The expressions, whose layout counts for nothing."""
+        """The expressions as tokens, independent of their layout."""
         columns = [part for name, text in self.columns for part in (name, sql.tokens(text))]
         return [*columns, "where", None if self.where is None else sql.tokens(self.where)]
 
 
 @dataclass(frozen=True)
 class MapBatchesSpec(StageKind):
-    """A user's function or class over batches.
+    """A stage that runs a user's function or class over batches.
 
     Attributes:
-        auto_batch: Whether workers find the batch size, which is None then.
-        env_vars: Names of environment variables that go to the workers, the keyed ones included.
-        keyed_env_vars: Those whose values count in fragment keys.
-        children: Where many rows come of one: the column of their new id, and the one with the id
-            of the row that they come from.
-        failures: What becomes of calls and rows that fail.
-        lifecycle: When its workers are given up, or made anew.
-        reads: For output columns the input columns that they depend on, as the user declares.
-        carried: Input columns that are passed on as they are.
-        order: In which the workers are given a fragment's rows; None for their own. Only where
-            `columns` says what they read.
+        udf: The function or class with its arguments.
+        schema: The declared output columns.
+        columns: The input columns that the UDF reads; None for all.
+        batch_format: The type of the batches.
+        batch_size: Rows per call; None if `auto_batch` is set or none is declared.
+        auto_batch: Whether workers determine the batch size.
+        cardinality: How many output rows an input row may have.
+        concurrency: Minimum and maximum number of workers.
+        max_concurrency: Batches in flight in one worker, for an async UDF.
+        resources: Resources that a worker reserves.
+        env_vars: Names of environment variables sent to the workers, including keyed ones.
+        keyed_env_vars: Environment variables with values that count in fragment keys.
+        children: For a fan-out, the column of the new id and the column of the parent's id.
+        failures: How failed calls and rows are handled.
+        lifecycle: When its workers are given up, or replaced.
+        reads: The input columns that output columns depend on, as the user declares.
+        carried: Input columns that pass through unchanged.
+        order: The order in which workers receive a fragment's rows; None for the rows' own. Only
+            set if `columns` lists the columns that are read.
     """
 
     udf: Udf
@@ -374,41 +394,41 @@ class MapBatchesSpec(StageKind):
 
     @property
     def makes_rows(self) -> bool:
-        """Whether rows come out under new ids."""
+        """True for a fan-out."""
         return self.children is not None
 
     @property
     def may_filter(self) -> bool:
-        """Whether it is declared so."""
+        """True for the cardinalities that allow it."""
         return self.cardinality in ("filter", "zero_to_many")
 
     @property
     def row_order(self) -> RowOrder | None:
-        """The order in which its model is best asked."""
+        """The order in which its model processes rows most efficiently."""
         return self.order
 
     @property
     def isolates_rows(self) -> bool:
-        """Whether an error does not fail the partition."""
+        """True unless an error fails the partition."""
         return self.failures.on_error != "raise"
 
     @property
     def quarantines(self) -> bool:
-        """Whether it is declared so."""
+        """True if the stage declares it."""
         return self.failures.on_error == "quarantine"
 
     @property
     def max_error_rate(self) -> float:
-        """The share that is declared."""
+        """The declared share."""
         return self.failures.max_error_rate
 
     @property
     def timeout_s(self) -> float | None:
-        """The limit that is declared."""
+        """The declared limit."""
         return self.failures.timeout_s
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
-        """A new id, and the ids of the rows that rows come from."""
+        """For a fan-out, a new id and the parents' ids; else the keys of the input."""
         first = pipeline.keys(self.upstream[0])
         if self.children is None:
             return first
@@ -423,7 +443,7 @@ class MapBatchesSpec(StageKind):
         return (IdColumn(id, self.name), IdColumn(parent, first[0].origin), *first[1:])
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """What is declared, and the ids and columns that are passed on."""
+        """The declared columns, and the ids and columns that pass through."""
         first, location = inputs[self.upstream[0]], pipeline._location(self.name)
         if missing := [c for c in self.columns or () if c not in first.names]:
             raise SchemaError(
@@ -434,7 +454,7 @@ class MapBatchesSpec(StageKind):
         above = [key.column for key in pipeline.keys(self.upstream[0])]
         own = [key.column for key in pipeline.keys(self.name)]
         if self.children is not None:
-            fields.append(pa.field(own[0], pa.string()))  # unless it is declared
+            fields.append(pa.field(own[0], pa.string()))  # unless the user declares it
         for id, column in zip(own[len(fields) :], above):
             fields.append(first.field(column).with_name(id))
             declared = self.schema.field(id).type if id in self.schema.names else fields[-1].type
@@ -453,7 +473,7 @@ class MapBatchesSpec(StageKind):
         return schema
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """What is declared, and what is known of the ids and columns that are passed on."""
+        """The declared types, and those known of the ids and columns that pass through."""
         first = inputs[self.upstream[0]]
         above = [key.column for key in pipeline.keys(self.upstream[0])]
         own = [key.column for key in pipeline.keys(self.name)]
@@ -465,7 +485,7 @@ class MapBatchesSpec(StageKind):
         return found | ({ERROR_COLUMN: pa.string()} if self.failures.on_error == "null" else {})
 
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """What is declared; else each column depends on all that is read."""
+        """The declared lineage; else each column depends on all columns read."""
         first = self.upstream[0]
         above = [key.column for key in pipeline.keys(first)]
         own = [key.column for key in pipeline.keys(self.name)]
@@ -482,23 +502,23 @@ class MapBatchesSpec(StageKind):
         return {name: found[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """All that are declared but ids."""
+        """All declared columns except ids."""
         ids = {key.column for key in pipeline.keys(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
-        """All that are declared but ids."""
+        """All declared columns except ids."""
         ids = [key.column for key in pipeline.keys(self.name)]
         return pa.schema([field for field in self.schema if field.name not in ids])
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
-        """The ids, and the columns that are declared."""
+        """The ids, and the declared input columns."""
         return None if self.columns is None else tuple(dict.fromkeys((*ids, *self.columns)))
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """The code, its arguments, and what it reads and makes."""
+        """The code, its arguments, and its input and output columns."""
         return [
             digest(self.code(pipeline).digest, *constructor_arguments(pipeline, self)),
             *call_arguments(pipeline, self),
@@ -507,15 +527,15 @@ class MapBatchesSpec(StageKind):
             self.batch_format,
             self.cardinality,
             self.children,
-            self.failures.on_error == "null",  # the other two differ in what they do with errors
+            self.failures.on_error == "null",  # the other two differ only in error handling
             *environment(pipeline, self),
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
-        """Identity of its function or class.
+        """Return the identity of its function or class.
 
         Raises:
-            CodeIdentityError: If it cannot be found.
+            CodeIdentityError: If it has no stable identity.
         """
         try:
             target, version = self.udf.target, self.udf.version
@@ -529,7 +549,7 @@ class MapBatchesSpec(StageKind):
         return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Identity of the code that its workers have run before they are called.
+        """Return the identity of the code that its workers execute before their first call.
 
         Raises:
             CodeIdentityError: If it has no stable identity.
@@ -544,30 +564,31 @@ class MapBatchesSpec(StageKind):
 
     @property
     def code_files(self) -> Sequence[str]:
-        """Files with its code, which do not count as data where an argument names them."""
+        """Files with its code, which do not count as data if an argument names them."""
         module = sys.modules.get(getattr(unwrapped(self.udf.target), "__module__", None) or "")
         file = getattr(module, "__file__", None)
         return [file] if file else []
 
     @property
     def packages(self) -> Sequence[str]:
-        """Installed packages that it needs, beside those that its code imports."""
+        """Installed packages that it needs, besides those that its code imports."""
         return ()
 
     @property
     def description(self) -> str | None:
-        """The first paragraph of the user's own docstring."""
+        """The first paragraph of the user's docstring."""
         doc = self.udf.target.__doc__
         return doc.strip().split("\n\n")[0] if doc else None
 
 
 @dataclass(frozen=True)
 class JoinSpec(StageKind):
-    """Stages of one pipeline, put side by side by id.
+    """Stages of one pipeline, joined by id.
 
     Attributes:
-        children: What becomes of rows that were made from the same row.
-        columns: Output and input columns of the nodes from which not all are taken.
+        how: Whether the base's rows without a match are dropped ("inner") or kept ("left").
+        children: How rows that were made from the same row are joined.
+        columns: Output and input columns of the nodes from which only some columns are taken.
     """
 
     how: JoinHow
@@ -580,27 +601,27 @@ class JoinSpec(StageKind):
 
     @property
     def may_filter(self) -> bool:
-        """Whether rows go that another stage does not have."""
+        """True for an inner join, which drops rows that another stage does not have."""
         return self.how == "inner"
 
     @property
     def fills_nulls(self) -> bool:
-        """Whether rows stay that another stage does not have."""
+        """True for a left join, which keeps rows that another stage does not have."""
         return self.how == "left"
 
     def base_node(self, pipeline: Pipeline) -> str:
-        """The node whose rows are kept and counted."""
+        """The stage that determines the output rows."""
         return self.shape(pipeline).base
 
     def row_keys(self, pipeline: Pipeline) -> Keys:
-        """Those of its base."""
+        """The keys of its base."""
         return pipeline.keys(self.base_node(pipeline))
 
     def shape(self, pipeline: Pipeline) -> JoinShape:
-        """How its stages fit together.
+        """Return how its stages are matched.
 
         Raises:
-            DefinitionError: If they do not.
+            DefinitionError: If their rows have no id in common.
         """
         location = pipeline._location(self.name)
         keys = {node: pipeline.keys(node) for node in self.upstream}
@@ -626,10 +647,10 @@ class JoinSpec(StageKind):
         return JoinShape(base, keys[base][0].column, tuple(sides))
 
     def quarantining(self, pipeline: Pipeline) -> dict[str, list[str]]:
-        """For each list of a left join, the stages whose quarantined rows would lead to children.
+        """Map each list of a left join to the stages with quarantined rows that would add children.
 
-        A row without children is told from one whose children are not known by what these stages
-        have quarantined.
+        The quarantined rows of these stages distinguish a row without children from a row with
+        unknown children.
         """
         if self.how != "left" or self.children != "list":
             return {}
@@ -645,7 +666,7 @@ class JoinSpec(StageKind):
         return found
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """What is taken of each stage; children as lists of structs, if they are so declared."""
+        """The columns taken from each stage; children as lists of structs, if declared so."""
         location, shape = pipeline._location(self.name), self.shape(pipeline)
         base = inputs[shape.base]
         sides = {side.node: side for side in shape.sides}
@@ -678,7 +699,7 @@ class JoinSpec(StageKind):
         return pa.schema(list(fields.values()))
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """What is known of the columns that are taken."""
+        """The known types of the columns that are taken."""
         shape = self.shape(pipeline)
         sides = {side.node: side for side in shape.sides}
         ids = [key.column for key in pipeline.keys(shape.base)]
@@ -696,7 +717,7 @@ class JoinSpec(StageKind):
         return found
 
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The columns that are taken; of a list those that its elements hold."""
+        """The columns that are taken; for a list, the columns of its elements."""
         shape = self.shape(pipeline)
         ids = [key.column for key in pipeline.keys(shape.base)]
         found = {id: [(shape.base, id)] for id in ids}
@@ -712,7 +733,7 @@ class JoinSpec(StageKind):
         return {name: found[name] for name in schemas[self.name].names}
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """Of a left join, those that may be null for want of a row."""
+        """For a left join, the columns that are null where a row is missing."""
         if self.how != "left":
             return ()
         ids = {key.column for key in pipeline.keys(self.name)}
@@ -732,9 +753,9 @@ class JoinSpec(StageKind):
         return tuple(dict.fromkeys((*ids, *(column for _, column in self.columns[upstream]))))
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """What is taken of each stage.
+        """The columns taken from each stage.
 
-        Stages count by their place, so that one can be renamed; a list has the name of its stage.
+        Stages count by position, so a stage can be renamed. Lists count by the name of their stage.
         """
         nulls = ["null lists"] if any(self.quarantining(pipeline).values()) else []
         chosen = [self.columns.get(node) for node in self.upstream]
@@ -744,14 +765,14 @@ class JoinSpec(StageKind):
     def _chosen(
         self, node: str, columns: Iterable[str], known: Collection[str]
     ) -> list[tuple[str, str]]:
-        """New and old names of what is taken of a node's columns, without ids that are `known`."""
+        """Return new and old names of the columns taken from a node, without the ids in `known`."""
         pairs = self.columns.get(node, [(name, name) for name in columns])
         return [(n, c) for n, c in pairs if not (n == c and c in known)]
 
 
 @dataclass(frozen=True)
 class WriteSpec(StageKind):
-    """A stage's rows, published where any tool reads them."""
+    """A stage that publishes its rows where any tool can read them."""
 
     target: Target
 
@@ -760,19 +781,19 @@ class WriteSpec(StageKind):
     publishes: ClassVar[Literal[True]] = True
 
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
-        """The rows as they are."""
+        """The input schema, unchanged."""
         return inputs[self.upstream[0]]
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
-        """The rows as they are."""
+        """The input types, unchanged."""
         return inputs[self.upstream[0]]
 
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
-        """The rows as they are."""
+        """Each column depends on the input column of the same name."""
         return {name: [(self.upstream[0], name)] for name in schemas[self.name].names}
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
-        """The target, and how it is written."""
+        """The target and its write options."""
         target = self.target
         options = sorted(target.options.items())
         return [
@@ -785,7 +806,7 @@ class WriteSpec(StageKind):
         ]
 
     def publisher(self, partition: str | None) -> Publisher:
-        """What publishes a partition."""
+        """Return the publisher of a partition."""
         return open_publisher(self.target, partition)
 
 
@@ -824,13 +845,27 @@ def _check_same_id(
 
 
 def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
-    """A stage and all that it is made from."""
+    """Return a node and all nodes upstream of it.
+
+    Args:
+        pipeline: The pipeline.
+        node: The stage, or the source.
+    """
     above = () if node == SOURCE else pipeline[node].spec.upstream
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
 
 
 def check_id(location: str, id: str, schema: pa.Schema) -> None:
-    """Raises SchemaError where the id is no column, or has a type that no id can have."""
+    """Validate the id column of a schema.
+
+    Args:
+        location: The stage, for messages.
+        id: The id column.
+        schema: The schema of the stage's rows.
+
+    Raises:
+        SchemaError: If the column is missing, or is neither whole numbers nor text.
+    """
     if id not in schema.names:
         raise SchemaError(
             f"{location}: has no id column {id!r}; it has {names(schema.names, 20)}. Name the id "

@@ -1,4 +1,4 @@
-"""The stages that rows can go through: what a pipeline's source and a stage have in common."""
+"""The methods that add stages to a pipeline's source or to another stage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Rows(LabelRows, EmbedRows):
-    """What stages can be added to: a pipeline's source, or a stage."""
+    """A pipeline's source or a stage: anything that a new stage can read."""
 
     pipeline: Pipeline
     _node: str
@@ -55,19 +55,22 @@ class Rows(LabelRows, EmbedRows):
         where: str | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage of columns and SQL expressions, run by DuckDB.
+        """Add a stage of columns and SQL expressions, executed by DuckDB.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            columns: Column names, or output column to SQL expression over one row. The id is
-                carried along where it is left out, and so are the ids of rows it was made from.
-                A column that an expression only names keeps its Arrow type.
-            where: SQL condition; rows for which it is not true are filtered out.
-            **asset: What `dg.AssetSpec` takes: description, group_name, owners, tags, kinds,
+            columns: Column names, or a mapping of output column to an SQL expression over one row.
+                The id and the ids of the rows that it was made from are added if they are omitted.
+                An expression that is just a column name keeps the column's Arrow type.
+            where: SQL condition. Rows for which it is not true are dropped.
+            **asset: Arguments of `dg.AssetSpec`: description, group_name, owners, tags, kinds,
                 metadata, deps, automation_condition, freshness_policy.
 
+        Returns:
+            The new stage.
+
         Raises:
-            DefinitionError: If an expression does not parse, looks beyond its row, or is not a
+            DefinitionError: If an expression does not parse, reads more than its row, or is not a
                 function of the row, such as ``now()``.
         """
         location = self.pipeline._location(name)
@@ -124,74 +127,80 @@ class Rows(LabelRows, EmbedRows):
         max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that runs a function, or a class constructed once in a worker, over batches.
+        """Add a stage that applies a function, or a class constructed once per worker, to batches.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async. What it returns is a table in any form that
-                exports Arrow streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow),
-                a pandas data frame, or a dict of column to array.
-            schema: Output columns: name to SQL type, or a `pyarrow.Schema`. The id's type is the
-                input's where it is left out. Columns that `fn` returns beyond it are dropped.
-            columns: Input columns that `fn` reads; the id comes too. Default: all.
-            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". Rows of
-                a pandas frame that is returned without the id are matched by its index.
-            batch_size: Rows a call; the last batch of a fragment may be smaller. "auto": workers
-                double it for as long as throughput rises. Default: as many as a worker is given
-                at once, which follows its speed and so differs between runs.
-            cardinality: "one_to_one", every row must come back; "filter", rows may be dropped;
-                "one_to_many", each row becomes one or more, "zero_to_many", perhaps none.
-            concurrency: Workers, or (min, max) by what the cluster has. Default: 1 for a class, up
-                to the cluster's CPUs for a function.
+                may return, yield, or be async. The result is a table in any form that exports Arrow
+                streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data
+                frame, or a dict of column to array.
+            schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
+                is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
+                dropped.
+            columns: Input columns that `fn` reads; the id is always included. Default: all.
+            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". If `fn`
+                returns a pandas frame without the id, its rows are matched by the frame's index.
+            batch_size: Rows per call. The last batch of a fragment may be smaller. "auto": workers
+                double it as long as throughput rises. Default: all rows of a worker's task, a
+                number that follows the worker's speed and so differs between runs.
+            cardinality: "one_to_one": every row must be returned; "filter": rows may be dropped;
+                "one_to_many": each row becomes one or more; "zero_to_many": each row becomes any
+                number of rows.
+            concurrency: Workers, or (min, max) depending on the cluster's free resources. Default:
+                1 for a class, up to the cluster's CPUs for a function.
             max_concurrency: Batches in flight in one worker, for an async `fn`.
             num_cpus: CPUs that a worker reserves. Default: none.
             gpus: GPUs that a worker reserves; fractions share one. For a class only.
             memory: Bytes of memory that a worker reserves.
-            accelerator_type: Kind of GPU, as Ray names it.
-            resources: Custom resources of the cluster that a worker reserves.
-            fn_args: Passed to each call after the batch. Here and below, a path of a local file
-                or folder counts in fragment keys with its content, unless runs change it: a folder
-                with the pipeline's source, target or store in it, or with its code.
+            accelerator_type: The GPU type, as Ray names it.
+            resources: Custom cluster resources that a worker reserves.
+            fn_args: Passed to each call after the batch. In this and the following arguments, the
+                path of a local file or folder counts in fragment keys with its content, unless runs
+                change that content: a folder that contains the pipeline's source, target, store or
+                code.
             fn_kwargs: Passed to each call.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            version: Stands for the code in fragment keys, and for the content of files that
-                arguments name, in place of their identity: an edit then recomputes nothing until
-                the version is raised. Arguments without an identity count by their type.
-            env_vars: Names of environment variables whose values go to the worker with each run;
-                never stored, keyed or logged.
-            keyed_env_vars: The same for variables that change results, as the language of a model:
-                another value makes new fragment keys and new workers. Only a digest of the value
-                is used, and nothing of it is stored or logged. No secrets: one that is renewed
-                would recompute everything.
-            id: Where many rows come of one, the column of their new id, by which the stages below
-                are keyed. Unless the schema has it, each row gets ``<parent id>-<number>``.
-            parent_id: The column that `fn` returns with the id of the row that a row comes from.
+            version: Replaces the identity of the code, and of the content of files that arguments
+                name, in fragment keys. An edit then recomputes nothing until the version changes.
+                Arguments without an identity count by their type.
+            env_vars: Names of environment variables. Their values are sent to the worker with each
+                run, and never stored, keyed or logged.
+            keyed_env_vars: The same for variables that change results, such as the language of a
+                model. A new value makes new fragment keys and new workers. Only a digest of the
+                value is used, and nothing of it is stored or logged. Do not name secrets: rotating
+                a secret would recompute everything.
+            id: For a fan-out, the column of the new id, which keys the downstream stages. Unless
+                the schema has it, each row gets ``<parent id>-<number>``.
+            parent_id: For a fan-out, the column returned by `fn` with the id of the parent row.
                 Default: the input's id.
-            column_lineage: For output columns, the input columns that they depend on, for Dagster
-                to show. Default: all that `fn` reads.
-            on_error: What becomes of a batch that fails: "raise" fails the partition; "quarantine"
-                halves it until the rows at fault stand alone, keeps those with their errors beside
-                the output, and goes on; "null" keeps them in the output as nulls, with the error
-                in a column "error".
-            max_error_rate: The share of a partition's rows that may fail; with more, the partition
+            column_lineage: The input columns that output columns depend on, shown in Dagster.
+                Default: all columns that `fn` reads.
+            on_error: How a failed batch is handled. "raise" fails the partition. "quarantine"
+                halves the batch until the failed rows are isolated, stores those with their errors
+                beside the output, and continues. "null" keeps them in the output as nulls, with the
+                error in a column "error".
+            max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
                 fails.
-            max_retries: How often a call is tried again, after longer and longer waits, when it
-                fails by an error that may pass: of a connection, a time-out, HTTP 429 and 5xx.
-            retry_on: Further exception classes, or their names, that may pass.
-            timeout_s: Seconds that a call may take. A worker that takes longer is replaced. Rows
-                that hang or kill their workers are found like those that raise.
-            startup_timeout_s: Seconds that `fn` may take to be constructed in a worker. Default:
-                half an hour. What it was doing then stands in the error.
-            max_batches_per_actor: Calls after which a worker is replaced by a fresh one, where the
-                model or a library of its leaks.
-            max_rss: Bytes of memory after which a worker is replaced, between two calls: what its
-                processes hold for themselves, without mapped files and shared tables.
-            **asset: What `dg.AssetSpec` takes; see `project`.
+            max_retries: Retries of a call, with exponential backoff, after a transient error: a
+                connection error, a time-out, HTTP 429 or 5xx.
+            retry_on: Further exception classes, or their names, to treat as transient.
+            timeout_s: Time limit of a call in seconds. A worker that exceeds it is replaced. Rows
+                that hang or kill their workers are isolated like rows that raise.
+            startup_timeout_s: Time limit in seconds for constructing `fn` in a worker. The error
+                says what the worker was executing. Default: 1800.
+            max_batches_per_actor: Calls after which a worker is replaced by a new one, for models
+                or libraries that leak memory.
+            max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
+                private memory of its processes, without mapped files and shared tables.
+            **asset: Arguments of `dg.AssetSpec`; see `project`.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If `fn` is an instance, or an argument does not fit.
+            DefinitionError: If `fn` is an instance, or an argument is invalid.
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
@@ -258,7 +267,7 @@ class Rows(LabelRows, EmbedRows):
     def _children(
         self, location: str, cardinality: str, id: str | None, parent_id: str | None
     ) -> tuple[str, str] | None:
-        """The columns of the new id and the parent's, where a stage makes many rows of one."""
+        """Return the columns of the new id and the parent's id for a fan-out."""
         if cardinality not in ("one_to_many", "zero_to_many"):
             if id is not None or parent_id is not None:
                 raise DefinitionError(
@@ -285,35 +294,39 @@ class Rows(LabelRows, EmbedRows):
         partition_column: str = PARTITION_COLUMN,
         **asset: Any,
     ) -> Stage:
-        """Adds a stage that publishes the rows: as a plain folder of Parquet, or as a Delta table.
+        """Add a stage that publishes the rows: as a plain folder of Parquet, or as a Delta table.
 
-        A partition is replaced as a whole, and files of others in the folder are left alone. Of a
-        Delta table it is replaced in one transaction, so that readers see the rows before or those
-        after; the files that are no longer in the table stay for Delta's own vacuum.
+        A partition is replaced as a whole; files of other owners in the folder are left alone. In a
+        Delta table a partition is replaced in one transaction, so readers see either the old rows
+        or the new rows. Files that are no longer in the table remain until Delta's own vacuum.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` where the
+            url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` if the
                 pipeline is partitioned. For "delta" the table, a local path or ``s3://``, which
                 holds all partitions.
-            format: "parquet" or "delta", which needs the extra ``vane-dagster[delta]``. A Delta
-                table has no unsigned numbers and no fixed sizes: those of at most 32 bits become
-                the next larger signed ones, fixed-size lists and bytes become plain ones, and times
-                of day with a zone are in UTC.
-            storage_options: Options of the fsspec file system. For a Delta table on S3 they are
-                given to Delta's own driver too, as far as it knows them: ``key``, ``secret``,
+            format: "parquet" or "delta", which requires the extra ``vane-dagster[delta]``. A Delta
+                table has no unsigned integers and no fixed sizes. Unsigned integers of at most 32
+                bits become the next larger signed type, fixed-size lists and bytes become
+                variable-size, and times of day with a zone are stored in UTC.
+            storage_options: Options of the fsspec file system. For a Delta table on S3, the options
+                that Delta's own driver supports are passed to it too: ``key``, ``secret``,
                 ``token``, ``anon``, ``endpoint_url``, and ``endpoint_url`` and ``region_name`` of
-                ``client_kwargs``. What they leave out it finds in AWS's own environment variables
-                and profiles. The server must know conditional puts, as S3 itself does.
+                ``client_kwargs``. The driver takes missing ones from AWS's environment variables
+                and profiles. The server must support conditional puts, as S3 does.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
-            target_file_bytes: About how large the files are to be: those of neighbouring fragments
-                are written together, larger ones split. Default: a file a fragment.
+            target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments are
+                written together, larger ones are split. Default: one file per fragment.
             partition_column: The column of a Delta table that holds the partition's key.
-            **asset: What `dg.AssetSpec` takes; see `project`. Options that only one format takes.
+            **asset: Arguments of `dg.AssetSpec`, see `project`; and options that only one format
+                supports.
+
+        Returns:
+            The new stage.
 
         Raises:
-            DefinitionError: If the URL does not tell partitions apart, there is no stage above, or
-                Delta Lake is not installed.
+            DefinitionError: If the URL does not distinguish partitions, there is no upstream stage,
+                or Delta Lake is not installed.
         """
         location = self.pipeline._location(name)
         if self._node == SOURCE:

@@ -1,4 +1,4 @@
-"""Users' functions and classes: what is accepted, and how each is called."""
+"""User functions and classes: validation, and how each is called."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ CallStyle = Literal["plain", "generator", "async", "async_generator"]
 
 @dataclass(frozen=True)
 class Udf:
-    """A user's function or class with its arguments: a recipe that a worker turns into an object.
+    """A user's function or class with its arguments, from which a worker creates the callable.
 
     Attributes:
         target: The function, or the class that a worker constructs once.
         stateful: Whether it is a class.
-        style: How a call answers: returned, yielded, awaited or both.
-        version: Given by the user in place of a code identity.
-        label: Name for people. Default: the target's.
+        style: How a call produces its result: returned, yielded, awaited or both.
+        args: Passed to each call after the batch.
+        kwargs: Passed to each call.
+        constructor_args: Passed to the class.
+        constructor_kwargs: Passed to the class.
+        version: Replaces the code identity, if the user sets it.
+        label: Display name. Default: the target's name.
     """
 
     target: Callable[..., Any]
@@ -39,7 +43,7 @@ class Udf:
 
     @property
     def name(self) -> str:
-        """The target's qualified name, or what it is called instead."""
+        """The label, or the target's qualified name."""
         if self.label:
             return self.label
         target = self.target.func if isinstance(self.target, functools.partial) else self.target
@@ -61,10 +65,20 @@ def make_udf(
     constructor_kwargs: Mapping[str, Any] | None = None,
     version: str | None = None,
 ) -> Udf:
-    """Validates a user's function or class and its arguments.
+    """Validate a user's function or class and its arguments.
+
+    Args:
+        where: The stage, for messages.
+        target: The function or class.
+        args: Passed to each call after the batch.
+        kwargs: Passed to each call.
+        constructor_args: Passed to the class.
+        constructor_kwargs: Passed to the class.
+        version: Replaces the code identity in fragment keys.
 
     Raises:
-        DefinitionError: If it is an instance, cannot be called, or its arguments do not fit.
+        DefinitionError: If the target is an instance, is not callable, or does not accept the
+            arguments.
     """
     stateful = inspect.isclass(target)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
@@ -149,7 +163,7 @@ def _check_arguments(where: str, udf: Udf) -> None:
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:
     try:
         signature = inspect.signature(call)
-    except (TypeError, ValueError):  # builtins and extension types may not tell theirs
+    except (TypeError, ValueError):  # builtins and extension types may have no signature
         return
     try:
         signature.bind(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""What a run must compute: identities, fragments and keys."""
+"""Planning of a run: identities, fragments and keys."""

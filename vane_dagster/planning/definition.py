@@ -1,4 +1,4 @@
-"""What a stage is, as digests: its definition (the code version), and the identity of its pool."""
+"""Digests that identify a stage: its definition (the code version), and its pool identity."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec
 
 VERSION = 3
-"""Raised when definitions are computed in another way, or parameters come to mean something else.
+"""Increment if definitions are computed differently, or if parameters change their meaning.
 
-`versions` says which parts of former versions are kept.
+`key_versions` determines which parts of former versions are kept.
 """
 
 
 def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
-    """Digest of everything about a stage that changes its results; 40 hex digits.
+    """Return the digest of everything about a stage that changes its results; 40 hex digits.
 
-    Batch size, concurrency and resources do not.
+    Batch size, concurrency and resources are not part of it.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
 
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.
@@ -26,10 +30,18 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Digest of what a worker constructs, and where: stages that have the same share warm workers.
+    """Return the digest of the object that a worker constructs, and its resources; 16 hex digits.
 
-    A function's arguments count too: it may keep what it loaded from a file that one of them names,
-    and must not meet it again once the file has changed. 16 hex digits.
+    Stages with the same identity share warm workers. A function's arguments count too: the function
+    may cache the content of a file that an argument names, and must not reuse it once the file has
+    changed.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+
+    Raises:
+        CodeIdentityError: If its code or an argument has no stable identity.
     """
     udf = spec.udf
     bundle = sorted(spec.resources.bundle().items())

@@ -1,9 +1,9 @@
-"""Fragment keys over generations, and fragments of which only the rows that failed are done again.
+"""Fragment keys across generations, and fragments with a row retry.
 
-A forced run raises a stage's generation for all of its fragments. A run that tries failed rows
-again raises it too, but fragments without any keep their key and so their part. So the parts of a
-manifest may be of several generations. So they may be of several versions of the algorithm; see
-`versions`.
+A forced run raises a stage's generation for all of its fragments. A run that retries quarantined
+rows raises it too, but fragments without failed rows keep their key and so their part. The parts of
+one manifest can therefore be of several generations, and of several key versions; see
+`key_versions`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ class FragmentKeys:
     """The keys of a stage's fragments.
 
     Attributes:
-        keys: For each the keys under which its part may be, the one to compute it under first.
-        row_retries: Former parts of those whose failed rows alone are done again, by index.
+        keys: For each fragment, the keys under which its part may be stored; a missing part is
+            computed under the first.
+        row_retries: Former parts of the fragments that compute only their failed rows again, by
+            fragment index.
     """
 
     keys: tuple[tuple[str, ...], ...]
@@ -31,7 +33,7 @@ class FragmentKeys:
 
 
 def has_faults(manifest: Manifest) -> bool:
-    """Whether a partition has rows that could not be computed."""
+    """Return whether a partition has rows that could not be computed."""
     return any(part.faults for part in manifest.parts)
 
 
@@ -43,16 +45,16 @@ def fragment_keys(
     folder: Location,
     retry: bool,
 ) -> FragmentKeys:
-    """The keys of a stage's fragments in a generation.
+    """Return the keys of a stage's fragments in a generation.
 
     Args:
-        definitions: The stage's, and those of former versions whose parts are taken for the same.
-        generation: The stage's in this run.
-        upstream: For each stage above the keys of its fragments.
-        former: The manifest in force, whose parts of former generations and versions are kept; None
+        definitions: The stage's definition, and those of former versions with equivalent parts.
+        generation: The stage's generation in this run.
+        upstream: For each upstream node, the keys of its fragments.
+        former: The manifest in force, with parts of former generations and versions to keep; None
             to keep none.
-        folder: Where its parts are.
-        retry: Whether the failed rows of its parts are done again.
+        folder: The folder of its parts.
+        retry: Whether the failed rows of its parts are retried.
     """
     parts = {part.key: part for part in former.parts} if former else {}
     keys: list[tuple[str, ...]] = []
@@ -73,7 +75,7 @@ def _kept(
     above: Sequence[str],
     parts: Mapping[str, PartInfo],
 ) -> str | None:
-    """The key of the part that is kept of a fragment, of this generation or a former one."""
+    """Return the key of the part that a fragment keeps, of this generation or a former one."""
     for made_in in range(generation, -1, -1) if parts else ():
         for definition in definitions:
             key = digest(definition, made_in, *above)

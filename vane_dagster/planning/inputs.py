@@ -1,4 +1,4 @@
-"""What a run reads and does not compute: stages that are not selected, by their manifests."""
+"""Inputs of a run: the manifests of stages that it reads and does not compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
 
 
 def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
-    """The stages of which a stage reads parts, or what they have quarantined."""
+    """Return the stages from which a stage reads parts or quarantined rows.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+    """
     beside = (stage for stages in spec.quarantining(pipeline).values() for stage in stages)
     return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
 
@@ -22,10 +27,16 @@ def require_inputs(
     key: str | None,
     found: Mapping[str, ManifestName | None],
 ) -> None:
-    """Sees that every input was materialized.
+    """Verify that every input was materialized.
+
+    Args:
+        pipeline: The pipeline.
+        selected: Names of the selected stages.
+        key: The partition's key.
+        found: The manifest in force of each input; None if there is none.
 
     Raises:
-        PlanError: If one was not, naming who reads it.
+        PlanError: If an input was not materialized. The message names the stages that read it.
     """
     missing = [stage for stage, name in found.items() if name is None]
     if missing:
@@ -43,12 +54,12 @@ def agreed(
     fragments: tuple[FragmentRecord, ...] | None,
     inputs: Mapping[str, Manifest],
 ) -> tuple[FragmentRecord, ...]:
-    """The fragments that the source and every input have in common, which is all of them.
+    """Return the fragments of a partition, on which the source and all inputs must agree.
 
     Args:
         pipeline: The pipeline's name.
-        key: The partition.
-        fragments: The source's, where a selected stage reads it.
+        key: The partition's key.
+        fragments: The source's fragments; None if no selected stage reads the source.
         inputs: The manifests of the inputs.
 
     Raises:

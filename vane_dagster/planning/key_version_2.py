@@ -1,8 +1,8 @@
-"""Definitions as version 2 of the algorithm computed them. Frozen: stores hold parts of these keys.
+"""Stage definitions as computed by key version 2. Frozen: stores hold parts under these keys.
 
-It was sound where a definition is made of plain values alone: for stages that run SQL, join or
-write, for those that ask a built-in provider, and for functions and classes with `version=`. What
-it missed in code, in objects and in local files is why version 3 keys those anew.
+Version 2 is sound for definitions made of plain values alone: stages that run SQL, join or write,
+stages that call a built-in provider, and functions and classes with `version=`. It missed some
+changes of code, objects and local files, so version 3 computes new keys for those.
 """
 
 from __future__ import annotations
@@ -39,16 +39,21 @@ _PROVIDERS = {
     "vllm": "vane_dagster.providers.vllm.VllmProvider",
     "vllm_embedding": "vane_dagster.providers.vllm_embedding.VllmEmbedder",
 }
-"""What the built-in providers were called; one that came later has no parts of this version."""
+"""Names of the built-in providers in this version; later ones have no parts of this version."""
 _PROMPTS = 1
 
 
 class _NotPlainError(Exception):
-    """A value that version 2 may have keyed without all that its meaning depends on."""
+    """A value that version 2 may have keyed incompletely."""
 
 
 def accepts(pipeline: Pipeline, spec: StageSpec) -> bool:
-    """Whether this version's key of a stage missed nothing that changes its rows."""
+    """Return whether this version's key of a stage covered everything that changes its rows.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+    """
     if getattr(spec, "keyed_env_vars", ()):
         return False
     try:
@@ -59,10 +64,14 @@ def accepts(pipeline: Pipeline, spec: StageSpec) -> bool:
 
 
 def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
-    """A stage's definition, as long as it is made of plain values.
+    """Return a stage's definition, provided that it consists of plain values.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
 
     Raises:
-        _NotPlainError: If it is not.
+        _NotPlainError: If it does not.
     """
     return digest(VERSION, spec.kind, pipeline.id, *_parameters(spec, pipeline))
 
@@ -80,7 +89,7 @@ def _projected(spec: ProjectSpec, pipeline: Pipeline) -> list[object]:
 @_parameters.register
 def _joined(spec: JoinSpec, pipeline: Pipeline) -> list[object]:
     if spec.children == "list":
-        # A list is named after its stage, whose name was keyed with its `columns` alone.
+        # A list has its stage's name, which was keyed only as part of `columns`.
         lists = [side.node for side in spec.shape(pipeline).sides if side.label is not None]
         if not set(lists) <= set(spec.columns):
             raise _NotPlainError(spec.name)
@@ -106,7 +115,7 @@ def _asked(spec: ModelStageSpec, pipeline: Pipeline) -> list[object]:
 
 
 def _keyed(value: Any) -> str:
-    """Digest of what is asked; sampling parameters mean the same in any order."""
+    """Return the digest of a model task's value; the order of a mapping's keys does not count."""
     return _value(_Unordered(value) if isinstance(value, Mapping) else value, paths=False)
 
 
@@ -139,11 +148,11 @@ def _mapped(spec: MapBatchesSpec, pipeline: Pipeline) -> list[object]:
 
 
 class _Unordered(dict[str, Any]):
-    """A mapping whose order changes nothing."""
+    """A mapping with an order that changes nothing."""
 
 
 def _named(call: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keyword arguments, whose order only what takes any can see."""
+    """Return keyword arguments; their order counts only if the callable takes ``**kwargs``."""
     try:
         takes = inspect.signature(call, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):
@@ -156,9 +165,13 @@ def _value(value: Any, paths: bool = True) -> str:
 
 
 def _plain(value: Any, paths: bool) -> str:
-    """Digest of a plain value; with `paths`, of one that names no local file or folder.
+    """Return the digest of a plain value; with `paths`, of one that names no local file or folder.
 
-    Version 2 sorted the keys of dictionaries, so that the order of several was missed.
+    Version 2 sorted the keys of dictionaries, so it missed their order. Dictionaries of several
+    keys are therefore rejected.
+
+    Raises:
+        _NotPlainError: If the value is not plain.
     """
     kind = type(value)
     if value is None:
@@ -166,7 +179,7 @@ def _plain(value: Any, paths: bool) -> str:
     if kind is bool:
         return combine("bool", repr(value))
     if kind is str:
-        # Without `paths` a bare word is no path: at worst its content was in the key.
+        # Without `paths`, a bare word is not a path: at worst its content was in the key.
         if _names_a_path(value) and (paths or os.sep in value or os.path.isfile(value)):
             raise _NotPlainError(value)
         return combine("str", value)

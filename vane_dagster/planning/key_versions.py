@@ -1,12 +1,14 @@
-"""Versions of the algorithm by which stages are keyed, and which parts of former ones are kept.
+"""Versions of the key algorithm, and which parts of former versions are kept.
 
-A stage's definition begins with the version's number, and each key has the definition in it. Where
-the store lacks a part under the present version's key, the planner looks for one under a former
-version's, and takes it for the same: keys of the stages below are made of the key that it has.
+A stage's definition begins with the version's number, and each fragment key includes the
+definition. If the store lacks a part under the current version's key, the planner looks for one
+under a former version's key and treats it as equivalent. Downstream keys are computed from the key
+that the part has.
 
-To change how a definition is computed: raise `VERSION` in `definition`, move what it computed until
-now to a module of its own, as `version_2`, and add that to `VERSIONS`. Say in its `accepts` whose
-rows cannot be stale; a change that mends staleness accepts none of the stages that it concerns.
+To change how a definition is computed, raise `VERSION` in `definition`, move the former algorithm
+to a module of its own, such as `key_version_2`, and add that to `VERSIONS`. Its `accepts` selects
+the stages with rows that cannot be stale. A change that fixes staleness must accept none of the
+affected stages.
 """
 
 from __future__ import annotations
@@ -26,9 +28,8 @@ class KeyVersion:
 
     Attributes:
         number: The version.
-        definition: Computes a stage's definition, of stages that are accepted.
-        accepts: Whether a part of a stage that has this version's key has the rows that would be
-            computed now.
+        definition: Computes the definition of a stage that is accepted.
+        accepts: Whether a part under this version's key has the rows that would be computed now.
     """
 
     number: int
@@ -40,11 +41,15 @@ VERSIONS = (
     KeyVersion(VERSION, stage_definition, lambda pipeline, spec: True),
     KeyVersion(key_version_2.VERSION, key_version_2.stage_definition, key_version_2.accepts),
 )
-"""The present version, then former ones whose parts stores may hold, the newest first."""
+"""The current version, then former versions with parts that stores may hold, newest first."""
 
 
 def stage_definitions(pipeline: Pipeline, spec: StageSpec) -> tuple[str, ...]:
-    """A stage's definition, then those of former versions that are accepted.
+    """Return a stage's definition, then its definitions of the former versions that accept it.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
 
     Raises:
         CodeIdentityError: If its code or an argument has no stable identity.

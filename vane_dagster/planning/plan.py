@@ -1,4 +1,4 @@
-"""Plans: what a run has to compute, as data."""
+"""Plans: the work of a run, as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vane_dagster.storage.manifest import (
 
 @dataclass(frozen=True)
 class Part:
-    """A part that is in the store, and the folder that it is in."""
+    """A stored part, and its folder."""
 
     folder: Location
     info: PartInfo
@@ -30,18 +30,19 @@ class Part:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What one stage of one partition needs.
+    """The work of one stage in one partition.
 
     Attributes:
         digest: Digest of everything that the partition's rows are computed from.
         generation: Raised by a forced run.
-        done: The manifest in force, where it has this digest: nothing is to be done.
-        keys: A fragment key for each fragment; empty where the whole partition is done.
-        parts: Parts that the store holds, by index of fragment.
-        leaving: Indexes of fragments whose part the store is about to delete.
-        row_retries: Former parts of fragments whose failed rows alone are computed, by index.
+        done: The manifest in force if it has this digest; nothing is computed then.
+        keys: A fragment key for each fragment; empty if the whole partition is done.
+        parts: Stored parts, by fragment index.
+        leaving: Indexes of fragments with a part that the store is about to delete.
+        row_retries: Former parts of fragments that compute only their failed rows, by fragment
+            index.
         former: The manifest that was in force when the plan was made.
-        renamed: The stage's former name, and the manifest of it whose parts are taken over.
+        renamed: The stage's former name, and the manifest under that name with the parts to reuse.
     """
 
     digest: str
@@ -56,26 +57,26 @@ class StagePlan:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indexes of the fragments that have to be computed."""
+        """Indexes of the fragments to compute."""
         return tuple(i for i in range(len(self.keys)) if i not in self.parts)
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """What one partition of a run needs.
+    """The work of a run in one partition.
 
     Attributes:
-        key: The partition's key, None for an unpartitioned pipeline.
-        files: The source files, where a selected stage reads the source.
-        listed: The source files as they were listed, by URL; a file that was touched and not
-            changed stands in `files` under its former version.
-        fragments: The fragments; empty where every selected stage is done.
+        key: The partition's key; None for an unpartitioned pipeline.
+        files: The source files, if a selected stage reads the source.
+        listed: The source files as they were listed, by URL. A file with a new timestamp and
+            unchanged content is in `files` under its former version.
+        fragments: The fragments; empty if every selected stage is done.
         stages: A plan for each selected stage, upstream first.
         inputs: Manifests of stages that are read and not selected.
-        input_names: Their names.
+        input_names: The names of these manifests.
         schemas: Output schemas of the source, the inputs and the selected stages.
-        sample: Where some rows alone are computed, to be compared and not committed: their places
-            in each fragment of what the stage is based on, by index of fragment.
+        sample: For a plan that computes only some rows, to compare and not to commit: their
+            positions in each fragment of the stage's base node, by fragment index.
     """
 
     key: str | None
@@ -106,20 +107,20 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run has to compute.
+    """The work of a run.
 
     Attributes:
         pipeline: The pipeline.
         selected: The selected stages, upstream first.
-        partitions: The partitions that can be computed, in the order asked for.
-        failed: Partitions that cannot, and why.
+        partitions: The partitions that can be computed, in the requested order.
+        failed: The partitions that cannot be planned, with the error.
         definitions: Code version of each selected stage.
         rule: How files are cut into fragments.
         source: The source, bound to the store.
-        warnings: What is wrong in the store and was passed over.
-        listed_at: By the monotonic clock, when the store was not listed yet.
-        forced: Whether everything selected is computed again.
-        code: Digest of the user's code of each selected stage, as its keys were made from it.
+        warnings: Problems in the store that were skipped.
+        listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
+        forced: Whether everything selected is recomputed.
+        code: Digest of each selected stage's user code, as its keys were computed from it.
     """
 
     pipeline: Pipeline
@@ -136,15 +137,20 @@ class RunPlan:
 
     @property
     def is_sample(self) -> bool:
-        """Whether some rows alone are computed, of stages that are not committed."""
+        """Whether only some rows are computed, of stages that are not committed."""
         return any(partition.sample for partition in self.partitions)
 
     def missing(self, stage: str) -> int:
-        """Fragments of a stage that have to be computed, over all partitions."""
+        """Return the number of fragments of a stage to compute, over all partitions."""
         return sum(len(partition.stages[stage].missing) for partition in self.partitions)
 
     def missing_batches(self, stage: str, size: int) -> int:
-        """Batches of `size` rows that those fragments hold, at most."""
+        """Return the maximum number of batches in the fragments to compute.
+
+        Args:
+            stage: The stage.
+            size: Rows of a batch.
+        """
         return sum(
             -(-(partition.fragments[i].stop - partition.fragments[i].start) // size)
             for partition in self.partitions
@@ -152,7 +158,7 @@ class RunPlan:
         )
 
     def needed(self) -> tuple[str, ...]:
-        """The selected stages that have something to compute, upstream first."""
+        """Return the selected stages that have something to compute, upstream first."""
         return tuple(stage for stage in self.selected if self.missing(stage))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""From a selection of stages and partitions, and what the store holds, to a plan."""
+"""Planning: from a selection of stages and partitions, and the store's content, to a plan."""
 
 from __future__ import annotations
 
@@ -38,17 +38,20 @@ def plan_run(
     run_id: str | None = None,
     retry_quarantined: bool = False,
 ) -> RunPlan:
-    """Plans a run: what is done, found by listings alone, and what is left.
+    """Plan a run: find completed work by listings alone, and determine the remaining work.
 
     Args:
         pipeline: The pipeline.
         selected: Names of the stages to bring up to date.
-        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-        store: Where parts and manifests are.
-        force: Computes everything selected again.
-        run_id: The run, of which this may be a second attempt: what it has committed before is not
-            forced again.
-        retry_quarantined: Computes the rows again that could not be computed, and what is below.
+        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
+        store: The store of parts and manifests.
+        force: Whether to recompute everything selected.
+        run_id: The run. If this is a second attempt of it, its earlier commits are not forced
+            again.
+        retry_quarantined: Whether to compute quarantined rows again, and the stages downstream.
+
+    Returns:
+        The plan. A partition that cannot be planned is in `RunPlan.failed`.
 
     Raises:
         DefinitionError: If a stage's code has no identity.
@@ -73,7 +76,12 @@ def plan_run(
 
 
 def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
-    """The pipeline's own rule, else the one that its first run decided."""
+    """Return the pipeline's own fragment rule, else the rule determined by its first run.
+
+    Args:
+        pipeline: The pipeline.
+        store: The store, which keeps the rule of the first run.
+    """
     if pipeline.fragment_rows is not None:
         return FragmentRule(pipeline.fragment_rows)
     maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]
@@ -83,7 +91,7 @@ def fragment_rule(pipeline: Pipeline, store: Store) -> FragmentRule:
 
 
 class _Planner:
-    """Plans partitions of one run, each on its own."""
+    """Plans the partitions of one run, each independently."""
 
     def __init__(
         self,
@@ -120,7 +128,7 @@ class _Planner:
         self.warnings: list[str] = []
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
-        """Lists the source files and the manifests in force."""
+        """List the source files and the manifests in force."""
         keys = list(partitions)
         if self.heads:
             self.listed = self.source.list_files(keys, self.location)
@@ -132,12 +140,12 @@ class _Planner:
                 self.undeclared[stage] = self.store.latest(self.pipeline.name, stage, keys)
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
-        """A partition's plan, or why there is none."""
+        """Return a partition's plan, or the error that prevents it."""
         try:
             return self.plan(key)
         except VaneError as error:
             return error
-        except Exception as error:  # a file that cannot be read, say: the others can be planned
+        except Exception as error:  # e.g. an unreadable file; plan the other partitions
             where = "" if key is None else f", partition {key!r}"
             return PlanError(f"{self.location}{where}: {type(error).__name__}: {error}")
 
@@ -196,12 +204,12 @@ class _Planner:
         upstream: Sequence[str],
         in_force: ManifestName | None,
     ) -> tuple[str, ManifestName] | None:
-        """A stage that is no longer declared and has computed exactly what this one would.
+        """Return an undeclared stage that computed exactly what this one would, and its manifest.
 
-        What a stage has computed before under its name stands, unless the other was forced since.
+        An earlier manifest under the stage's own name wins, unless the other was forced since.
         """
         if self.pipeline[stage].spec.publishes:
-            return None  # its target tells what it has published
+            return None  # its target records what it has published
         for former, names in self.undeclared.items():
             name = names.get(key)
             if name is None or name.unfinished:
@@ -213,7 +221,7 @@ class _Planner:
         return None
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
-        """Whether this run raises the generation, and no former attempt of it has done so."""
+        """Return whether this run raises the generation, unless an earlier attempt of it did."""
         if not (self.force or self.retry):
             return False
         former = self._in_force(key, stage)
@@ -226,7 +234,7 @@ class _Planner:
         return None if name is None else self.store.read(self.pipeline.name, stage, key, name)
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
-        """The files, those touched and not changed as the manifests in force recorded them."""
+        """Return the files; those touched but unchanged, as recorded by the manifests in force."""
         before: list[FileRecord] = []
         for stage in (*self.inputs, *self.heads):
             if name := self.latest[stage].get(key):
@@ -273,13 +281,13 @@ class _Planner:
             where = (store, self.pipeline, stage, key, own.keys, in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
             parts = {**self._former_parts(key, plan, own.keys), **parts}
-            # What is below has the keys of the parts that are there, whichever version's they are.
+            # Downstream keys are computed from the keys of the stored parts, of any key version.
             keys[stage] = tuple(
                 parts[i].info.key if i in parts else each[0] for i, each in enumerate(own.keys)
             )
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
-            done = plan.done if len(there) == len(fragments) else None  # some were deleted
+            done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
             expanded[stage] = replace(
                 plan,
                 keys=keys[stage],
@@ -293,7 +301,7 @@ class _Planner:
     def _former_parts(
         self, key: str | None, plan: StagePlan, keys: Sequence[Sequence[str]]
     ) -> dict[int, Part]:
-        """The parts that a renamed stage has under its former name, by index of fragment."""
+        """Return the parts that a renamed stage has under its former name, by fragment index."""
         if plan.renamed is None:
             return {}
         folder = self.store.parts(self.pipeline.name, plan.renamed[0], key)
@@ -308,7 +316,7 @@ class _Planner:
         stages: Mapping[str, StagePlan],
         schemas: Mapping[str, pa.Schema],
     ) -> dict[str, pa.Schema]:
-        """The schemas in which `write` stages store their rows, which their targets must take."""
+        """Return the schemas in which `write` stages store rows, verified against their targets."""
         found = {}
         for stage, plan in stages.items():
             if publisher := self.pipeline[stage].spec.publisher(key):

@@ -1,8 +1,8 @@
-"""A sample of the rows that a stage was computed from, as a plan that computes them again.
+"""Plans that recompute a sample of the rows that a stage was computed from.
 
-The plan reads what the manifest says that the partition was made from: its fragments and the parts
-of its upstream stages, though there may be newer ones. It is carried out like any other, but that
-its parts are not committed; see `PartitionPlan.sample`.
+The plan reads what the manifest records as the partition's inputs: its fragments and the parts of
+its upstream stages, even if newer ones exist. It is executed like any other plan, except that its
+parts are not committed; see `PartitionPlan.sample`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, 
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
-"""Fragments of a partition that a sample comes from at most: each is read as a whole."""
+"""Maximum number of fragments per partition in a sample, since each is read as a whole."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Where a partition's sample comes from.
+    """The origin of a partition's sample.
 
     Attributes:
-        stored: The partition's manifest, with the parts of the sampled fragments alone.
-        fragments: How many fragments the partition has.
-        changed: How many of them cannot be compared, because their source files have changed.
+        stored: The partition's manifest, with only the parts of the sampled fragments.
+        fragments: The number of fragments of the partition.
+        changed: The number of fragments that cannot be compared because their source files have
+            changed.
     """
 
     stored: Manifest
@@ -48,12 +49,13 @@ class Sampled:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """A plan of samples, and where they come from.
+    """A plan of samples, and their origin.
 
     Attributes:
         plan: The plan; a partition without a row to compute is not in it.
-        sampled: Where the sample comes from, for each partition that did not fail.
-        definitions: The stage's definition, and those of former versions of keys that are accepted.
+        sampled: The origin of the sample, for each partition that did not fail.
+        definitions: The stage's definition, then its definitions of the accepted former key
+            versions.
     """
 
     plan: RunPlan
@@ -69,15 +71,18 @@ def plan_sample(
     rows: int,
     seed: int,
 ) -> SamplePlan:
-    """Plans to compute some rows of a stage again.
+    """Plan to recompute some rows of a stage.
 
     Args:
         pipeline: The pipeline.
         stage: The stage.
         manifests: Its manifests in force, by partition.
-        store: Where parts and manifests are.
-        rows: Rows of each partition.
-        seed: Chooses the rows: the same ones for the same seed and manifest.
+        store: The store of parts and manifests.
+        rows: Rows to sample per partition.
+        seed: Seed of the sample: the same seed and manifest select the same rows.
+
+    Returns:
+        The plan. A partition that cannot be planned is in its `RunPlan.failed`.
 
     Raises:
         DefinitionError: If the stage's code has no identity.
@@ -107,15 +112,16 @@ def plan_sample(
 
 
 def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
-    """Chooses rows at random, from `MAX_FRAGMENTS` fragments at most.
+    """Choose rows at random, from at most `MAX_FRAGMENTS` fragments.
 
     Args:
-        counts: How many rows each fragment has, by its index.
-        rows: How many to choose at most.
-        seed: The same rows are chosen for the same seed.
+        counts: The number of rows of each fragment, by its index.
+        rows: The maximum number of rows to choose.
+        seed: The same seed selects the same rows.
 
     Returns:
-        The places of the rows in each fragment, in order; fragments without any are left out.
+        The sorted positions of the rows in each fragment, by its index; fragments without any are
+        omitted.
     """
     random = np.random.default_rng(seed)
     indexes = [index for index, count in counts.items() if count]
@@ -175,7 +181,7 @@ class _Sampler:
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(manifest.fragments[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
-        own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan meets these parts
+        own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan finds these parts
         plan = PartitionPlan(
             key=manifest.partition,
             files=(),
@@ -191,11 +197,11 @@ class _Sampler:
         return plan, Sampled(stored, len(manifest.fragments), changed)
 
     def _inputs(self) -> dict[str, Manifest]:
-        """The manifests that the partition was made from, of the stages that the stage reads.
+        """Return the manifests that the partition was made from, of the stages now read.
 
         Raises:
-            PlanError: If it reads others now.
-            StoreError: If one cannot be read.
+            PlanError: If the stage reads other stages now.
+            StoreError: If a manifest cannot be read.
         """
         wanted = stages_read(self._pipeline, self._spec)
         found: dict[str, Manifest] = {}
@@ -225,9 +231,10 @@ class _Sampler:
         return inputs
 
     def _is_same(self, stage: str, former: str, made_from: ManifestName) -> bool:
-        """Whether a stage that is read now was read then, though perhaps by another name.
+        """Return whether a stage that is read now was read then, possibly under another name.
 
-        A renamed one has computed what the former one had; what is below keeps its manifests.
+        A renamed stage has computed the same as the former one; its downstream stages keep their
+        manifests.
         """
         if stage == former:
             return True
@@ -236,7 +243,7 @@ class _Sampler:
         return name is not None and name.plan == made_from.plan
 
     def _unchanged(self) -> dict[str, FileRecord] | None:
-        """The source files as they are listed now that are what they were; None if none is read.
+        """Return the source files, as listed now, that have not changed; None if none is read.
 
         Raises:
             PlanError: If the partition was not made from the source, which the stage reads now.
@@ -249,7 +256,7 @@ class _Sampler:
                 f"{self._location}: the stage reads the source now, which the partition was not "
                 "made from. Materialize it first"
             )
-        if isinstance(self._listed, SourceError):  # it is gone
+        if isinstance(self._listed, SourceError):  # the files are gone
             return {}
         same = reconcile(self._listed, recorded.values(), self._source)
         return {

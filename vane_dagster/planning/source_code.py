@@ -1,6 +1,7 @@
-"""The code of a source in the user's own modules: part of the keys, and sent to the workers.
+"""Sources defined in user modules: their code is part of the keys, and is sent to the workers.
 
-Sources of this package have neither: workers have their code, and their files alone key the rows.
+For the sources of this package, neither is needed: workers have the code, and only the files count
+in the keys of the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vane_dagster.storage.manifest import FragmentRecord
 
 
 def source_definition(source: Source) -> str:
-    """What decides on the rows of given files: a new value recomputes the pipeline.
+    """Return what determines the rows of given files; a new value recomputes the pipeline.
 
     Returns:
         Empty for sources of this package. For another class, a digest of its code, or its
@@ -38,11 +39,11 @@ def source_definition(source: Source) -> str:
 
 
 def keyed(fragments: Sequence[FragmentRecord], definition: str) -> tuple[FragmentRecord, ...]:
-    """Fragments whose identity covers the source's definition too.
+    """Return fragments with identities that include the source's definition.
 
     Args:
         fragments: The fragments as the source split them.
-        definition: What `source_definition` returned.
+        definition: The result of `source_definition`.
     """
     if not definition:
         return tuple(fragments)
@@ -50,7 +51,7 @@ def keyed(fragments: Sequence[FragmentRecord], definition: str) -> tuple[Fragmen
 
 
 def pack_source(source: Source) -> bytes:
-    """Pickles a source for the workers; a class in the user's code travels by value.
+    """Pickle a source for the workers, by value if its class is in user code.
 
     Raises:
         CodeIdentityError: If it cannot be pickled.

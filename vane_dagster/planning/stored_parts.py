@@ -1,4 +1,4 @@
-"""Which parts of a partition the store holds."""
+"""The stored parts of a partition."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ def stored_parts(
     warn: Callable[[str], None],
     known: Collection[int] = (),
 ) -> tuple[dict[int, Part], frozenset[int]]:
-    """Finds the parts of a stage's partition by listing its folder.
+    """Find the parts of a stage's partition by listing its folder.
 
-    Parts that the manifest in force names come first. Condemned parts that it does not name are
-    about to be deleted and are passed over.
+    Parts that the manifest in force names are preferred. Condemned parts that it does not name are
+    about to be deleted and are skipped.
 
     Args:
         store: The store.
         pipeline: The pipeline.
         stage: The stage.
         partition: The partition's key.
-        keys: For each fragment the keys under which its part may be, the first to be preferred.
+        keys: For each fragment, the keys under which its part may be stored, in order of
+            preference.
         manifest: The manifest in force.
-        condemned: Names of the stage's condemned parts, as `Store.condemned` gives them.
-        warn: Takes a line about each damaged part, which is passed over.
+        condemned: Names of the stage's condemned parts, as returned by `Store.condemned`.
+        warn: Called with a message for each damaged part, which is skipped.
         known: Indexes of `keys` to leave out.
 
     Returns:
-        The parts by index of `keys`, and the indexes of which a condemned part was passed over.
+        The parts by index of `keys`, and the indexes for which a condemned part was skipped.
     """
     publisher = pipeline[stage].spec.publisher(partition)
     folder = store.parts(pipeline.name, stage, partition)
@@ -85,7 +86,7 @@ def stored_parts(
 
 
 def _first_whole(candidates: Mapping[str, Location], warn: Callable[[str], None]) -> Part | None:
-    """Of several parts for a fragment the first that says what it is; None to make another."""
+    """Return the first readable part of a fragment's candidates; None to compute a new one."""
     for file in candidates:
         try:
             return Part(candidates[file], read_part_info(candidates[file], file))

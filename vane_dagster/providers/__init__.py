@@ -1,1 +1,1 @@
-"""Language models behind one interface: each provider is a small class. See `base.Provider`."""
+"""Models behind one interface: each provider is a small class. See `base.Provider`."""

@@ -1,4 +1,4 @@
-"""What a worker of a prompt or an embedding holds: a provider, which stays warm with it."""
+"""The provider that a worker of a model stage holds, and keeps warm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 
 
 class ModelTask(Protocol):
-    """What is asked of a provider for a batch of rows; it goes with each call."""
+    """The request to a provider for a batch of rows; it is passed to each call."""
 
     @property
     def method(self) -> str:
-        """The provider's method that it needs."""
+        """The provider's method that it calls."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -22,55 +22,66 @@ class ModelTask(Protocol):
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Those that it passes on."""
+        """The columns that it passes through."""
 
     @property
     def schema(self) -> pa.Schema:
-        """What it adds to them."""
+        """The columns that it adds."""
 
     @property
     def order(self) -> Any:
-        """In which order rows are best asked about (`RowOrder`); None if that is all the same."""
+        """The preferred order of rows (`RowOrder`); None if the order does not matter."""
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
-        """Fields of struct columns that it adds, which are added up for each part."""
+        """Fields of its added struct columns that are summed for each part."""
 
     @property
     def keyed(self) -> Mapping[str, Any]:
-        """The values that change what comes out."""
+        """The values that change the output."""
 
     @property
     def classes(self) -> tuple[type, ...]:
         """The user's own classes that it needs in a worker."""
 
     def describe(self, model: str) -> str:
-        """What is asked of a model, for people."""
+        """Describe the request to a model, for users."""
 
     async def run(self, provider: Any, batch: pa.Table) -> Any:
-        """What comes out for a batch, whose first column is the id."""
+        """Compute the output of a batch. Its first column is the id.
+
+        Args:
+            provider: The provider.
+            batch: The rows.
+        """
 
 
 class ModelClient:
-    """Holds a provider. Prompts and embeddings of one model share it.
+    """Holds a provider. Stages that use the same model and options share it.
 
     Args:
-        provider: Its class.
+        provider: The provider's class.
         model: The model's name.
-        options: For the provider.
+        options: Options for the provider.
     """
 
     def __init__(self, provider: Any, model: str, options: Mapping[str, Any]) -> None:
         self._provider = provider(model, **options)
 
     async def check_health(self) -> None:
-        """Asks the provider, where it can be asked."""
+        """Check the provider's health, if it has such a method."""
         probe = getattr(self._provider, "check_health", None)
         if probe is not None and asyncio.iscoroutine(answer := probe()):
             await answer
 
     async def __call__(self, batch: pa.Table, *, model_task: ModelTask, workers: int = 1) -> Any:
-        """Answers a batch, whose first column is the id; there are so many workers at most."""
+        """Compute the output of a batch.
+
+        Args:
+            batch: The rows; the first column is the id.
+            model_task: The request for the rows.
+            workers: The maximum number of workers.
+        """
         if (shared_by := getattr(self._provider, "shared_by", None)) is not None:
             shared_by(workers)
         return await model_task.run(self._provider, batch)

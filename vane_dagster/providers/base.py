@@ -1,4 +1,4 @@
-"""What a provider is: a class that loads a model, or reaches one, and answers requests."""
+"""The provider interface: a class that loads or connects to a model, and answers requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Request:
-    """One question to a model.
+    """One request to a model.
 
     Attributes:
-        messages: The conversation so far, the question last.
-        sampling: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and what else the
-            provider knows, under the names of OpenAI's chat API.
-        schema: JSON schema that the answer has to fit; None for plain text.
-        choices: Texts of which the answer has to be one; empty for any.
+        messages: The conversation so far, ending with the question.
+        sampling: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and other
+            parameters of the provider, under the names of OpenAI's chat API.
+        schema: JSON schema that the answer must fit; None for plain text.
+        choices: Texts of which the answer must be one; empty for any answer.
         id: The row's id, as text, for the provider's own logs.
     """
 
@@ -34,16 +34,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answered.
+    """A model's answer.
 
     Attributes:
         text: The answer.
         prompt_tokens: Tokens of the messages.
         completion_tokens: Tokens of the answer.
-        cached_tokens: Of the messages' tokens, those that the engine had computed before.
-        finish_reason: ``"stop"``, or ``"length"`` where ``max_tokens`` has cut it.
-        seconds: From its submission to its end.
-        requests: How many it took.
+        cached_tokens: Tokens of the messages that were in the engine's cache.
+        finish_reason: ``"stop"``, or ``"length"`` if ``max_tokens`` truncated the answer.
+        seconds: Seconds from the submission to the end of the answer.
+        requests: The number of requests.
     """
 
     text: str
@@ -57,55 +57,73 @@ class Answer:
 
 @runtime_checkable
 class Provider(Protocol):
-    """A way to a model. A class of your own is given as ``prompt(..., provider=MyProvider)``.
+    """Access to a model. To use a class of your own, pass ``prompt(..., provider=MyProvider)``.
 
-    A worker constructs it once with the model's name and the stage's `provider_options`, as
-    keywords, and then submits one request for each row, many at the same time, in one event loop.
+    A worker constructs it once, with the model's name and the stage's `provider_options` as
+    keywords. It then submits one request for each row, many concurrently, in one event loop.
 
-    Where it has them, these are used too: ``check_health()``, which raises when the model is dead;
-    ``shared_by(workers)``, called with the most workers that there may be, for limits of them all;
-    ``OPERATIONAL``, names of options that don't change answers, such as addresses and limits, and
-    so are no part of fragment keys; one within an option is ``"option.name"``; ``PACKAGES``, names
-    of modules whose packages' versions are recorded with the answers, beside those that it imports.
+    These members are optional:
+
+    - ``check_health()`` raises if the model is dead.
+    - ``shared_by(workers)`` is called with the maximum number of workers, to divide shared limits.
+    - ``OPERATIONAL`` names the options that do not change answers, such as addresses and limits.
+    They
+      are not part of fragment keys. A nested option is named ``"option.name"``.
+    - ``PACKAGES`` names modules. The versions of their packages are recorded with the answers,
+      besides those of the packages that the provider imports.
     """
 
     async def submit(self, request: Request) -> Answer:
-        """Answers a request.
+        """Answer a request.
 
-        Errors with an HTTP status, and those of connections, are tried again as the stage says.
+        Connection errors, and errors with an HTTP status, are retried as the stage declares.
         """
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A way to a model that embeds texts; constructed as a `Provider` is, which may be one too."""
+    """Access to a model that embeds texts; constructed like a `Provider`, and may be both."""
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
-        """Gives a vector for each text, as rows of floats, of so many numbers where given.
+        """Embed texts.
+
+        Args:
+            texts: The texts.
+            dimensions: The length of the vectors; None for the model's own.
+
+        Returns:
+            One vector for each text; shape ``(len(texts), dimensions)``.
 
         Raises:
-            RowErrors: For texts that can't be embedded, with the vectors of the others.
+            RowErrors: For texts that cannot be embedded, with the vectors of the others.
         """
 
 
 @runtime_checkable
 class Classifier(Protocol):
-    """A model that has learnt its labels; constructed as a `Provider` is."""
+    """A model trained on its labels; constructed like a `Provider`."""
 
     async def classify(
         self, texts: Sequence[str], labels: Sequence[str]
     ) -> Sequence[tuple[str, float]]:
-        """Gives each text one of the labels, and how sure it is of it, from 0 to 1.
+        """Assign a label to each text.
+
+        Args:
+            texts: The texts.
+            labels: The model's labels, in any order.
+
+        Returns:
+            For each text, the label and a confidence from 0 to 1.
 
         Raises:
-            StageError: If these are not its labels.
-            RowErrors: For texts that can't be classified, with what came out for the others.
+            StageError: If the labels are not the model's.
+            RowErrors: For texts that cannot be classified, with the results of the others.
         """
 
 
 class SamplingRefused(StageError):
-    """Sampling parameters that a provider does not take; of one row, where it has its own."""
+    """Sampling parameters that a provider rejects; a row error if the row sets its own."""
 
 
 class PromptTooLong(ValueError):
-    """A prompt has more tokens than the model takes."""
+    """A prompt has more tokens than the model accepts."""

@@ -1,4 +1,4 @@
-"""Embeddings of a column of texts."""
+"""Embeddings of a text column."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class EmbedTask(TextTask):
-    """What an embedding stage asks of each row.
+    """The model task of an embedding stage.
 
     Attributes:
-        dimensions: Numbers of a vector; None for as many as the model gives.
-        normalize: Whether vectors are made of length 1.
+        dimensions: The length of a vector; None for the model's own.
+        normalize: Whether to scale vectors to length 1.
     """
 
     dimensions: int | None = None
@@ -30,7 +30,7 @@ class EmbedTask(TextTask):
 
     @property
     def schema(self) -> pa.Schema:
-        """A vector, of a fixed size where the stage gives it."""
+        """A vector of 32-bit floats, of a fixed size if the stage sets `dimensions`."""
         return pa.schema([pa.field(self.output, pa.list_(pa.float32(), self.dimensions or -1))])
 
     @property
@@ -49,11 +49,11 @@ class EmbedTask(TextTask):
         return f"Column `{self.column}` is embedded by {model}"
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
-        """A vector for each text."""
+        """Return a vector for each text."""
         return await provider.embed(texts, dimensions=self.dimensions)
 
     def made(self, found: Any) -> dict[str, Any]:
-        """The column of vectors."""
+        """Return the column of vectors."""
         vectors = np.asarray(found, dtype=np.float32)
         if not len(vectors):
             return {self.output: pa.array([], self.schema[0].type)}

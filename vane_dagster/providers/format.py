@@ -1,4 +1,4 @@
-"""What an answer has to be: text, one of some choices, or JSON that fits a schema."""
+"""Formats of an answer: text, one of some choices, or JSON that fits a schema."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_SHOWN = 4000
 
 
 class InvalidAnswer(CostlyError):
-    """A model's answer is not what was asked for; its text is kept.
+    """A model's answer does not fit the requested format; the message contains its text.
 
     Attributes:
-        used: What it took, by the names of `COUNTS`: it is paid for all the same.
+        used: The answer's usage, by the names of `COUNTS`. It is charged nevertheless.
     """
 
     def __init__(self, problem: str, answer: Answer) -> None:
@@ -38,13 +38,13 @@ class InvalidAnswer(CostlyError):
 
 @dataclass(frozen=True)
 class Format:
-    """What an answer has to be.
+    """The format of an answer.
 
     Attributes:
         type: The Arrow type of the column of answers.
-        schema: JSON schema that it fits; None for plain text.
-        choices: Texts of which it is one; empty for any.
-        model: A pydantic model that it is validated by.
+        schema: JSON schema that the answer must fit; None for plain text.
+        choices: Texts of which the answer must be one; empty for any answer.
+        model: A pydantic model that validates the answer.
     """
 
     type: pa.DataType = field(default_factory=pa.string)
@@ -53,7 +53,7 @@ class Format:
     model: Any = None
 
     def problem(self, text: str) -> str | None:
-        """What is wrong with an answer; None if nothing is."""
+        """Describe why an answer does not fit; None if it does."""
         try:
             self._parsed(text)
         except ValueError as error:
@@ -61,7 +61,7 @@ class Format:
         return None
 
     def value(self, answer: Answer) -> Any:
-        """The answer as a value of `type`.
+        """Return the answer as a value of `type`.
 
         Raises:
             InvalidAnswer: If it does not fit.
@@ -87,7 +87,7 @@ class Format:
         if self.model is not None:
             try:
                 return self.model.model_validate(value).model_dump(mode="json")
-            except ValueError as error:  # pydantic's own is one
+            except ValueError as error:  # includes pydantic's own
                 raise ValueError(f"The answer does not fit: {_one_line(error)}") from None
         import jsonschema
 
@@ -101,7 +101,7 @@ class Format:
 
 
 def _without_fence(text: str) -> str:
-    """JSON without the Markdown that models like to put around it."""
+    """Remove the Markdown code fence that models often put around JSON."""
     text = text.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0]
@@ -117,10 +117,14 @@ def _one_line(error: ValueError) -> str:
 
 
 def parse_format(where: str, return_format: Any) -> Format:
-    """Reads a pydantic model, a JSON schema or a list of choices.
+    """Parse a pydantic model, a JSON schema or a list of choices.
+
+    Args:
+        where: The stage, for messages.
+        return_format: The argument of `prompt`; None for text.
 
     Raises:
-        DefinitionError: If it is none of them, or has no Arrow type.
+        DefinitionError: If it is none of these, or has no Arrow type.
     """
     if return_format is None:
         return Format()
@@ -142,7 +146,7 @@ def parse_format(where: str, return_format: Any) -> Format:
 
 
 def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:
-    """The Arrow type of what fits a JSON schema."""
+    """Return the Arrow type of values that fit a JSON schema."""
     if "$ref" in schema:
         found: Any = root
         for step in schema["$ref"].removeprefix("#/").split("/"):

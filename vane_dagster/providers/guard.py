@@ -1,10 +1,11 @@
-"""Ends what a worker has started when the worker is killed, and frees what that leaves behind.
+"""Ends a killed worker's descendants, and frees the shared memory that they leave behind.
 
-vLLM runs its engine in processes of its own, which don't notice that theirs was killed and hold the
-GPU on; and shared memory of killed processes stays. A guard is a pair of small processes. One
-watches and ends them. The other is Python's own resource tracker, which is told of each segment as
-it is made and frees what is left: the one that a worker would start is killed with its session. The
-file is run as it is, imports the standard library alone, and needs Linux.
+vLLM runs its engine in separate processes. They do not notice that their parent was killed, and
+keep holding the GPU. The shared memory of killed processes also remains. A guard is a pair of small
+processes. One watches the worker and ends its descendants. The other is Python's resource tracker:
+processes register each shared memory segment with it on creation, and it frees those that remain.
+The tracker that a worker would start itself is killed with the worker's session. This file is
+executed as a script, imports only the standard library, and requires Linux.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _GRACE_SECONDS = 1.0
 
 
 def start(folder: str) -> None:
-    """Starts a guard over the processes that this one has, and those that it will have.
+    """Start a guard for the current and future descendants of this process.
 
-    It is in a session of its own and no child: workers are killed with their session, and Ray's
-    workers end their children.
+    The guard runs in its own session and is not a child: workers are killed together with their
+    session, and Ray's workers end their children.
 
     Args:
-        folder: A folder that is removed in the end.
+        folder: A folder to remove at the end.
     """
     if not os.path.isdir("/proc/self/task"):
         return
@@ -62,16 +63,16 @@ def start(folder: str) -> None:
 
 
 def _use_tracker(write_end: int) -> None:
-    """Has this process tell a tracker of what it makes, as a process that is spawned is made to."""
+    """Register this process's segments with a tracker, as multiprocessing does when it spawns."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is None:
         tracker._fd = write_end
-    else:  # it has one of its own, which knows of segments already
+    else:  # it already has a tracker, with its own segments
         os.close(write_end)
 
 
 def _begun(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks; None if it has ended."""
+    """Return the start time of a process in kernel clock ticks; None if it has exited."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -80,12 +81,12 @@ def _begun(pid: int) -> str | None:
 
 
 def _children(pid: int) -> dict[int, str]:
-    """The children of a process, and when they began."""
+    """Return the children of a process and their start times."""
     found = {}
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
         try:
             children = [int(child) for child in Path(path).read_text().split()]
-        except OSError:  # the thread has ended
+        except OSError:  # the thread has exited
             continue
         for child in children:
             begun = _begun(child)
@@ -95,7 +96,7 @@ def _children(pid: int) -> dict[int, str]:
 
 
 def _watch(parent: int, begun: str, folder: str) -> None:
-    """Waits for a process's end, and then ends its children and theirs."""
+    """Wait for a process to exit, then end its children and grandchildren and remove the folder."""
     known: dict[int, str] = {}
     while _begun(parent) == begun:
         known = {pid: when for pid, when in known.items() if _begun(pid) == when}
@@ -108,14 +109,14 @@ def _watch(parent: int, begun: str, folder: str) -> None:
     time.sleep(_GRACE_SECONDS)
     for pid, when in known.items():
         if _begun(pid) == when:
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # it has exited meanwhile
                 os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
     parent, begun, folder, read_end = sys.argv[1:]
-    if not os.fork():  # whom it was started by waits for this one alone
+    if not os.fork():  # the caller waits only for this process
         if os.fork():
             os.close(int(read_end))
             _watch(int(parent), begun, folder)

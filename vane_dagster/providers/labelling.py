@@ -1,4 +1,4 @@
-"""Labels of a column of texts, by a classifier."""
+"""Labels of a text column, from a classifier."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vane_dagster.providers.texts import TextTask
 
 @dataclass(frozen=True)
 class ClassifyTask(TextTask):
-    """What a stage of a classifier asks of each row.
+    """The model task of a stage with a classifier.
 
     Attributes:
-        labels: The labels; `output` is their column, and that of scores is named after it.
+        labels: The labels. `output` is their column, and the column of scores is named after it.
     """
 
     labels: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class ClassifyTask(TextTask):
 
     @property
     def schema(self) -> pa.Schema:
-        """The label, and how sure the model is of it."""
+        """The label, and the model's confidence."""
         return pa.schema({self.output: pa.string(), f"{self.output}_score": pa.float64()})
 
     @property
@@ -44,11 +44,11 @@ class ClassifyTask(TextTask):
         return f"Column `{self.column}` is given one of {names(self.labels, 20)} by {model}"
 
     async def query(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:
-        """A label and a score for each text."""
+        """Return a label and a score for each text."""
         return self._known(await provider.classify(texts, self.labels))
 
     def _known(self, found: Sequence[tuple[str, float]]) -> Sequence[tuple[str, float]]:
-        """Labels that the classifier gave; one that is none of the stage's is an error."""
+        """Validate the labels that the classifier returned; an unknown label is a row error."""
         wrong: dict[int, BaseException] = {
             place: ValueError(f"the label is {label!r}; expected one of {names(self.labels, 20)}")
             for place, (label, _) in enumerate(found)
@@ -59,7 +59,7 @@ class ClassifyTask(TextTask):
         return found
 
     def made(self, found: Sequence[tuple[str, float]]) -> dict[str, Any]:
-        """The columns of labels and scores."""
+        """Return the columns of labels and scores."""
         label, score = self.schema
         return {
             label.name: pa.array([name for name, _ in found], label.type),

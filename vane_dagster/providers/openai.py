@@ -1,4 +1,4 @@
-"""Any endpoint that speaks OpenAI's API of chats and embeddings."""
+"""Any endpoint with OpenAI's chat and embeddings API."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _PARAMETERS = frozenset(
         "top_p",
     }
 )
-"""What the client takes by name; the rest goes into the body as it is."""
+"""Parameters that the client takes by name; all others are added to the body unchanged."""
 
 _MAX_SHOWN = 300
 
 
 class OpenAIProvider:
-    """Reaches an endpoint by the `openai` client, over one pool of connections.
+    """Connects to an endpoint with the `openai` client, over one connection pool.
 
     Args:
-        model: The model's name there.
-        base_url: The endpoint. Default: OpenAI's own, or ``$OPENAI_BASE_URL``.
-        api_key_env: Name of the environment variable that holds the key; it has to be in the
-            stage's `env_vars` too. None where the endpoint wants none.
-        timeout: Seconds that an answer may take.
-        max_connections: Requests at the same time.
-        requests_per_minute: The most requests that all workers send together, each its share; None
-            for no limit.
-        tokens_per_minute: The most tokens, of prompts and answers, in the same way.
-        extra_body: Further fields of each request.
+        model: The model's name at the endpoint.
+        base_url: The endpoint. Default: ``$OPENAI_BASE_URL``, else OpenAI's own.
+        api_key_env: Name of the environment variable that holds the key. It must also be in the
+            stage's `env_vars`. None if the endpoint needs no key.
+        timeout: Time limit of an answer in seconds.
+        max_connections: Concurrent requests.
+        requests_per_minute: The request limit of all workers together, divided evenly; None for no
+            limit.
+        tokens_per_minute: The same limit for tokens, prompts and answers together.
+        extra_body: Additional fields of each request.
     """
 
     OPERATIONAL = frozenset(
@@ -87,11 +87,11 @@ class OpenAIProvider:
         self._key = ""
 
     def shared_by(self, workers: int) -> None:
-        """Takes note of how many workers there may be, which share the limits."""
+        """Set the maximum number of workers, which share the limits."""
         self._requests.workers = self._tokens.workers = workers
 
     def _connected(self) -> Any:
-        """The client; made anew where the key has changed since a warm worker's last run."""
+        """Return the client, recreated if the key has changed since a warm worker's last run."""
         key = os.environ.get(self._key_env, "") if self._key_env else "none"
         if not key:
             raise StageError(
@@ -152,7 +152,7 @@ class OpenAIProvider:
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
-        """Waits for a request's turn; tells errors of the whole stage from those of a row."""
+        """Wait for a request's turn; separate errors of the whole stage from those of a row."""
         async with self._room:
             await self._requests.take(1)
             await self._tokens.take(self._tokens.typical)
@@ -175,9 +175,9 @@ class OpenAIProvider:
                 raise
 
     def _refusal(self, error: Any) -> str:
-        """What an endpoint refuses everything for, and what to look at."""
+        """Describe why an endpoint refuses all requests, and how to fix it."""
         detail = f"{type(error).__name__}: {error}"
-        if error.body and "message" not in error.body:  # a form that the client leaves out
+        if error.body and "message" not in error.body:  # a form that the client omits
             detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if isinstance(error, self._api.NotFoundError):
             return (
@@ -189,7 +189,7 @@ class OpenAIProvider:
 
 
 def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:
-    """A schema for one of some texts; endpoints want an object at the top."""
+    """Return a schema for one of some texts; endpoints require an object at the top level."""
     answer = {"type": "string", "enum": list(choices)}
     properties = {"answer": answer}
     return {
@@ -201,7 +201,7 @@ def _choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _chosen(text: str) -> str:
-    """The choice in an answer, of an endpoint that keeps to schemas or of one that doesn't."""
+    """Return the choice in an answer, whether or not the endpoint follows schemas."""
     try:
         return str(json.loads(text)["answer"])
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Limits by the minute, as endpoints set them: of requests, and of tokens."""
+"""Rate limits per minute, as endpoints define them: for requests, and for tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _FIRST_TOKENS = 500.0
 
 
 class RateLimiter:
-    """Lets through so much a minute, evenly; for one event loop.
+    """Limits a rate per minute, spread evenly; for one event loop.
 
     Args:
-        per_minute: How much, of all workers together; None for no limit.
+        per_minute: The limit of all workers together; None for no limit.
 
     Attributes:
-        workers: Workers that share it, each evenly.
-        typical: What one took of late; to be taken before it is known.
+        workers: The number of workers that share the limit evenly.
+        typical: Moving average of recent amounts; take it if the amount is not yet known.
     """
 
     def __init__(self, per_minute: float | None) -> None:
@@ -27,7 +27,7 @@ class RateLimiter:
         self.typical = _FIRST_TOKENS
 
     async def take(self, amount: float) -> None:
-        """Waits until so much may go through."""
+        """Wait until the amount may pass."""
         if not self._seconds:
             return
         now = time.monotonic()
@@ -37,7 +37,7 @@ class RateLimiter:
             await asyncio.sleep(begins - now)
 
     def learn(self, amount: float) -> None:
-        """Takes in what one took in fact, and settles the difference."""
+        """Record the actual amount, and correct the difference from `typical`."""
         if self._seconds:
             self._next += (amount - self.typical) * self._seconds * self.workers
         self.typical += 0.1 * (amount - self.typical)

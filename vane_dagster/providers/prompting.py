@@ -1,4 +1,4 @@
-"""A prompt over rows: they become requests, all at once, and answers become rows."""
+"""Prompts over rows: rows become concurrent requests, and answers become rows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _COLUMN = re.compile(r"\{\w+\}")
 
 @dataclass(frozen=True)
 class PromptTask:
-    """What a prompt stage asks of each row.
+    """The model task of a prompt stage.
 
     Attributes:
-        template: What its messages are made of.
-        output: The column of answers; the one of `USAGE` is named after it.
-        sampling: See `Request`; a value ``"{column}"`` is the row's own.
-        format: What an answer has to be.
-        carried: Columns that are passed on.
-        explain: How often a model is told what is wrong with its answer, and asked again.
+        template: The template of the messages.
+        output: The column of answers; the column of `USAGE` is named after it.
+        sampling: See `Request`. A value ``"{column}"`` is read from the row.
+        format: The format of an answer.
+        carried: Columns that are passed through.
+        explain: How often to send a model the problem of its answer, and ask again.
     """
 
     template: Template
@@ -45,33 +45,33 @@ class PromptTask:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of its template, and those that are passed on."""
+        """The columns of its template and its sampling parameters, and those passed through."""
         return tuple(dict.fromkeys((*self.template.fields, *self.own.values(), *self.carried)))
 
     @functools.cached_property
     def own(self) -> Mapping[str, str]:
-        """The sampling parameters that each row has of its own, and their columns."""
+        """The sampling parameters that are read from each row, and their columns."""
         texts = {name: value for name, value in self.sampling.items() if isinstance(value, str)}
         return {name: text[1:-1] for name, text in texts.items() if _COLUMN.fullmatch(text)}
 
     @property
     def usage(self) -> str:
-        """The column of what answers took."""
+        """The column of the answers' usage."""
         return f"{self.output}_usage"
 
     @property
     def schema(self) -> pa.Schema:
-        """The answer, and what it took."""
+        """The answer and its usage."""
         return pa.schema([pa.field(self.output, self.format.type), pa.field(self.usage, USAGE)])
 
     @property
     def order(self) -> PrefixOrder:
-        """Prompts that begin alike together: an engine has the beginning in its cache."""
+        """Groups prompts with a common prefix, which an engine then has in its cache."""
         return PrefixOrder(self.template)
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
-        """The counts of what answers took."""
+        """The counts of the answers' usage."""
         return {self.usage: COUNTS}
 
     @property
@@ -88,7 +88,7 @@ class PromptTask:
 
     @property
     def classes(self) -> tuple[type, ...]:
-        """The pydantic model that answers are validated by."""
+        """The pydantic model that validates answers."""
         return (self.format.model,) if self.format.model else ()
 
     def describe(self, model: str) -> str:
@@ -97,7 +97,18 @@ class PromptTask:
         return f"{model} is asked: {asked}"
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Asks about all rows at the same time; those that fail are told one by one."""
+        """Submit all rows of a batch concurrently. Its first column is the id.
+
+        Args:
+            provider: The provider.
+            batch: The rows.
+
+        Returns:
+            The output columns.
+
+        Raises:
+            RowErrors: With one error for each failed row, and the output of the others.
+        """
         errors: dict[int, BaseException] = {}
         requests: dict[int, Request] = {}
         for place, row in enumerate(batch.to_pylist()):

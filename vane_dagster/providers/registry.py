@@ -1,4 +1,4 @@
-"""Providers by name: ours, and those of installed packages."""
+"""Providers by name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _BUILT_IN = {
     "vllm": "vane_dagster.providers.vllm:VllmProvider",
 }
 _BY_METHOD = {("vllm", "embed"): "vane_dagster.providers.vllm_embedding:VllmEmbedder"}
-"""Classes of their own: an engine of vLLM generates or embeds."""
+"""Provider names with a class per method: a vLLM engine either generates or embeds."""
 _FROZEN = {
     **{place: name for name, place in _BUILT_IN.items()},
     _BY_METHOD["vllm", "embed"]: "vllm_embedding",
 }
-"""Names of classes in keys, which stay when a class is moved or renamed; never change one."""
+"""Names of the built-in classes in keys. They survive moves and renames; never change one."""
 
 
 def built_in_name(provider: type) -> str | None:
-    """The name by which a class of ours counts in keys; None for a user's own.
+    """Return the name of a built-in class in keys; None for a user's own class.
 
-    It is found by the class itself, as a user's class may have any name.
+    The class itself is compared, since a user's class may have any name.
     """
     for place, name in _FROZEN.items():
         module, _, attribute = place.partition(":")
@@ -46,17 +46,17 @@ def built_in_name(provider: type) -> str | None:
 
 
 def provider_class(where: str, provider: str | type, method: str = "submit") -> type:
-    """The class behind a name; a class itself is checked.
+    """Return the class of a provider name, or validate a class.
 
-    No library of a provider's is imported by this.
+    This does not import the library of any provider.
 
     Args:
         where: The stage, for messages.
         provider: The name, or the class.
-        method: What it must be able to do.
+        method: The method that the stage calls.
 
     Raises:
-        DefinitionError: If there is none of this name, or the class is no provider.
+        DefinitionError: If the name is unknown, or the class is not a provider.
     """
     asked = provider
     provider = _found(where, provider, method)
@@ -73,10 +73,15 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
 
 
 def answers(where: str, provider: str | type, method: str) -> bool:
-    """Whether a provider has a method; False for what is no provider.
+    """Return whether a provider has a method; False for anything that is not a provider.
+
+    Args:
+        where: The stage, for messages.
+        provider: The name, or the class.
+        method: The method's name.
 
     Raises:
-        DefinitionError: If there is none of this name.
+        DefinitionError: If the name is unknown.
     """
     return _has(_found(where, provider, method), method)
 
@@ -107,10 +112,15 @@ def _named(where: str, name: str, method: str) -> Any:
 
 
 def needs(library: str, extra: str, provider: str) -> Any:
-    """A provider's library, imported where it is used.
+    """Import a provider's library on first use.
+
+    Args:
+        library: The module to import.
+        extra: The extra of vane-dagster that installs it.
+        provider: The provider's name, for messages.
 
     Raises:
-        ImportError: With the extra to install.
+        ImportError: If it is not installed; the message names the extra.
     """
     try:
         return importlib.import_module(library)
@@ -124,9 +134,9 @@ def needs(library: str, extra: str, provider: str) -> Any:
 
 
 def check_folder(model: str) -> None:
-    """Raises FileNotFoundError if a model's name is that of a folder which is not there.
+    """Raise FileNotFoundError if a model's name is the path of a folder that does not exist.
 
-    Libraries take it for a name on the Hugging Face hub then, and say so.
+    Libraries would otherwise report an unknown name on the Hugging Face hub.
     """
     path = os.path.expanduser(model)
     named = os.path.isabs(path) or model.startswith(("./", "../"))

@@ -1,4 +1,4 @@
-"""A SentenceTransformer in the worker itself."""
+"""A SentenceTransformer model, loaded in the worker itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vane_dagster.providers.registry import check_folder, needs
 
 
 class SentenceTransformersProvider:
-    """Embeds on a GPU where there is one.
+    """Computes embeddings, on a GPU if one is available.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.

@@ -1,4 +1,4 @@
-"""Messages made from a row: from a column of prompts or conversations, or by a template."""
+"""Messages of a row: from a column of prompts or conversations, or by a template."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Message
 
 _ALIKE = 256
-"""Characters of prompts that make it worth to ask about them together."""
+"""Length in characters of the common prefix that groups prompts."""
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
 class Template:
-    """What a row's messages are made of.
+    """The template of a row's messages.
 
     Attributes:
-        text: A column's name, or text with ``{column}`` fields.
+        text: A column name, or text with ``{column}`` fields.
         fields: The columns that it reads.
-        column: Whether it is a column's name.
+        column: Whether `text` is a column name.
         system: The system message; None for none.
     """
 
@@ -35,16 +35,16 @@ class Template:
 
     @property
     def fixed(self) -> int:
-        """Characters before the first column."""
+        """Number of characters before the first column."""
         if self.column:
             return 0
         return len(next(iter(string.Formatter().parse(self.text)))[0])
 
     def messages(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """The messages of a row.
+        """Return the messages of a row.
 
         Raises:
-            ValueError: If a column that it needs is null or empty, or is no conversation.
+            ValueError: If a column that it needs is null or empty, or is not a conversation.
         """
         for name in self.fields:
             if row[name] is None:
@@ -63,18 +63,18 @@ class Template:
 
 @dataclass(frozen=True)
 class PrefixOrder:
-    """Rows whose prompts begin alike, side by side and at one worker.
+    """Orders rows by prompt: one worker processes prompts with a common prefix together.
 
     Attributes:
-        template: What prompts are made of.
+        template: The template of the prompts.
     """
 
     template: Template
 
     def keys(self, rows: pa.Table) -> list[tuple[str, str]]:
-        """For each row some of its prompt's beginning, and the prompt.
+        """Return the start of each row's prompt as its group, and the whole prompt as its rank.
 
-        What a template begins with is all prompts' own and tells nothing.
+        The fixed start of the template is skipped, since all prompts share it.
         """
         fixed = len(self.template.system or "") + self.template.fixed
         texts = [self._text(row) for row in rows.select(list(self.template.fields)).to_pylist()]
@@ -83,7 +83,7 @@ class PrefixOrder:
     def _text(self, row: Mapping[str, Any]) -> str:
         try:
             return "".join(message["content"] for message in self.template.messages(row))
-        except ValueError:  # of the row, which is told when it is asked about
+        except ValueError:  # a row error, raised when the row is submitted
             return ""
 
 
@@ -103,10 +103,15 @@ def _conversation(column: str, value: Any) -> list[Message]:
 
 
 def parse_template(where: str, messages: Any, system: Any) -> Template:
-    """Reads a column's name or a template.
+    """Parse a column name or a template.
+
+    Args:
+        where: The stage, for messages.
+        messages: The argument of `prompt`.
+        system: The system message; None for none.
 
     Raises:
-        DefinitionError: If it is neither.
+        DefinitionError: If an argument is invalid.
     """
     if not isinstance(messages, str) or not messages.strip():
         raise DefinitionError(

@@ -1,4 +1,4 @@
-"""What is asked about each text of a column."""
+"""Model tasks that process each text of a column independently."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vane_dagster.errors import RowErrors
 
 @dataclass(frozen=True)
 class TextTask:
-    """What is asked about each text of a column, alone.
+    """A model task for each text of a column.
 
     Attributes:
-        column: The column of texts; a null is an error of its row.
-        output: The column of what comes out.
-        carried: Columns that are passed on.
+        column: The text column. A null is a row error.
+        output: The output column.
+        carried: Columns that are passed through.
     """
 
     column: str
@@ -30,27 +30,42 @@ class TextTask:
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
-        """None."""
+        """Empty."""
         return {}
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The column of texts, and those that are passed on."""
+        """The text column, and the columns that are passed through."""
         return tuple(dict.fromkeys((self.column, *self.carried)))
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
-        """Gives something for each text, or raises RowErrors with that for the others."""
+        """Return a result for each text.
+
+        Args:
+            provider: The provider.
+            texts: The texts.
+
+        Raises:
+            RowErrors: For texts that failed, with the results of the others.
+        """
         raise NotImplementedError
 
     def made(self, found: Any) -> Mapping[str, Any]:
-        """The columns that are made of it."""
+        """Convert the results to the output columns."""
         raise NotImplementedError
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Asks about the texts of a batch together, whose first column is the id.
+        """Process the texts of a batch together. Its first column is the id.
+
+        Args:
+            provider: The provider.
+            batch: The rows.
+
+        Returns:
+            The output columns.
 
         Raises:
-            RowErrors: For rows that failed.
+            RowErrors: For rows that failed, with the output of the others.
         """
         texts = batch.column(self.column).to_pylist()
         errors: dict[int, BaseException] = {

@@ -1,4 +1,4 @@
-"""A Hugging Face model in the worker itself: the default on a laptop, with nothing to set up."""
+"""A Hugging Face model in the worker itself: it needs no setup, and suits a laptop."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _DEFAULT_TOKENS = 256
 
 
 class TransformersProvider:
-    """Generates with a causal language model, batch by batch, on a GPU where there is one.
+    """Generates with a causal language model, in batches, on a GPU if one is available.
 
-    Requests that are there at the same time, with the same sampling, are one batch, padded on the
-    left. The tokenizer's chat template makes text of messages; without one, their contents are
-    joined by blank lines. Answers are not held to a schema: give `explain_errors`, or use an engine
-    that can.
+    Requests that wait at the same time and have the same sampling form one batch, padded on the
+    left. The tokenizer's chat template renders the messages; without one, their contents are joined
+    by blank lines. Answers are not constrained to a schema: set `explain_errors`, or use an engine
+    that supports constraints.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.
-        revision: Of the model on the hub.
-        batch_size: Requests that are generated for together, at most.
-        dtype: Name of the weights' type in torch; default: as they are stored.
-        device: Where it computes. Default: "cuda" where there is one, else "cpu".
-        chat_template_kwargs: For the tokenizer's chat template.
+        revision: The model's revision on the hub.
+        batch_size: Maximum number of requests that are generated together.
+        dtype: The torch name of the weights' type. Default: the type in which they are stored.
+        device: The torch device. Default: "cuda" if available, else "cpu".
+        chat_template_kwargs: Arguments for the tokenizer's chat template.
     """
 
     PACKAGES = ("torch", "transformers")
@@ -71,7 +71,7 @@ class TransformersProvider:
         return await answered
 
     async def _work(self) -> None:
-        await asyncio.sleep(0)  # so that those that are submitted together are one batch
+        await asyncio.sleep(0)  # requests that are submitted together form one batch
         while self._waiting:
             sampling = self._waiting[0][0].sampling
             alike = [entry for entry in self._waiting if entry[0].sampling == sampling]
@@ -81,7 +81,7 @@ class TransformersProvider:
             answers: Sequence[Answer | BaseException]
             try:
                 answers = await asyncio.to_thread(self._generate, requests)
-            except Exception as error:  # of the batch as a whole: each of its rows is told
+            except Exception as error:  # an error of the batch fails each of its rows
                 answers = [error] * len(taken)
             for (_, answered), answer in zip(taken, answers):
                 if answered.cancelled():
@@ -100,7 +100,7 @@ class TransformersProvider:
                 f"sampling_params has {names(unknown)}, which provider 'transformers' does not "
                 "take; it takes OpenAI's names, and those of transformers.GenerationConfig"
             )
-        # A chat template has the special tokens in it.
+        # A chat template includes the special tokens.
         adds = {"add_special_tokens": self._tokenizer.chat_template is None}
         lengths = [len(ids) for ids in self._tokenizer(texts, **adds)["input_ids"]]
         most = None if self._longest is None else self._longest - wanted["max_new_tokens"]
@@ -156,7 +156,7 @@ def _marks(sampling: Mapping[str, Any]) -> list[str]:
 
 
 def _generation(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling under OpenAI's names as arguments of ``generate``; temperature 0 is greedy."""
+    """Convert sampling under OpenAI's names for ``generate``; temperature 0 is greedy."""
     left = {k: v for k, v in sampling.items() if k not in ("seed", "stop")}
     tokens = left.pop("max_tokens", None) or left.pop("max_completion_tokens", None)
     temperature = left.pop("temperature", 1.0)

@@ -1,4 +1,4 @@
-"""A Hugging Face model for sequence classification in the worker itself."""
+"""A Hugging Face model for sequence classification, in the worker itself."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from vane_dagster.providers.registry import check_folder, needs
 
 _HEAD = "ForSequenceClassification"
 _UNLIMITED = 1_000_000
-"""A tokenizer without a limit says more than this."""
+"""The `model_max_length` of a tokenizer without a limit is larger than this."""
 
 
 class TransformersClassifier:
-    """Classifies with a model's own head, batch by batch, on a GPU where there is one.
+    """Classifies with a model's own head, in batches, on a GPU if one is available.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.
-        revision: Of the model on the hub.
-        batch_size: Texts that are computed together, at most.
-        dtype: Name of the weights' type in torch; default: as they are stored.
-        device: Where it computes. Default: "cuda" where there is one, else "cpu".
+        revision: The model's revision on the hub.
+        batch_size: Maximum number of texts that are computed together.
+        dtype: The torch name of the weights' type. Default: the type in which they are stored.
+        device: The torch device. Default: "cuda" if available, else "cpu".
 
     Raises:
-        ValueError: If the model has no such head, or one that gives no single label.
+        ValueError: If the model has no such head, or one that predicts no single label.
     """
 
     PACKAGES = ("torch", "transformers")
@@ -83,7 +83,7 @@ class TransformersClassifier:
             for place, length in enumerate(lengths)
             if length > self._longest
         }
-        # Of like length together: the least is padded.
+        # Texts of similar length form a batch, to minimize padding.
         order = sorted(set(range(len(texts))) - set(errors), key=lambda place: lengths[place])
         found: dict[int, tuple[str, float]] = {}
         for first in range(0, len(order), self._batch_size):
@@ -100,7 +100,7 @@ class TransformersClassifier:
 
 
 def _check_head(model: str, config: Any) -> None:
-    """Raises ValueError for a model whose head would be missing, or gives no single label."""
+    """Raise ValueError for a model without a classification head, or without a single label."""
     built = config.architectures or []
     if not any(name.endswith(_HEAD) for name in built):
         raise ValueError(

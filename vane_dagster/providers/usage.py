@@ -1,4 +1,4 @@
-"""What answers took, row by row, and what they cost all together."""
+"""The usage of each answer, and the cost of a partition or run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ USAGE = pa.struct(
         pa.field("seconds", pa.float64()),
     ]
 )
-"""What an answer took: requests, tokens, why it ended, and seconds from the first to the end."""
+"""Usage of an answer: requests, tokens, finish reason, and seconds from first request to end."""
 
 COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
-"""The counts of `USAGE` that are added up for each part, and those of `Answer`."""
+"""The counts of `USAGE` and `Answer` that are summed for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
 
 
 def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
-    """Prices of a million tokens by kind; none for None.
+    """Parse the prices of a million tokens by kind; None is an empty mapping.
+
+    Args:
+        where: The stage, for messages.
+        prices: The argument of `prompt`.
 
     Raises:
         DefinitionError: If it is anything else.
@@ -49,10 +53,15 @@ def _is_price(value: Any) -> bool:
 
 
 def parse_budget(where: str, max_cost: Any, prices: Mapping[str, float]) -> float | None:
-    """What a run may cost; None for as much as it takes.
+    """Parse the cost budget of a run; None for no limit.
+
+    Args:
+        where: The stage, for messages.
+        max_cost: The argument of `prompt`.
+        prices: The prices of a million tokens, by kind.
 
     Raises:
-        DefinitionError: If it is no amount, or there are no prices to reckon by.
+        DefinitionError: If it is not a positive amount, or there are no prices.
     """
     if max_cost is None:
         return None
@@ -69,13 +78,13 @@ def over_budget(
     max_tokens: int | None,
     max_cost: float | None,
 ) -> str | None:
-    """Which budget of a run is used up, for people; None if none is.
+    """Describe the budget of a run that is exhausted; None if there is none.
 
     Args:
-        used: What the run's answers took, by the names of `COUNTS`.
-        prices: Of a million tokens, by kind.
-        max_tokens: Tokens of prompts and answers that a run may use.
-        max_cost: What a run may cost.
+        used: Usage of the run, by the names of `COUNTS`.
+        prices: Prices of a million tokens, by kind.
+        max_tokens: Token budget, prompts and answers together.
+        max_cost: Cost budget.
     """
     tokens = used["prompt_tokens"] + used["completion_tokens"]
     if max_tokens is not None and tokens >= max_tokens:
@@ -89,12 +98,12 @@ def over_budget(
 def usage_metadata(
     used: Mapping[str, int], prices: Mapping[str, float], seconds: float | None
 ) -> dict[str, Any]:
-    """What a partition's answers took, as metadata of its asset.
+    """Return the usage of a partition's answers as metadata of its asset.
 
     Args:
-        used: What they took, by the names of `COUNTS`.
-        prices: Of a million tokens, by kind; without any there is no cost.
-        seconds: How long they took; None where some were there already.
+        used: Usage of the partition, by the names of `COUNTS`.
+        prices: Prices of a million tokens, by kind; if empty, there is no cost.
+        seconds: Seconds that the answers took; None if some of them already existed.
     """
     found: dict[str, Any] = dict(used)
     if used["prompt_tokens"]:
@@ -107,7 +116,12 @@ def usage_metadata(
 
 
 def cost(used: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """What tokens cost; those of a prompt that were cached cost as others where no price says."""
+    """Return the cost of tokens. Without a "cached" price, cached tokens cost as much as others.
+
+    Args:
+        used: Usage, by the names of `COUNTS`.
+        prices: Prices of a million tokens, by kind.
+    """
     cached = used["cached_tokens"] if "cached" in prices else 0
     fresh = used["prompt_tokens"] - cached
     return (

@@ -15,7 +15,7 @@ from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
 
 _ADAPTER = "adapter"
 _SHORT = 4000
-"""Characters of a prompt that is made tokens in the loop; longer ones are in a thread."""
+"""Prompts of fewer characters are tokenized in the event loop; longer ones in a thread."""
 _SAME = {"max_completion_tokens": "max_tokens"}
 _REFUSED = frozenset(
     {
@@ -30,32 +30,32 @@ _REFUSED = frozenset(
         "structured_outputs",
     }
 )
-"""Fields of vLLM's SamplingParams that are not the stage's to set: a row has one whole answer."""
+"""Fields of vLLM's SamplingParams that a stage cannot set: a row has one whole answer."""
 
 
 class VllmProvider(VllmEngine):
-    """Generates with vLLM's asynchronous engine: each row is a request of its own.
+    """Generates with vLLM's asynchronous engine; each row is a separate request.
 
-    The engine takes requests in as others end, so that it never drains between batches; give the
-    stage a `batch_size` and a `max_concurrency` whose product is at least the engine's
-    ``max_num_seqs``. It stays loaded with its worker, and stages of the same model and options
-    share it, whatever their sampling, adapters and formats.
+    The engine starts new requests as others finish, so it never drains between batches. Choose a
+    `batch_size` and a `max_concurrency` with a product of at least the engine's ``max_num_seqs``.
+    The engine stays loaded in its worker. Stages with the same model and options share it, even if
+    their sampling, adapters or formats differ.
 
-    A model's chat template makes text of messages; without one, their contents are joined by blank
-    lines. Sampling that the stage does not give is as the model's generation config has it;
-    without ``max_tokens``, an answer may fill the model's length.
+    The model's chat template renders the messages; without one, their contents are joined by blank
+    lines. Sampling parameters that the stage does not set follow the model's generation config.
+    Without ``max_tokens``, an answer may fill the model's length.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.
-        revision: Of the model and its tokenizer on the hub.
-        tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
-            reserves (`gpus_per_actor`), at least 1.
-        lora: Folders of LoRA adapters by name; a stage picks one by ``"adapter"`` among its
-            sampling parameters.
-        chat_template: In place of the tokenizer's own.
-        chat_template_kwargs: For the chat template.
-        engine_kwargs: What vLLM's AsyncEngineArgs take: ``max_model_len``, ``quantization``,
-            ``gpu_memory_utilization`` and so on. Prefix caching is on unless switched off.
+        revision: The revision of the model and its tokenizer on the hub.
+        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
+            that the worker reserves (`gpus_per_actor`), at least 1.
+        lora: Folders of LoRA adapters by name. A stage selects one by ``"adapter"`` in its sampling
+            parameters.
+        chat_template: Replaces the tokenizer's own.
+        chat_template_kwargs: Arguments for the chat template.
+        engine_kwargs: Arguments of vLLM's AsyncEngineArgs: ``max_model_len``, ``quantization``,
+            ``gpu_memory_utilization`` and so on. Prefix caching is on by default.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class VllmProvider(VllmEngine):
         self._check_length(len(prompt["prompt_token_ids"]), params.max_tokens, sampling)
         id = f"{request.id}-{next(self._numbers)}"
         steps = self._engine.generate(prompt, params, id, lora_request=adapter)
-        *_, found = [step async for step in steps]  # one, of the whole answer
+        *_, found = [step async for step in steps]  # a single step with the whole answer
         answer = found.outputs[0]
         return Answer(
             answer.text,
@@ -115,7 +115,7 @@ class VllmProvider(VllmEngine):
         )
 
     async def _rendered(self, request: Request) -> Any:
-        """The prompt's tokens; of any length, so that the error of one too long is ours."""
+        """Return the prompt's tokens, without a length limit: the provider raises its own error."""
         if not self._templated:
             return await self._tokens("\n\n".join(m["content"] for m in request.messages))
         renderer = self._engine.renderer
@@ -148,10 +148,10 @@ class VllmProvider(VllmEngine):
         return self._adapters[name]
 
     def _sampling_params(self, sampling: Mapping[str, Any], request: Request) -> Any:
-        """Parameters for a request, as vLLM takes them.
+        """Return vLLM's parameters for a request.
 
         Raises:
-            SamplingRefused: If there is none of a name, or its value is refused.
+            SamplingRefused: If a name is unknown, or a value is rejected.
         """
         given = {_SAME.get(name, name): value for name, value in sampling.items()}
         if unknown := sorted(set(given) - self._known):
@@ -170,22 +170,22 @@ class VllmProvider(VllmEngine):
             return self._vllm.SamplingParams(
                 **{"max_tokens": None, **self._defaults, **given},
                 output_kind=self._sampling.RequestOutputKind.FINAL_ONLY,
-                skip_clone=True,  # nobody else has them
+                skip_clone=True,  # nothing else references them
                 structured_outputs=(
                     self._sampling.StructuredOutputsParams(**held) if held else None
                 ),
             )
-        except Exception as error:  # vLLM's own, or that of a type
+        except Exception as error:  # vLLM's own error, or a type error
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
 
 
 class _TokenizerBatch:
-    """Makes tokens of all texts that come in one turn of the loop by one call.
+    """Tokenizes all texts that arrive in one turn of the event loop in one call.
 
-    A call for each takes a tokenizer several times as long.
+    One call per text takes a tokenizer several times as long.
 
     Args:
-        tokenizer: One of transformers'; the texts have their special tokens already.
+        tokenizer: A tokenizer of transformers. The texts already contain their special tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -193,7 +193,7 @@ class _TokenizerBatch:
         self._waiting: list[tuple[str, asyncio.Future[list[int]]]] = []
 
     async def __call__(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[int]] = loop.create_future()
         self._waiting.append((text, future))
@@ -214,7 +214,7 @@ class _TokenizerBatch:
             if len(wanted) == 1:
                 wanted[0][1].set_exception(error)
                 return
-            for one in wanted:  # it is one's own, and no reason for the others to fail
+            for one in wanted:  # the error concerns one text; the others must not fail
                 self._tell([one])
             return
         for (_, future), tokens in zip(wanted, found):
@@ -222,9 +222,9 @@ class _TokenizerBatch:
 
 
 def _slots(adapters: int, asked: int | None) -> int:
-    """Places for adapters in the model.
+    """Return the number of adapter slots in the model.
 
-    vLLM's kernels for CPUs give requests without an adapter the last place (`lora/ops/torch_ops`
-    take the index -1, for none, as it stands), so one is kept empty there.
+    vLLM's kernels for CPUs use the last slot for requests without an adapter: `lora/ops/torch_ops`
+    uses the index -1, which means none, as an array index. One slot is therefore kept empty there.
     """
     return asked or adapters if has_gpu() else max(asked or 0, adapters + 1)

@@ -13,19 +13,19 @@ from vane_dagster.providers.vllm_engine import VllmEngine
 
 
 class VllmEmbedder(VllmEngine):
-    """Embeds with vLLM's asynchronous engine: each text is a request of its own.
+    """Embeds with vLLM's asynchronous engine; each text is a separate request.
 
-    A vector is what the model's pooling gives, as vLLM reads it from the model's files (those of
-    Sentence Transformers too), or as ``engine_kwargs={"pooler_config": ...}`` says; a language
-    model's is the hidden state of the last token. An engine that embeds is another one than that of
-    a prompt with the same model.
+    A vector is the output of the model's pooling. vLLM reads the pooling from the model's files,
+    including those of Sentence Transformers, or from ``engine_kwargs={"pooler_config": ...}``. For
+    a language model it is the hidden state of the last token. An engine that embeds is separate
+    from the engine of a prompt with the same model.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.
-        revision: Of the model and its tokenizer on the hub.
-        tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
-            reserves (`gpus_per_actor`), at least 1.
-        engine_kwargs: What vLLM's AsyncEngineArgs take.
+        revision: The revision of the model and its tokenizer on the hub.
+        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
+            that the worker reserves (`gpus_per_actor`), at least 1.
+        engine_kwargs: Arguments of vLLM's AsyncEngineArgs.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class VllmEmbedder(VllmEngine):
         self._pooling = needs("vllm.pooling_params", "vllm", "vllm").PoolingParams
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
-        """See `Embedder.embed`.
+        """Embed texts; see `Embedder.embed`.
 
         Raises:
-            RowErrors: For texts that are too long or refused, with the vectors of the others.
-            StageError: If the model can't give so many dimensions.
+            RowErrors: For texts that are too long or rejected, with the vectors of the others.
+            StageError: If the model does not support the dimensions.
         """
         params = self._params(dimensions)
         asked = (self._one(text, params) for text in texts)
@@ -65,11 +65,11 @@ class VllmEmbedder(VllmEngine):
         return found.outputs.data.float().numpy()
 
     def _params(self, dimensions: int | None) -> Any:
-        # The stage makes vectors of length 1, if it is to.
+        # The stage normalizes the vectors itself, if configured.
         params = self._pooling(task="embed", dimensions=dimensions, use_activation=False)
         try:
             params.verify(self._engine.model_config)
-        except Exception as error:  # vLLM's own
+        except Exception as error:  # vLLM's own error
             raise StageError(
                 f"dimensions={dimensions} is refused by vLLM: {error} For a model that is known to "
                 "allow it: engine_kwargs={'hf_overrides': {'is_matryoshka': True}}"

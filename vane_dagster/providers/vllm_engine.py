@@ -1,4 +1,4 @@
-"""vLLM's engine in a worker: what generating and embedding have in common."""
+"""vLLM's engine in a worker: the common base of generation and embedding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from vane_dagster.providers import guard, vllm_errors
 from vane_dagster.providers.registry import check_folder, needs
 
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""A worker's share of cores. vLLM's processes bind one thread to a core each: with these set, more
-threads wait for each other there, and a step takes forty times as long."""
+"""Variables with a worker's share of cores. vLLM's processes bind one thread to each core. With
+these variables set, more threads compete for a core, and a step takes forty times as long.
+"""
 _OPERATIONAL_ENGINE = (
     "block_size",
     "cpu_offload_gb",
@@ -41,25 +42,25 @@ _OPERATIONAL_ENGINE = (
     "tensor_parallel_size",
 )
 _LOGGING = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH")
-"""By these the user has logging as they want it, without a file of errors."""
+"""If one of these is set, the user configures logging, and no file of errors is written."""
 
 
 class EngineLoadError(RuntimeError):
-    """A process of vLLM's engine ended while it was loading."""
+    """A process of vLLM's engine exited while it was loading."""
 
 
 class VllmEngine:
-    """An asynchronous engine, which stays loaded with its worker.
+    """An asynchronous engine that stays loaded in its worker.
 
     Args:
         model: A name on the Hugging Face hub, or a folder.
-        revision: Of the model and its tokenizer on the hub.
-        tensor_parallel_size: GPUs that the model is spread over. Default: those that the worker
-            reserves, at least 1.
-        engine_kwargs: What vLLM's AsyncEngineArgs take.
+        revision: The revision of the model and its tokenizer on the hub.
+        tensor_parallel_size: The number of GPUs that the model is split across. Default: the number
+            that the worker reserves, at least 1.
+        engine_kwargs: Arguments of vLLM's AsyncEngineArgs.
 
     Raises:
-        FileNotFoundError: If there is no such folder.
+        FileNotFoundError: If the folder does not exist.
         EngineLoadError: If the engine does not start, with the cause as vLLM logs it.
     """
 
@@ -99,7 +100,7 @@ class VllmEngine:
             given.setdefault("logging_config", vllm_errors.logged(folder))
         engine = needs("vllm.v1.engine.async_llm", "vllm", "vllm").AsyncLLM
         try:
-            # Outside of any loop: the engine's tasks begin with its first request, in that one's.
+            # Outside any event loop: the engine's tasks start with the first request, in its loop.
             self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
         except RuntimeError as error:
             raise EngineLoadError(_load_error(error, vllm_errors.cause(folder))) from error
@@ -107,11 +108,11 @@ class VllmEngine:
         self._numbers = itertools.count()
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError if the engine's process has died."""
+        """Raise EngineDeadError if the engine's process has died."""
         await self._engine.check_health()
 
     async def _tokens(self, text: str) -> Any:
-        """A text as tokens; of any length, so that the error of one too long is ours."""
+        """Tokenize a text without a length limit, so that the provider raises its own error."""
         renderer = self._engine.renderer
         lengths = replace(renderer.default_cmpl_tok_params, max_total_tokens=None)
         (prompt,) = await renderer.render_cmpl_async([{"prompt": text}], lengths)
@@ -119,7 +120,7 @@ class VllmEngine:
 
 
 def engine_folder() -> Path:
-    """A private folder for an engine's logs and sockets; what comes through these is unpickled."""
+    """Create a private folder for an engine's logs and sockets; socket data is unpickled."""
     folder = new_temporary_folder("vane-vllm-")
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
     return folder
@@ -145,7 +146,7 @@ def _engine_arguments(
         "model": model,
         "tensor_parallel_size": size,
     }
-    if size > 1:  # not Ray's, which would ask the cluster for GPUs that the worker holds already
+    if size > 1:  # Ray's backend would request GPUs that the worker already holds
         given.setdefault("distributed_executor_backend", "mp")
     if revision is not None:
         given["revision"] = revision
@@ -154,11 +155,11 @@ def _engine_arguments(
 
 
 def has_gpu() -> bool:
-    """Whether this process was given a GPU."""
+    """Return whether a GPU is visible to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
 
 
 def reserved_gpus() -> int:
-    """GPUs that this process was given; at least 1, as vLLM counts a CPU so too."""
+    """Return the number of GPUs visible to this process; at least 1, as vLLM counts a CPU as 1."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return max(1, sum(device.strip() not in ("", "-1") for device in visible))

@@ -1,6 +1,6 @@
-"""What vLLM's processes log as errors while an engine loads: its own error says only to look there.
+"""Errors that vLLM's processes log while an engine loads; vLLM's own error only refers to them.
 
-vLLM is given a logging configuration that writes errors to a file too, beside where they go anyway.
+The engine gets a logging configuration that also writes errors to a file, besides the usual output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_SHOWN = 2000
 
 
 def logged(folder: Path) -> Any:
-    """A LoggingConfig of vLLM's that keeps errors in a folder, which stays with the engine."""
+    """Return a vLLM LoggingConfig that writes errors to a folder, which must outlive the engine."""
     defaults = needs("vllm.logger", "vllm", "vllm").DEFAULT_LOGGING_CONFIG
     config: dict[str, Any] = copy.deepcopy(defaults)
     config["formatters"]["kept"] = {"format": f"{_RECORD}%(message)s"}
@@ -36,7 +36,7 @@ def logged(folder: Path) -> Any:
 
 
 def cause(folder: Path) -> str | None:
-    """The error that was logged first, others being its consequences; None if there is none."""
+    """Return the first error logged; later ones are its consequences. None if there is none."""
     file = folder / _ERRORS
     text = file.read_text(errors="replace") if file.exists() else ""
     for record in text.split(_RECORD):
@@ -46,7 +46,7 @@ def cause(folder: Path) -> str | None:
 
 
 def _raised(record: str) -> str | None:
-    """The exception of a record with a traceback: what follows the last line of code."""
+    """Return the exception of a record with a traceback: the text after the last line of code."""
     lines = record.rstrip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
