@@ -60,7 +60,7 @@ class Fingerprint:
 
 
 def tolerance(work: Workload) -> float:
-    """Return the relative tolerance: a model's floats depend on the batches, arithmetic's do not."""
+    """Return the relative tolerance: only the floats of a model depend on the batches."""
     return 1e-5 if work.key == "a" else 1e-12
 
 
