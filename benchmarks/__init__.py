@@ -1,1 +1,1 @@
-"""The same work through a bare loop, Ray Data, Daft and vane_dagster, in one run."""
+"""Benchmarks of the same work with a bare loop, Ray Data, Daft and vane_dagster."""

@@ -1,9 +1,9 @@
-"""Runs the same work through a bare loop, Ray Data, Daft and vane_dagster, and prints ratios.
+"""Runs the same work with a bare loop, Ray Data, Daft and vane_dagster, and prints ratios.
 
-What is timed: reading Parquet, the UDF, and writing Parquet, from the call that starts the work to
-the last file written, inside the contender's process; for vane_dagster that is Dagster's step.
-Not timed: starting Python, importing the framework, starting a cluster that outlives the runs, and
-checking the output. Workload (a) also gives the total wall time, with starts, imports and loads.
+The timing covers reading Parquet, the UDF, and writing Parquet, from the call that starts the work
+to the last file written, inside the contender's process; for vane_dagster that is Dagster's step.
+It excludes starting Python, importing the framework, starting a cluster that outlives the runs, and
+checking the output. Workload (a) also reports the total wall time, with starts, imports and loads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=("a", "b", "c"), help="a workload")
     parser.add_argument("--repeat", type=int, default=3, help="repeats (default 3)")
@@ -46,13 +46,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints the tables, writes the JSON.
+    """Measure, print the tables, and write the JSON.
 
     Returns:
-        1 where a contender failed, else 0.
+        1 if a contender failed, else 0.
     """
     options = parse(arguments)
-    # As an exception, so that clusters are stopped and folders removed.
+    # Raise an exception, so that clusters are stopped and folders removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     contenders = [
         replace(contender, python=options.daft_python) if contender.key == "daft" else contender

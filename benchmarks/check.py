@@ -1,4 +1,4 @@
-"""Whether two sets of Parquet files hold the same rows, whatever their order and their cut."""
+"""Checks whether two sets of Parquet files contain the same rows, in any order and any division."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from benchmarks.workloads import Workload
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a step's output amounts to.
+    """A summary of a step's output.
 
     Args:
         rows: Number of rows.
         ids: Number of distinct ids.
         id_sum: Sum of the ids.
         sums: For each float column, the sum of values weighted by a number that depends on the
-            row's id, so that a value in the wrong row shows.
-        scales: The same sums of absolute values: what a difference is measured against.
+            row's id, so that a value in the wrong row changes it.
+        scales: The same sums of absolute values, as the reference for differences.
     """
 
     rows: int
@@ -35,7 +35,12 @@ class Fingerprint:
     scales: Mapping[str, float]
 
     def differences(self, other: Fingerprint, tolerance: float) -> list[str]:
-        """Says where `other` differs from what this one expects."""
+        """Describe how `other` differs from this expected fingerprint.
+
+        Args:
+            other: The actual fingerprint.
+            tolerance: Allowed difference of the sums, relative to `scales`.
+        """
         found = [
             f"{name}: expected {expected}, got {actual}"
             for name, expected, actual in (
@@ -48,19 +53,19 @@ class Fingerprint:
         ]
         for name in sorted(set(self.sums) & set(other.sums)):
             expected_sum, actual_sum = self.sums[name], other.sums[name]
-            # Not `>`: that would let NaN through.
+            # Not `>`: that would accept NaN.
             if not abs(expected_sum - actual_sum) <= tolerance * self.scales[name]:
                 found.append(f"checksum of {name}: expected {expected_sum}, got {actual_sum}")
         return found
 
 
 def tolerance(work: Workload) -> float:
-    """Relative: a model's floats depend on how rows are batched, plain arithmetic does not."""
+    """Return the relative tolerance: only the floats of a model depend on the batches."""
     return 1e-5 if work.key == "a" else 1e-12
 
 
 def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Reads files one by one and sums them up."""
+    """Read files one by one and compute their fingerprint."""
     rows = 0
     all_ids: list[np.ndarray] = []
     sums: dict[str, list[float]] = {}
@@ -88,7 +93,7 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
 
 
 def _values(column: pa.ChunkedArray, rows: int) -> np.ndarray:
-    """Gives one float a row; a vector counts by a projection that no permutation leaves alone."""
+    """Return one float per row; a vector counts as a projection that any permutation changes."""
     if not pa.types.is_nested(column.type):
         plain: np.ndarray = column.to_numpy().astype(np.float64)
         return plain

@@ -1,11 +1,11 @@
-"""What Dagster's events of a ranged run cost, in seconds, bytes and SQL statements a partition.
+"""The cost of Dagster's events of a ranged run, in seconds, bytes and SQL statements per partition.
 
 ``python -m benchmarks.events`` computes 60 partitions of 3 stages with a model that costs nothing.
 ``bare`` is the work alone, without Dagster; ``run`` is the same work as a Dagster step; ``again``
-is a step in another Dagster instance, which reports the partitions that the store has already.
+is a step in another Dagster instance, which reports partitions that the store already contains.
 
-``--postgres URL`` measures PostgreSQL in place of SQLite; the database is emptied.
-``--against FOLDER`` measures another checkout of this project in turns with this one.
+``--postgres URL`` measures PostgreSQL instead of SQLite; the database is emptied.
+``--against FOLDER`` measures another checkout of this project alternately with this one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Embed:
 
 
 def main() -> None:
-    """Measures, and prints."""
+    """Run the measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=60)
     parser.add_argument("--repeat", type=int, default=3)
@@ -115,7 +115,7 @@ def _write_source(root: Path, partitions: int) -> None:
 
 
 def _child(kind: str, root: Path, checkout: Path, given: argparse.Namespace) -> dict[str, float]:
-    """Measures in a process of its own, with the package of a checkout."""
+    """Measure in a separate process, with the package of a checkout."""
     root.mkdir(exist_ok=True)
     options = ["--partitions", str(given.partitions), "--child", kind]
     options += ["--postgres", given.postgres] if given.postgres else []

@@ -1,6 +1,6 @@
-"""Starts every contender in processes of its own, one after the other, and checks what they wrote.
+"""Starts each contender in its own processes, one after the other, and checks their output.
 
-Repeats are interleaved (A B C D, A B C D), so that a noisy machine hits all contenders equally.
+Repeats are interleaved (A B C D, A B C D), so a noisy machine affects all contenders equally.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from vane_dagster.errors import VaneError
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESS_SECONDS = 600
-# Linux refuses longer socket paths; Ray puts about 65 characters below the folder it is given.
+# Linux rejects longer socket paths; Ray adds about 65 characters to the folder it is given.
 SOCKET_PATH, RAY_TAIL = 107, 65
 
 
 class BenchmarkError(VaneError):
-    """A contender cannot be measured, or what it wrote is wrong."""
+    """A contender cannot be measured, or its output is wrong."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """How a contender's processes are started.
+    """How to start a contender's processes.
 
     Args:
         key: Key of `LABELS`.
-        module: Its module below `benchmarks.contenders`.
-        package: What must be importable.
+        module: Module name in `benchmarks.contenders`.
+        package: Package that must be importable.
         python: The interpreter that runs it.
         serves: Whether it needs a cluster that outlives its processes.
-        living: Whether one process runs all steps even where each step has a process of its own.
+        living: Whether one process runs all steps even if each step normally has its own process.
     """
 
     key: str
@@ -71,14 +71,14 @@ CONTENDERS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """One workload on one machine: its input, and what its output must be.
+    """One workload on one machine: its input and its expected output.
 
     Args:
         work: The workload.
         quick: Whether it has the sizes of the smoke test.
         folder: A short folder of its own.
         partitions: The folders of input.
-        expected: For each of them, what must come out.
+        expected: The expected output of each partition.
     """
 
     work: Workload
@@ -89,7 +89,13 @@ class Bench:
 
 
 def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
-    """Writes the input and works out what must come out of it."""
+    """Write the input and compute the expected output.
+
+    Args:
+        work: The workload.
+        quick: Whether it has the sizes of the smoke test.
+        folder: The folder to write to.
+    """
     partitions = generate(work, folder / "in")
     marks = folder / "reference"
     marks.mkdir()
@@ -99,7 +105,7 @@ def prepare(work: Workload, quick: bool, folder: Path) -> Bench:
 
 
 def _reference(work: Workload, partition: Path, udf: MiniLM | None, folder: Path) -> Fingerprint:
-    """Computes a partition's output in the plainest way: not by the UDFs, where that can be."""
+    """Compute a partition's output in the plainest way, without the UDFs where possible."""
     written = []
     for path in sorted(partition.glob("*.parquet")):
         source = pq.read_table(path)
@@ -118,7 +124,13 @@ def _reference(work: Workload, partition: Path, udf: MiniLM | None, folder: Path
 
 
 def measure(bench: Bench, contender: Contender, repeat: int) -> Measurement:
-    """Runs a contender once and verifies everything that it wrote."""
+    """Run a contender once and verify all of its output.
+
+    Args:
+        bench: The workload with its input.
+        contender: The contender.
+        repeat: Number of the repeat.
+    """
     folder = bench.folder / "w"
     try:
         return _measure(bench, contender, repeat, folder)
@@ -185,13 +197,13 @@ def _job(bench: Bench, contender: Contender, folder: Path) -> Job:
 
 
 def _environment(contender: Contender) -> dict[str, str]:
-    """Gives the processes' environment: no hub, no telemetry, no cluster but their own."""
+    """Return the environment of the processes: no hub, no telemetry, and only their own cluster."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     closed = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return {
         **inherited,
-        # vane_dagster closes its cluster by itself.
+        # vane_dagster closes its cluster itself.
         **(closed if contender.key == "raydata" else {}),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "HF_HUB_OFFLINE": "1",
@@ -208,7 +220,7 @@ def _environment(contender: Contender) -> dict[str, str]:
 def _serving(
     contender: Contender, job: Job, environment: Mapping[str, str], folder: Path
 ) -> Iterator[dict[str, str]]:
-    """Holds a contender's cluster for as long as its processes need it."""
+    """Keep a contender's cluster running as long as its processes need it."""
     with (folder / "serve.log").open("w+") as log:
         process, answer = _start(contender, "serve", job, environment, folder, log)
         try:
@@ -259,7 +271,7 @@ def _start(
 
 
 def _finish(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Waits for a process; kills its group where it takes too long or this one is interrupted."""
+    """Wait for a process; kill its group if it takes too long or this process is interrupted."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -279,10 +291,16 @@ def _failure(contender: Contender, what: str, log: IO[str]) -> str:
 def verify(
     bench: Bench, contender: Contender, steps: Sequence[Step], outputs: Sequence[str]
 ) -> None:
-    """Compares every step's output with what must come out.
+    """Compare every step's output with the expected output.
+
+    Args:
+        bench: The workload with its expected output.
+        contender: The contender.
+        steps: The executed steps.
+        outputs: For each step, a glob of its output files; the step's out folder if empty.
 
     Raises:
-        BenchmarkError: Rows, ids, columns or checksums differ.
+        BenchmarkError: If rows, ids, columns or checksums differ.
     """
     for number, step in enumerate(steps):
         out = Path(step.out)

@@ -1,9 +1,9 @@
-"""What it costs to account for every row.
+"""The cost of accounting for every row.
 
 ``python -m benchmarks.integrity`` prints the share of a fragment's time that goes into checks of
-its ids, in the worst case: a function that does next to nothing. And it prints how long, and with
-how much memory, a partition of many ids is checked across its fragments when no range of ids tells
-anything.
+its ids, in the worst case: a function that does almost nothing. It also prints the time and the
+memory to check a partition of many ids across its fragments when the id ranges of all fragments
+overlap.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ REPEATS = 7
 
 
 def add(batch: pa.Table) -> dict[str, Any]:
-    """A function that costs next to nothing."""
+    """A function that costs almost nothing."""
     return {"y": batch["x"]}
 
 
 def given_back(batch: pa.Table) -> dict[str, Any]:
-    """The same, with the ids in another order."""
+    """The same function, returning the ids in another order."""
     turned = batch.take(np.arange(len(batch))[::-1])
     return {"id": turned["id"], "y": turned["x"]}
 
 
 def main() -> None:
-    """Measures, and prints."""
+    """Run the measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ids", type=int, default=100_000_000, help="in the large partition")
     parser.add_argument("--parts", type=int, default=100, help="of the large partition")
@@ -109,7 +109,7 @@ _IDS: dict[str, Callable[[int], pa.Array]] = {
 
 
 def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, float]:
-    """The share of a fragment's time in checks of ids, and that time in seconds."""
+    """Return the share of a fragment's time in checks of ids, and that time in seconds."""
     file = root / "source.parquet"
     floats = np.random.default_rng(1).random((len(ids), 16), dtype=np.float32)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(floats.reshape(-1)), 16)
@@ -145,7 +145,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
 
 
 def _timed(module: Any, name: str, spent: list[float]) -> Callable[[], None]:
-    """Adds the time of a module's function to `spent`, until what it returns is called."""
+    """Add the time of a module's function to `spent`, until the returned function is called."""
     original = getattr(module, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ def _timed(module: Any, name: str, spent: list[float]) -> Callable[[], None]:
 
 
 def _write_parts(folder: Path, ids: int, parts: int) -> None:
-    """Parts each of which has ids from the whole range: every `parts`-th, shuffled."""
+    """Write parts that each contain ids from the whole range: every `parts`-th, shuffled."""
     infos = []
     random = np.random.default_rng(0)
     for index in range(parts):

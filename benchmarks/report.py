@@ -1,4 +1,4 @@
-"""From measured seconds to tables."""
+"""Tables of the measured seconds."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Measurement:
         repeat: Number of the repeat.
         total: Wall seconds of all its processes.
         seconds: Seconds of each step.
-        loads: How often the UDF was constructed.
+        loads: Number of constructed UDFs.
         versions: Package versions in its processes.
         notes: Other numbers, by name.
-        error: What went wrong, if anything did.
+        error: The error, if any.
     """
 
     contender: str
@@ -68,7 +68,7 @@ class Measurement:
     error: str = ""
 
     def rate(self, work: Workload) -> float:
-        """Rows a second of the steps that count: all but the first."""
+        """Rows per second of the steps that count: all but the first."""
         counted = self.seconds[1:]
         if work.process_per_step:
             return work.step_rows * len(counted) / sum(counted)
@@ -76,7 +76,12 @@ class Measurement:
 
 
 def table(work: Workload, measurements: Sequence[Measurement]) -> str:
-    """Gives a workload's Markdown table with its footnote."""
+    """Return a workload's Markdown table with its footnote.
+
+    Args:
+        work: The workload.
+        measurements: The measurements of all contenders and repeats.
+    """
     head = ["contender", "rows/s", "ratio to bare", "to Ray Data"] + {
         "a": ["total s", "model loads"],
         "b": ["seconds", "efficiency"],
@@ -113,7 +118,7 @@ def _cells(
 def _ratio(
     work: Workload, own: Sequence[Measurement], everyone: Sequence[Measurement], base: str
 ) -> str:
-    """The median of the repeats' ratios to a contender, which may be missing."""
+    """Return the median of the repeats' ratios to a contender, which may be missing."""
     rates = {
         measured.repeat: measured.rate(work)
         for measured in everyone
@@ -137,7 +142,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Describes where this runs, without its name or its paths."""
+    """Describe this machine, without its name or its paths."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (AttributeError, ValueError, OSError):
@@ -161,7 +166,12 @@ def _processor() -> str:
 
 
 def machine_line(found: Mapping[str, str], measurements: Sequence[Measurement]) -> str:
-    """Gives the machine and the versions in one line."""
+    """Describe the machine and the versions in one line.
+
+    Args:
+        found: The description from `machine`.
+        measurements: Measurements with package versions.
+    """
     versions = {
         measured.contender: ", ".join(
             f"{name} {value}" for name, value in measured.versions.items()

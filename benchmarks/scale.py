@@ -1,7 +1,7 @@
-"""How planning and ranged runs grow with the number of partitions.
+"""How planning and ranged runs scale with the number of partitions.
 
-``python -m benchmarks.scale`` makes its data in a temporary folder, and prints two tables. Nothing
-is compared with anybody else: the figures are seconds on this machine.
+``python -m benchmarks.scale`` creates its data in a temporary folder, and prints two tables. The
+figures are seconds on this machine, without a comparison to other frameworks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AddOne:
 
 
 def main() -> None:
-    """Measures, and prints."""
+    """Run the measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=10_000, help="to plan")
     parser.add_argument("--files", type=int, default=10, help="in each partition to plan")
@@ -110,7 +110,7 @@ def _store(root: Path) -> Store:
 
 
 def _settle(root: Path, partitions: int) -> None:
-    """Commits every partition, without the parts themselves: planning must not look at them."""
+    """Commit every partition without the parts themselves: planning must not read them."""
     keys, store = _keys(partitions), _store(root)
     planned = plan_run(_pipeline(root, keys), STAGES, keys, store)
     for partition in planned.partitions:
@@ -142,7 +142,7 @@ def _manifest(
 
 
 def _child(kind: str, root: Path, given: argparse.Namespace) -> dict[str, float]:
-    """Measures in a process of its own, so that neither time nor memory is another's."""
+    """Measure in a separate process, with its own time and memory."""
     here = str(Path(__file__).resolve().parents[1])
     options = ["--partitions", given.partitions, "--files", given.files, "--run", given.run]
     done = subprocess.run(

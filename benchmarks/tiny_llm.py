@@ -1,4 +1,4 @@
-"""A tiny language model with random weights, and a tokenizer that is trained on the spot."""
+"""A tiny language model with random weights, and a tokenizer trained on the spot."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LEARNT = 0.01
 
 
 def make(folder: Path, longest: int = 256, seed: int = 0, text: Sequence[str] = ()) -> Path:
-    """Writes a Qwen2 with some thousand weights, and gives its folder.
+    """Write a Qwen2 with a few thousand weights, and return its folder.
 
     Args:
-        folder: Where to.
-        longest: Tokens that it takes.
-        seed: Of its weights.
-        text: What its tokens are to be made for, besides `TEXT`.
+        folder: The folder to write to.
+        longest: Maximum sequence length in tokens.
+        seed: Seed of the weights.
+        text: Texts to train the tokenizer on, besides `TEXT`.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -64,11 +64,11 @@ def make(folder: Path, longest: int = 256, seed: int = 0, text: Sequence[str] = 
 
 
 def teach(folder: Path, lessons: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Trains the model of a folder until it ends each conversation by its last message.
+    """Train the model of a folder until it ends each conversation with its last message.
 
     Args:
-        folder: Of the model, as `make` writes it.
-        lessons: Conversations, as OpenAI has them, each with the answer last.
+        folder: A folder written by `make`.
+        lessons: Conversations in OpenAI's form, each with the answer last.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,10 +82,10 @@ def teach(folder: Path, lessons: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     labels = given["input_ids"].clone()
     for row, question, text in zip(labels, asked, whole):
         answer = len(tokenizer(text)["input_ids"]) - len(tokenizer(question)["input_ids"])
-        row[:-answer] = -100  # not a part of the loss
+        row[:-answer] = -100  # excluded from the loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # it is so small that others would only wait for each other
+    torch.set_num_threads(1)  # the model is so small that more threads would wait for each other
     for _ in range(_MAX_STEPS):
         loss = model(**given, labels=labels).loss
         if loss.item() < _LEARNT:

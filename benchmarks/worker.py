@@ -14,14 +14,19 @@ from benchmarks.job import Job
 
 
 def answer(path: Path, values: dict[str, Any]) -> None:
-    """Writes a complete answer, or none: the harness polls for the file."""
+    """Write an answer atomically, because the harness polls for the file.
+
+    Args:
+        path: The file.
+        values: The content.
+    """
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(values))
     partial.rename(path)
 
 
 def main() -> None:
-    """Runs a job's steps, or serves its cluster until standard input closes."""
+    """Run a job's steps, or serve its cluster until standard input closes."""
     role, job_path, answer_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     job = Job.load(job_path)
     contender = importlib.import_module(f"benchmarks.contenders.{job.contender}")

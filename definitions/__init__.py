@@ -1,6 +1,7 @@
-"""The demo: semantic search over the documentation of Python's own standard library.
+"""The demo: semantic search over the documentation of Python's standard library.
 
-Two pipelines share one warm model: `docs` embeds what can be found, `questions` what people asked.
+Two pipelines share one warm model: `docs` embeds the documentation, `questions` the questions that
+people asked.
 """
 
 from __future__ import annotations
@@ -21,5 +22,5 @@ defs = dg.Definitions(
         "compute": vd.RayCompute(cluster=vd.LocalCluster()),
         "store": vd.FragmentStore(root=str(store_folder())),
     },
-    executor=dg.in_process_executor,  # the work is on the cluster: a process a step gains nothing
+    executor=dg.in_process_executor,  # the work is on the cluster: a process per step gains nothing
 )

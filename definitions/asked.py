@@ -1,4 +1,4 @@
-"""Remembers what people ask of `vane-dagster search`: a small Parquet file for each question."""
+"""Records the questions for `vane-dagster search`: a small Parquet file for each question."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from definitions.settings import data_folder
 SCHEMA = pa.schema(
     {
         "id": pa.string(),
-        "asked_at": pa.timestamp("us"),  # in UTC, as the days are
+        "asked_at": pa.timestamp("us"),  # in UTC, like the days
         "question": pa.string(),
         "answer": pa.string(),
         "score": pa.float64(),
@@ -24,12 +24,12 @@ SCHEMA = pa.schema(
 
 
 def day_folder(day: str) -> Path:
-    """Where the questions of a day lie, which is written as 2026-01-31."""
+    """The folder with the questions of a day; the day is written as 2026-01-31."""
     return data_folder() / "questions" / day
 
 
 def remember(question: str, best: Hit) -> Path:
-    """Writes down a question with the best answer to it, among those of today.
+    """Record a question with its best answer, among those of today.
 
     Returns:
         The file.

@@ -1,4 +1,4 @@
-"""`vane-dagster demo`: materializes partitions through Dagster and says what was done."""
+"""`vane-dagster demo`: materializes partitions through Dagster and reports the work done."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Outcome:
 
 
 def run_demo(partitions: Sequence[str]) -> None:
-    """Materializes partitions and prints, in plain words, what that took.
+    """Materialize partitions and print, in plain words, the work that this took.
 
-    A partition that is published already is looked at again in one process with the others of its
-    kind. A new one runs in a process of its own, as Dagster launches runs, so that it meets the
-    model warm only because the pool outlives processes.
+    Partitions that are published already are checked again together, in one process. A new one
+    runs in a process of its own, as Dagster launches runs. It finds the model warm only because
+    the pool outlives processes.
 
     Raises:
         DefinitionError: If a partition is unknown.
@@ -108,7 +108,7 @@ def _check(partitions: Sequence[str]) -> None:
 
 
 def _materialize(partitions: Sequence[str], folder: Path) -> Iterator[Outcome]:
-    """Runs partitions in one process and yields what came of each, as it comes."""
+    """Run partitions in one process and yield the outcome of each as it arrives."""
     home = folder / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     shutil.copy(project_folder() / "definitions" / "dagster.yaml", home)

@@ -1,6 +1,7 @@
 """The documentation: an ordinary asset that extracts, a pipeline that embeds and publishes.
 
-Dagster reads the annotations of assets as they are, so they must not be postponed here.
+Dagster inspects the annotations of assets at runtime, so this module does not postpone their
+evaluation.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from definitions.files import write_parquet
 from definitions.settings import PARTITIONS, data_folder
 from definitions.stdlib import extract
 
-# Dagster says so at each import of an asset that has one.
+# Dagster warns at each import of an asset with this parameter.
 warnings.filterwarnings("ignore", message="Parameter `backfill_policy`", category=dg.BetaWarning)
 
 GROUP = "stdlib_search"
@@ -65,7 +66,7 @@ clean = docs.project(
     description="Names that say something of themselves; of each the model reads the first "
     "paragraph, since details blur what a name is for.",
     kinds={"duckdb"},
-    # Functions written in C often have no signature, so that column may be null in any share.
+    # Functions written in C often have no signature, so any share of that column may be null.
     checks=[vd.checks.NullRate(0.0, columns=["kind", "summary", "text"])],
 )
 

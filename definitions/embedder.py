@@ -1,4 +1,4 @@
-"""The model: a sentence encoder whose weights come inside a package, so no hub is asked."""
+"""The model: a sentence encoder with weights from a package, so it needs no model hub."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class SentenceEmbedder:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # of its 103 tensors, in the log of every run
+        logging.disable_progress_bar()  # for its 103 tensors, in the log of every run
         self._model = SentenceTransformer(str(get_model_path()))
 
     def encode(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Vectors of some texts, one a row."""
+        """Return the vectors of some texts, one per row."""
         vectors = self._model.encode(
             list(texts), normalize_embeddings=True, show_progress_bar=False
         )

@@ -1,4 +1,4 @@
-"""Writes Parquet files that nobody ever sees unfinished."""
+"""Writes Parquet files that readers never see unfinished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 
 def write_parquet(table: pa.Table, target: Path) -> bytes:
-    """Puts a file in place whole or not at all, and returns what it holds."""
+    """Put a file in place completely or not at all, and return its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     written: bytes = sink.getvalue().to_pybytes()

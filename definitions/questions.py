@@ -1,10 +1,11 @@
 """What people asked, embedded day by day: a daily-partitioned pipeline with a job and a schedule.
 
-Its source is written by nobody in Dagster: each `vane-dagster search` leaves a file. So it is
-observed, and Dagster knows which days have new questions. Its model is that of the pipeline `docs`,
-class and arguments alike, and so both use the same warm workers.
+No Dagster asset writes its source: each `vane-dagster search` leaves a file. So the source is
+observed, and Dagster knows which days have new questions. Its model has the same class and
+arguments as that of the pipeline `docs`, so both use the same warm workers.
 
-Dagster reads the annotations of schedules as they are, so they must not be postponed here.
+Dagster inspects the annotations of schedules at runtime, so this module does not postpone their
+evaluation.
 """
 
 from datetime import timedelta, timezone
@@ -23,7 +24,7 @@ questions = vd.Pipeline(
     "questions",
     source=vd.parquet(f"{day_folder('{partition_key}')}/*.parquet"),
     id="id",
-    # Today is a partition too: run again, it computes only what was asked since.
+    # Today is a partition too. Another run of it computes only the questions asked since.
     partitions_def=dg.DailyPartitionsDefinition("2026-01-01", timezone="UTC", end_offset=1),
     group_name=GROUP,
 )
@@ -80,7 +81,7 @@ job = dg.define_asset_job(
     description="Each night, the questions of the day that has ended.",
 )
 def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """Requests the day before, if anything was asked on it."""
+    """Request the day before, if anyone asked a question on it."""
     now = context.scheduled_execution_time.astimezone(timezone.utc)
     day = f"{now - timedelta(days=1):%Y-%m-%d}"
     if not any(day_folder(day).glob("*.parquet")):

@@ -1,4 +1,4 @@
-"""Materializes packages of the documentation, a Dagster run each; a JSON line on stdout for each.
+"""Materializes packages of the documentation, one Dagster run each; prints a JSON line for each.
 
 Run as ``python -m definitions.run PARTITION...`` with ``DAGSTER_HOME`` set.
 """
@@ -19,7 +19,7 @@ from definitions.docs import docs, job
 
 
 def materialize(partition: str, instance: dg.DagsterInstance) -> dict[str, Any]:
-    """One run of one partition.
+    """Run one partition.
 
     Returns:
         Its success, seconds, and the numbers in the metadata of each stage.
@@ -56,7 +56,7 @@ def main(partitions: Sequence[str]) -> int:
 
 
 def _reports() -> TextIO:
-    """Standard output for reports alone: what libraries print there goes to standard error."""
+    """Reserve standard output for reports: what libraries print goes to standard error."""
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return reports

@@ -10,7 +10,7 @@ from definitions.embedder import DIMENSIONS, SentenceEmbedder
 from definitions.settings import data_folder
 from vane_dagster.errors import SourceError
 
-# Vectors have length 1, so that their inner product is the cosine of the angle between them.
+# Vectors have length 1, so their inner product is the cosine of the angle between them.
 _NEAREST = f"""
     select
         array_inner_product(embedding::FLOAT[{DIMENSIONS}], $query::FLOAT[{DIMENSIONS}]) as score,
@@ -24,7 +24,7 @@ _NEAREST = f"""
 
 @dataclass(frozen=True)
 class Hit:
-    """A name that fits a question; `score` is the cosine, at most 1."""
+    """A name that matches a question; `score` is the cosine, at most 1."""
 
     score: float
     qualname: str

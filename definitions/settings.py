@@ -1,4 +1,4 @@
-"""What the demo covers, and where its data lies."""
+"""The partitions of the demo, and the folders of its data."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def project_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """Where the demo keeps everything: ``$VANE_DEMO_DATA``, else ``data`` in the checkout."""
+    """The folder with all data of the demo: ``$VANE_DEMO_DATA``, else ``data`` in the checkout."""
     return Path(os.environ.get("VANE_DEMO_DATA") or project_folder() / "data").absolute()
 
 
 def store_folder() -> Path:
-    """The demo's store. With ``VANE_DAGSTER_STORE`` set to it, `vd.load` reads it by default."""
+    """The demo's store. If ``VANE_DAGSTER_STORE`` names it, `vd.load` reads it by default."""
     return data_folder() / "store"

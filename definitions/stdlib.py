@@ -1,4 +1,4 @@
-"""Reads the documentation of the standard library out of the running Python."""
+"""Reads the documentation of the standard library from the running Python."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SCHEMA = pa.schema(
     }
 )
 
-# Attributes that are modules under another name, which no walk of a package finds.
+# Attributes that are modules under another name, which a walk of the package does not visit.
 _ALIASES = {"os": ("os.path",)}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class Doc:
-    """A public name of the standard library with what it says of itself."""
+    """A public name of the standard library with its documentation."""
 
     qualname: str
     kind: str
@@ -42,12 +42,12 @@ class Doc:
 def extract(package: str) -> pa.Table:
     """Every documented public name of a top-level module or package, ordered by qualified name.
 
-    A name that several modules offer counts once, under the shortest way to it.
+    A name that several modules offer counts once, under its shortest path.
     """
-    seen: dict[int, object] = {}  # the objects too, so that no identity is used twice
+    seen: dict[int, object] = {}  # keeps the objects too, so that no identity is reused
     found: dict[str, Doc] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old names warn when they are looked at
+        warnings.simplefilter("ignore")  # deprecated names warn on access
         for module_name, module in sorted(_modules(package).items(), key=_depth):
             for doc, owner in _of_module(module_name, module):
                 if id(owner) not in seen and doc.doc:
@@ -72,7 +72,7 @@ def _modules(package: str) -> dict[str, ModuleType]:
     for name in names:
         try:
             found[name] = importlib.import_module(name)
-        except ImportError:  # of another operating system
+        except ImportError:  # for another operating system
             continue
     return found
 
@@ -92,7 +92,7 @@ def _of_module(name: str, module: ModuleType) -> Iterator[tuple[Doc, object]]:
 
 
 def _public(name: str, module: ModuleType) -> list[str]:
-    """What a module offers: by ``__all__``, else the public names that it defines itself."""
+    """The names that a module offers: ``__all__``, else the public names that it defines itself."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)

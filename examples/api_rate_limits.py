@@ -44,8 +44,8 @@ slogans = shop.prompt(
         "tokens_per_minute": 200_000,
     },
     max_retries=8,  # of 429, 5xx and cut connections, each row alone, as Retry-After says
-    prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},  # dollars for a million tokens
-    max_cost=0.50,  # dollars, after which a run begins nothing more; the next one goes on
+    prices={"prompt": 0.15, "completion": 0.60, "cached": 0.075},  # dollars per million tokens
+    max_cost=0.50,  # dollars, after which a run begins nothing more; the next one continues
 )
 slogans.write("published", str(ROOT / "out"))
 

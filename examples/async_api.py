@@ -70,7 +70,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 class DemoApi(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        time.sleep(0.1)  # as slow as a far API
+        time.sleep(0.1)  # as slow as a remote API
         answer = " ".join(WORDS.get(word, word) for word in asked["q"].split()).encode()
         self.send_response_only(200)
         self.end_headers()

@@ -1,6 +1,6 @@
-"""Checks of a stage's rows in each partition, those that come with it and others.
+"""Checks of a stage's rows in each partition: built-in checks and your own.
 
-Every stage has some. A check that blocks withholds what lies below where it fails, in its partition
+Every stage has some. A blocking check that fails withholds the downstream stages, in its partition
 alone; the others are shown in Dagster and stop nothing.
 """
 
@@ -32,7 +32,7 @@ def rate(batch: pa.Table) -> dict[str, Any]:
 
 @dg.asset(partitions_def=DAYS)
 def reviews(context: dg.AssetExecutionContext) -> None:
-    """The input: 400 reviews a day, of which those of tuesday are worse."""
+    """The input: 400 reviews a day, with worse ones on tuesday."""
     day = context.partition_key
     (ROOT / "reviews" / day).mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": range(400), "text": LINES[day] * 100})
@@ -50,12 +50,12 @@ rated = ratings.map_batches(
     rate,
     schema={"stars": "BIGINT", "label": "VARCHAR"},
     checks=[
-        # In place of the one that every stage has, which warns of half nulls. This one blocks.
+        # Replaces the check that every stage has, which warns if half are null. This one blocks.
         vd.checks.NullRate(0.0, blocking=True, severity="ERROR"),
-        vd.checks.Off("text"),  # an empty label is in order here
+        vd.checks.Off("text"),  # an empty label is valid here
         # Is the day distributed as the one before it?
         vd.checks.Drift("stars", max_psi=0.2, min_rows=100),
-        # What has to come out for some ids; a file in place of the dict grows with your cases.
+        # The expected output for some ids; a file in place of the dict grows with your cases.
         vd.checks.Golden({"id": [1, 3], "stars": [0, 0]}),
     ],
 )

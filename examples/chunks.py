@@ -1,4 +1,4 @@
-"""Documents cut into chunks, each embedded: many rows of one, and the way back to the document.
+"""Documents cut into chunks, each embedded: many rows from one, and the way back to the document.
 
 A chunk has an id of its own and keeps that of its document. So a join can put all chunks of a
 document into a list, or the document beside each of its chunks.
@@ -40,7 +40,7 @@ def split(batch: pa.Table) -> dict[str, Any]:
 
 @functools.lru_cache
 def vectorizer(dimensions: int) -> Any:
-    """Counts words and pairs of letters, of which nothing has to be learned or loaded."""
+    """Counts words and pairs of letters, without any training or loading."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     return HashingVectorizer(n_features=dimensions, analyzer="char_wb", ngram_range=(3, 5))
@@ -68,7 +68,7 @@ chunks = texts.map_batches(
     schema={"sentence": "VARCHAR"},
     columns=["text"],
     cardinality="one_to_many",  # "zero_to_many" where a document may have no chunk
-    id="chunk_id",  # of the new rows, as "kettle-0": by it the stages below are keyed
+    id="chunk_id",  # of the new rows, as "kettle-0": the key of the downstream stages
 )
 vectors = chunks.map_batches(
     "vectors",

@@ -1,6 +1,6 @@
-"""Texts into labels, with checks of what the model says.
+"""Texts into labels, with checks of the model's answers.
 
-The labels' meanings are told to the model. Known answers are compared in every run, and a check of
+The prompt explains the labels to the model. Known answers are compared in every run, and a check of
 your own looks at how labels are distributed. Runs on a laptop: `pip install
 'vane-dagster[transformers]'`. `VANE_EXAMPLES_MODEL` names another model, `VANE_EXAMPLES_PROVIDER`
 another provider: vllm can answer with nothing but a label.
@@ -50,7 +50,7 @@ labelled = desk.classify(
     model=os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
     gpus_per_actor=1 if shutil.which("nvidia-smi") else 0,
     include_columns=["text"],
-    on_error="quarantine",  # an answer that is none of the labels
+    on_error="quarantine",  # an answer that is not one of the labels
     max_error_rate=0.2,
     checks=[vd.checks.Golden({"id": [1, 2], "label": ["complaint", "question"]}, severity="WARN")],
 )

@@ -1,9 +1,9 @@
-"""Typed fields out of texts, and SQL over them.
+"""Typed fields from texts, and SQL over them.
 
-A pydantic model says what an answer has to be. One that does not fit is told why and asked again;
-what still does not fit is null, with the reason beside it. Runs on a laptop: `pip install
-'vane-dagster[transformers]'`. `VANE_EXAMPLES_MODEL` names another model, `VANE_EXAMPLES_PROVIDER`
-another provider: vllm holds the model's tokens to the schema.
+A pydantic model defines a valid answer. If an answer does not fit, the model gets the reason and
+another try; if it still does not fit, the fields are null, with the reason beside them. Runs on a
+laptop: `pip install 'vane-dagster[transformers]'`. `VANE_EXAMPLES_MODEL` names another model,
+`VANE_EXAMPLES_PROVIDER` another provider: vllm constrains the model's tokens to the schema.
 """
 
 import os

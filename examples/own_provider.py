@@ -1,8 +1,8 @@
-"""Typed fields out of texts, asked of a model behind a provider of your own.
+"""Typed fields from texts, by a model behind a provider of your own.
 
 A provider is a class with one method. This one stands for a client of your company's model server;
-`provider="openai"` or `"transformers"` need no class. What comes back is validated by a pydantic
-model and becomes a struct column; an answer that does not fit sets its row aside.
+`provider="openai"` or `"transformers"` need no class. A pydantic model validates each answer, which
+becomes a struct column; a row with an answer that does not fit is quarantined.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ class Order(BaseModel):
 
 
 class HouseModel:
-    """Answers requests; many at the same time, in one event loop."""
+    """Answers requests, many at the same time in one event loop."""
 
     OPERATIONAL = frozenset({"url"})  # changes no answer, so it is no part of fragment keys
 
     def __init__(self, model: str, *, url: str) -> None:
-        self.url = url  # connect here: it is done once for a worker, which stays warm
+        self.url = url  # connect here: this runs once per worker, which stays warm
 
     async def submit(self, request: Request) -> Answer:
-        """In the place of a call to the server: finds number, thing and place."""
+        """In place of a call to the server: finds number, thing and place."""
         await asyncio.sleep(0.01)
         text = request.messages[-1]["content"]
         found = re.search(r"(\d+) (\w+).*\b(?:to|in) (\w+)", text)

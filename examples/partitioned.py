@@ -22,10 +22,10 @@ DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-02-01")
 
 
 class Anomaly:
-    """How many deviations a reading is from what the sensor usually says."""
+    """How many standard deviations a reading is from the sensor's usual value."""
 
     def __init__(self, mean: float, deviation: float) -> None:
-        print("loading the model")  # what a worker prints is in the log of the run
+        print("loading the model")  # what a worker prints is in the run's log
         self.mean, self.deviation = mean, deviation
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Ordinary assets that read a stage's rows, in a notebook's way too, and where a row came from.
+"""Ordinary assets that read a stage's rows, `vd.load` as in a notebook, and the origin of a row.
 
-An asset downstream says by its annotation in which form it wants the rows. They are read through
-the manifest in force: a partition is seen whole or not at all, whatever is written meanwhile.
+A downstream asset chooses the form of its rows by its annotation. They are read through the
+manifest in force: a partition is complete or absent, whatever is written at the same time.
 """
 
 import os
@@ -23,7 +23,7 @@ ROOT = Path(os.environ.get("VANE_EXAMPLES", "vane-examples"), "orders").absolute
 
 
 def estimate(batch: pd.DataFrame) -> dict[str, Any]:
-    """How likely an order comes back; put your model here."""
+    """How likely an order is returned; put your model here."""
     return {"risk": (batch["price"] / 200).clip(0, 1)}
 
 
@@ -51,19 +51,19 @@ takes_joined = {"joined": dg.AssetIn(joined.key)}
 
 @dg.asset(ins=takes_joined)
 def by_customer(joined: pd.DataFrame) -> pd.DataFrame:
-    """With pandas. What an asset returns is kept in the store too, where it is the IO manager."""
+    """With pandas. The store also keeps the asset's rows if it is its IO manager."""
     return joined.groupby("customer", as_index=False)["risk"].mean()
 
 
 @dg.asset(ins=takes_joined)
 def risky(joined: ds.Dataset) -> pa.Table:
-    """A dataset reads the columns and row groups that are asked for, and no more."""
+    """A dataset reads only the requested columns and row groups."""
     return joined.to_table(columns=["id", "customer"], filter=pc.field("risk") > 0.9)
 
 
 @dg.asset(ins=takes_joined)
 def ranked(joined: pl.LazyFrame) -> pl.DataFrame:
-    """With Polars, as a query that is not run yet."""
+    """With Polars, as a query that has not run yet."""
     return joined.sort(["risk", "id"], descending=[True, False]).head(3).collect()
 
 

@@ -1,8 +1,8 @@
-"""A check that computes some stored rows again, and finds what no key can know.
+"""A check that recomputes some stored rows, and finds changes that no fragment key covers.
 
-The prices come from a file that the function reads when it is called, so that an edit of it
-recomputes nothing: rows keep prices that are out of date. `Reproducible` computes a sample of them
-again, with today's code, packages and data, and says which rows differ.
+The prices come from a file that the function reads when it is called, so an edit of it recomputes
+nothing: rows keep prices that are out of date. `Reproducible` recomputes a sample of them with
+today's code, packages and data, and says which rows differ.
 """
 
 import functools
@@ -22,7 +22,7 @@ RATES = ROOT / "rates.json"
 
 
 def in_euros(batch: pa.Table) -> dict[str, Any]:
-    """Reads a file in each call: better give what it holds as an argument, which is keyed."""
+    """Reads a file in each call; better pass its content as an argument, which is keyed."""
     rates = json.loads(RATES.read_text())
     pairs = zip(batch["amount"].to_pylist(), batch["currency"].to_pylist())
     return {"euros": [amount / rates[currency] for amount, currency in pairs]}
@@ -48,7 +48,7 @@ priced = shop.map_batches(
     checks=[vd.checks.Reproducible(rows=20, tolerance=1e-5)],
 )
 
-# The check alone: executed by hand from this job's page, and every Monday by the schedule.
+# The check alone: executed by hand from this job's page, and by the schedule every Monday.
 check = dg.AssetCheckKey(priced.key, "reproducible")
 verify = dg.define_asset_job("verify", selection=dg.AssetSelection.checks(check))
 weekly = dg.ScheduleDefinition(job=verify, cron_schedule="0 6 * * 1")

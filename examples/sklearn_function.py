@@ -1,7 +1,7 @@
 """A scikit-learn model as a plain function over pandas batches: no class, no GPU.
 
-A function suits what loads in milliseconds; `lru_cache` keeps it in each worker. The path of the
-model is an argument of the stage, so the content of the file is part of what is computed from it.
+A function suits a model that loads in milliseconds; `lru_cache` keeps it in each worker. The path
+of the model is an argument of the stage, so the content of the file is part of the fragment keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load_model(path: str) -> Any:
 
 
 def classify(batch: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Names the species of each flower, and how sure that is."""
+    """Predicts the species of each flower, with its probability."""
     chances = load_model(model).predict_proba(batch[MEASURES].to_numpy())
     species = load_model(model).classes_[chances.argmax(axis=1)]
     return pd.DataFrame({"id": batch["id"], "species": species, "sure": chances.max(axis=1)})
@@ -37,7 +37,7 @@ def classify(batch: pd.DataFrame, model: str) -> pd.DataFrame:
 
 @dg.asset
 def measures() -> None:
-    """The input: the measures of 150 irises."""
+    """The input: the measurements of 150 irises."""
     from sklearn.datasets import load_iris
 
     (ROOT / "measures").mkdir(parents=True, exist_ok=True)

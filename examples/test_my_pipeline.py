@@ -1,7 +1,7 @@
 """Tests of your own pipeline, with pytest: a row that fails, a worker that dies, a full disk.
 
 ``pytest examples/test_my_pipeline.py`` runs them; as a script, the file runs the pipeline first.
-The faults are injected from outside, so what is tested is the code that goes to production.
+The faults are injected from outside, so the tests run the code that goes to production.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reviews(root: Path) -> vd.Pipeline:
 
 
 def run(root: Path, compute: Any, **given: Any) -> dg.ExecuteInProcessResult:
-    """Makes the input where there is none, and materializes the pipeline."""
+    """Makes the input if there is none, and materializes the pipeline."""
     if not (root / "in").exists():
         (root / "in").mkdir(parents=True)
         pq.write_table(

@@ -1,6 +1,6 @@
-"""A PyTorch predictor over numpy batches, whose weights are a file that another asset trains.
+"""A PyTorch predictor over numpy batches, with weights in a file that another asset trains.
 
-The file's content is part of what a prediction is computed from: other weights, new predictions.
+The file's content is part of the fragment keys: other weights, new predictions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def make_net() -> Any:
 
 
 class Predictor:
-    """Tells the probability that a point lies inside of the unit circle."""
+    """Predicts the probability that a point lies inside the unit circle."""
 
     def __init__(self, weights: str) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""The yardstick: two spawned processes, each with its UDF, reading and writing with pyarrow."""
+"""The baseline: two spawned processes, each with its UDF, reading and writing with pyarrow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.workloads import workload
 
 
 def run(job: Job) -> Result:
-    """Feeds step after step to the two processes, which live as long as this one."""
+    """Send each step to the two processes, which live as long as this one."""
     seconds = []
     start = time.perf_counter()
     with _processes(job) as connections:

@@ -1,4 +1,4 @@
-"""Daft on its native runner: what was tried for each setting stands in the README."""
+"""Daft on its native runner; the README lists the settings that were tried."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 from benchmarks.job import Job, Result
 from benchmarks.workloads import Workload, workload
 
-# Daft 0.7.26 sometimes aborts when the interpreter shuts down (PyGILState_Release), after its work.
+# Daft 0.7.26 sometimes aborts at interpreter shutdown (PyGILState_Release), after its work.
 EXIT_AT_ONCE = True
 
 
 def run(job: Job) -> Result:
-    """Reads, maps and writes step after step."""
+    """Read, map and write each step."""
     work = workload(job.workload, job.quick)
     seconds = []
     start = time.perf_counter()
@@ -33,8 +33,8 @@ def run(job: Job) -> Result:
 
 
 def _udf(work: Workload) -> Any:
-    # Without a limit Daft runs one thread a core, which was its fastest everywhere. On more cores
-    # than the others have workers that would be another comparison.
+    # Without a limit Daft runs one thread per core, which was its fastest setting everywhere. With
+    # more cores than the others have workers, the comparison would not be equal.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = None if (cores or 1) <= work.workers else work.workers
     batch_size = None if work.key == "c" else work.batch_size

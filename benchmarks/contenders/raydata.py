@@ -1,4 +1,4 @@
-"""Ray Data, tuned: what was tried for each setting stands in the README beside this folder."""
+"""Ray Data, tuned; the README of the parent folder lists the settings that were tried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ray.data
 from benchmarks.job import Job, Result, Step
 from benchmarks.workloads import Workload, workload
 
-# As many blocks as keep both actors busy to the end, and no more: each costs tasks of its own.
+# Enough blocks to keep both actors busy to the end, and no more: each block costs its own tasks.
 BLOCKS = {"a": 2, "b": 20, "c": 16}
 # Two actors of one CPU each on two CPUs leave none for reading and writing: the run hangs.
 LOGICAL_CPUS = 4
@@ -22,7 +22,7 @@ ACTOR_CPUS = 0.5
 
 @contextmanager
 def serve(job: Job) -> Iterator[dict[str, str]]:
-    """Holds a local cluster that outlives the processes of the steps."""
+    """Run a local cluster that outlives the processes of the steps."""
     context = ray.init(
         num_cpus=LOGICAL_CPUS,
         include_dashboard=False,
@@ -38,7 +38,7 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
 
 
 def run(job: Job) -> Result:
-    """Connects, then reads, maps and writes step after step."""
+    """Connect, then read, map and write each step."""
     work = workload(job.workload, job.quick)
     seconds = []
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""vane_dagster: one stage, materialized through Dagster, on a LocalCluster of this job's own."""
+"""vane_dagster: one stage, materialized through Dagster, on this job's own LocalCluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "benchmark"
 
 @contextmanager
 def serve(job: Job) -> Iterator[dict[str, str]]:
-    """Holds a local cluster that outlives the processes of the steps."""
+    """Run a local cluster that outlives the processes of the steps."""
     from vane_dagster.compute.local_head import LocalHead
 
     _own_home(job)
@@ -34,7 +34,7 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
 
 
 def run(job: Job) -> Result:
-    """Materializes one partition a step."""
+    """Materialize one partition per step."""
     _own_home(job)
     work = workload(job.workload, job.quick)
     pipeline = _pipeline(work, job)
@@ -53,14 +53,14 @@ def run(job: Job) -> Result:
     return Result(
         seconds,
         versions,
-        # Parts lie in the store; only this stage's are the output.
+        # The store contains all parts; only those of this stage are the output.
         [f"{NAME}/mapped/parts/{step.name}/*.parquet" for step in job.steps],
         {f"materialize_call_{number}": call for number, call in enumerate(calls)},
     )
 
 
 def _own_home(job: Job) -> None:
-    """Keeps this job's cluster apart from any other of this environment."""
+    """Separate this job's cluster from any other cluster of this environment."""
     os.environ["VANE_DAGSTER_HOME"] = job.temp
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
 
@@ -88,7 +88,7 @@ def _pipeline(work: Workload, job: Job) -> vd.Pipeline:
 
 
 def _step(pipeline: vd.Pipeline, step: Step, instance: dg.DagsterInstance) -> float:
-    """Materializes a partition into a store of its own, so that every pass computes anew.
+    """Materialize a partition into its own store, so that every pass computes it anew.
 
     Returns:
         Seconds of Dagster's step, from its start event to its end event.

@@ -1,1 +1,1 @@
-"""What tests share: helpers, and scripts that they start in processes of their own."""
+"""Shared helpers of the tests, and scripts that tests start as processes."""

@@ -1,4 +1,4 @@
-"""What another user of the machine leaves behind."""
+"""Files and folders that another user of the machine may leave behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines in a real dagster dev, and what a user sees of them there."""
+"""Pipelines in a real dagster dev, and their state as users see it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ TURNS = ["turns/noted", "turns/kept"]
 
 
 class Project(DagsterDev):
-    """``dagster dev`` over the definitions above, their sources and their store."""
+    """``dagster dev`` over the definitions above, with their sources and their store."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -161,32 +161,32 @@ class Project(DagsterDev):
         self.store = vd.FragmentStore(root=str(folder / "store"))
 
     def write(self, pipeline: str, partition: str, values: list[int]) -> None:
-        """Writes a partition's source: ids from 0, and values in the column n."""
+        """Write a partition's source: ids from 0, and values in the column n."""
         table = {"id": list(range(len(values))), "n": values}
         write_source(self.folder / "src" / pipeline / partition, table)
 
     def rows(self, stage: str, partition: str) -> dict[str, list[Any]]:
-        """What the manifest in force holds."""
+        """Return the rows of the manifest in force."""
         return self.store.dataset(stage, partition).to_table().to_pydict()
 
     def parts(self, stage: str, partition: str) -> int:
-        """Finished parts of a stage in a partition, whatever a manifest says."""
+        """Count the finished parts of a stage in a partition, including those in no manifest."""
         pipeline, _, name = stage.partition("/")
         folder = self.folder / "store" / pipeline / name / "parts" / partition
         return len(list(folder.glob("*.parquet")))
 
     def calls(self, values: list[int]) -> Counter[int]:
-        """How often each of some batches was computed, by its first value."""
+        """Count the computations of some batches, by their first value."""
         noted = map(int, (self.folder / "notes" / "calls").read_text().split())
         return Counter(value for value in noted if value in set(values))
 
     def slowly(self, slow: bool) -> None:
-        """Whether a batch takes a quarter of a second, or nothing."""
+        """Set whether a batch takes a quarter of a second, or no time."""
         flag = self.folder / "notes" / "slowly"
         flag.touch() if slow else flag.unlink(missing_ok=True)
 
     def pools(self) -> list[dict[str, Any]]:
-        """What ``vane-dagster pools --json`` says."""
+        """Return the output of ``vane-dagster pools --json``."""
         program = "from vane_dagster.cli.main import main; main()"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         said = subprocess.run(
@@ -201,7 +201,7 @@ class Project(DagsterDev):
 
 @pytest.fixture(scope="module")
 def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The project, with its schedule turned on, and a Ray head of its own."""
+    """The project with its schedule turned on, and its own Ray head."""
     from vane_dagster.compute.local_head import LocalHead
 
     project = Project(tmp_path_factory.mktemp("project"))
@@ -217,7 +217,7 @@ def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proje
 
 @pytest.fixture
 def slowly(dev: Project) -> Iterator[None]:
-    """Batches take their time, until the test says otherwise."""
+    """Batches are slow until the test sets otherwise."""
     dev.slowly(True)
     yield
     dev.slowly(False)

@@ -15,4 +15,4 @@ def double(batch: pa.Table, bad=BAD) -> pa.Table:
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch.cuda names it."""
+    """Named like torch.cuda's error."""

@@ -1,4 +1,4 @@
-"""A run in a process of its own, started from a fork server that has everything imported."""
+"""A run in its own process, started from a fork server that has imported everything."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ for _name in ("orchestration.run", "compute.ray_backend", "compute.local_backend
 
 RAN, FAILED = 0, 3
 LEASE_SECONDS = 8.0
-"""How long a killed run's lease lasts: not so short that a busy machine ends one by mistake."""
+"""Lease time of a killed run in seconds; long enough that a busy machine ends none by mistake."""
 FAILURE = "the step failed:"
-"""Before the error of a run in its log."""
+"""The text before a run's error in its log."""
 
 
 def run(options: Mapping[str, Any], env: Mapping[str, str], log: str) -> None:
-    """Materializes all partitions, or one, and ends the process.
+    """Materialize all partitions, or one, and end the process.
 
     Args:
         options: Folders, the pipeline's settings, the partition and the cluster.
         env: Environment variables.
-        log: The file that takes all output.
+        log: The file that receives all output.
     """
     opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(opened, 1)

@@ -1,4 +1,4 @@
-"""Doing to processes what a round has planned, and the runs that are disturbed by it."""
+"""Applies a round's plan to processes, and starts the disturbed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROOMY = "32m"
 
 @dataclass
 class Place:
-    """Where a round's runs are done.
+    """The environment of a round's runs.
 
     Attributes:
         context: The fork server.
@@ -41,7 +41,7 @@ class Place:
         cluster: The local cluster's settings; None for subprocesses.
         raylet: The cluster's raylet.
         blocks: The faults of the round's runs.
-        happened: What has happened, in lines.
+        happened: Log lines of the round.
     """
 
     context: Any
@@ -60,7 +60,7 @@ class Place:
         kills: tuple[Kill, ...] = (),
         former: bool = False,
     ) -> int:
-        """Does one run to its end, whatever that is, and gives the driver's exit status."""
+        """Execute one run to its end, successful or not, and return the driver's exit status."""
         options = {
             "root": str(root),
             "source": str(self.source),
@@ -70,8 +70,8 @@ class Place:
             "former": former,
         }
         injected = self.blocks.enter_context(testing.faults(*faults))
-        # What a killed run has queued is done later: it has to meet the same faults, so that the
-        # block ends with the round, and is put aside until then.
+        # The queued work of a killed run executes later and must meet the same faults. So the
+        # block ends with the round, and its variable is removed until then.
         env = {VARIABLE: os.environ.pop(VARIABLE)}
         env |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
         started, before = time.monotonic(), _files(root)
@@ -96,7 +96,7 @@ class Place:
         return driver.exitcode
 
     def finish(self, root: Path, labels: str, faults: list[testing.Fault]) -> None:
-        """The run that puts all right; once more where the machine was too busy for heartbeats."""
+        """Execute the final run; repeat it if a busy machine missed heartbeats."""
         for _ in range(_MAX_LAST_RUNS):
             status = self.run(root, labels, faults)
             if status == chaos_driver.RAN:
@@ -106,7 +106,7 @@ class Place:
         raise AssertionError(f"the last run ended with {status}")
 
     def told(self, root: Path) -> str:
-        """What has happened in a round, for a message."""
+        """Describe the events of a round, for a message."""
         log = root / "log"
         lines = log.read_text().splitlines() if log.exists() else []
         shown = [line for line in lines if " - DEBUG - " not in line][-60:]
@@ -138,7 +138,7 @@ class Place:
                 self._note(f"{kill}: killed {pid}")
 
     def _evictable(self, kind: str, driver: BaseProcess) -> list[int]:
-        """Living processes of a kind: of the session's own head, or the driver's own children."""
+        """Return living processes of a kind: of the session's head, or the driver's children."""
         titles = {"worker": "ray::HostActor", "keeper": "ray::PoolManager", "idle": "ray::IDLE"}
         parent = self.raylet or psutil.Process(driver.pid)
         found = []
@@ -151,13 +151,13 @@ class Place:
 
 
 def _files(root: Path) -> int:
-    """How many files there are of a round but for its log."""
+    """Count the files of a round, except its log."""
     return sum(len(files) for place in ("store", "out") for _, _, files in os.walk(root / place))
 
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[Any]:
-    """A fork server that has imported all that a run needs, which makes a driver start at once."""
+    """Start a fork server that has imported everything a run needs; its drivers start at once."""
     before = os.environ.get("PYTHONPATH")
     # Before Python 3.13, a fork server does not get its parent's sys.path.
     paths = [str(TESTS), str(REPOSITORY), *([before] if before else [])]
@@ -178,7 +178,7 @@ def fork_server() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, kb: int) -> Iterator[Callable[[], None]]:
-    """A file system of a few KB at a folder, and what gives it room."""
+    """Mount a file system of a few KB at a folder, and yield a function that enlarges it."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kb}k", "tmpfs", str(folder)]
     subprocess.run(mount, check=True)
@@ -193,7 +193,7 @@ def small_disk(folder: Path, kb: int) -> Iterator[Callable[[], None]]:
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether a test may mount a small file system: as root, in most containers not."""
+    """Whether a test can mount a small file system: only as root, and not in most containers."""
     if os.geteuid() != 0:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The pipeline that is disturbed: two models side by side, joined and published."""
+"""The pipeline under chaos: two models side by side, joined and published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAGMENT_ROWS = 50
 
 
 class Scorer:
-    """A model that takes its time."""
+    """A slow model."""
 
     def __init__(self, factor: int, sleep: float) -> None:
         self.factor, self.sleep = factor, sleep
@@ -26,7 +26,7 @@ class Scorer:
 
 
 class Labeller:
-    """Another one."""
+    """A second slow model."""
 
     def __init__(self, words: tuple[str, ...], sleep: float) -> None:
         self.words, self.sleep = words, sleep
@@ -38,13 +38,13 @@ class Labeller:
 
 
 def make(source: str, out: str, labels: str, former: bool = False) -> vd.Pipeline:
-    """The pipeline.
+    """Declare the pipeline.
 
     Args:
-        source: Folder with a folder of each partition.
-        out: Where it publishes.
-        labels: What becomes of rows that cannot be labelled: "quarantine" or "null".
-        former: Whether to make other rows, as an earlier version of it did.
+        source: Folder with a folder for each partition.
+        out: The target of the published rows.
+        labels: Handling of rows that cannot be labeled: "quarantine" or "null".
+        former: Whether to make other rows, as an earlier version of the pipeline did.
     """
     docs = vd.Pipeline(
         "chaos",

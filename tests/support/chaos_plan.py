@@ -1,4 +1,4 @@
-"""What a round does to a run, drawn from a seed."""
+"""The disturbances of a round, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vane_dagster import testing
 
 _START_SECONDS, _WORK_SECONDS = 1.5, 2.5
 TINY_KB = (40, 110)
-"""The least and the most KB of a disk that is too small."""
+"""Minimum and maximum size in KB of a disk that is too small."""
 
 
 @dataclass(frozen=True)
 class Poison:
-    """Rows that fail whenever they are computed, by the stage that they fail in."""
+    """Rows that fail on every computation, by the stage in which they fail."""
 
     raising: dict[str, tuple[int, ...]]
     killing: dict[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ class Kill:
 
     Attributes:
         at_work: Whether the clock starts with the first file that the run writes, or with the run.
-        seconds: When.
+        seconds: Seconds until the kill.
         kind: "driver", "worker", "keeper" or "idle".
     """
 
@@ -57,7 +57,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """A run that is disturbed; `partition` is None for all."""
+    """A disturbed run; `partition` is None for all."""
 
     partition: str | None
     faults: tuple[testing.Fault, ...]
@@ -66,16 +66,16 @@ class Disturbed:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one round does.
+    """The plan of one round.
 
     Attributes:
-        seed: What all of it was drawn from.
-        labels: What becomes of rows that cannot be labelled.
-        poison: Rows at fault, in the last run too.
+        seed: The seed of all draws.
+        labels: Handling of rows that cannot be labeled.
+        poison: Rows that fail, also in the last run.
         former: Whether other rows were published before.
         runs: The disturbed runs.
-        tiny: Size in KB of a disk for the store that is too small for the disturbed runs; 0 for
-            one that has room.
+        tiny: Size in KB of a store's disk that is too small for the disturbed runs; 0 for a large
+            one.
     """
 
     seed: int
@@ -98,12 +98,12 @@ class Plan:
 
 
 def drawn(seed: int, ids: list[int], kinds: tuple[str, ...], mounts: bool) -> Plan:
-    """The plan of a round.
+    """Draw the plan of a round.
 
     Args:
-        seed: What decides.
+        seed: The seed of all draws.
         ids: The source's ids.
-        kinds: What may be killed besides the driver.
+        kinds: Processes that may be killed besides the driver.
         mounts: Whether small file systems can be mounted.
     """
     draw = random.Random(seed)
@@ -113,7 +113,7 @@ def drawn(seed: int, ids: list[int], kinds: tuple[str, ...], mounts: bool) -> Pl
         "labels": tuple(poisoned[3 : 3 + draw.randint(0, 2)]),
     }
     killing = {}
-    if draw.random() < 0.08:  # a search for it starts a dozen workers
+    if draw.random() < 0.08:  # the search for such a row starts a dozen workers
         killing[draw.choice(("scores", "labels"))] = (poisoned[6],)
     tiny = draw.randint(*TINY_KB) if mounts and draw.random() < 0.12 else 0
     runs = []
@@ -150,8 +150,8 @@ def _models(draw: random.Random) -> str:
     return draw.choice(("scores", "labels"))
 
 
-# Each is given the number of partitions, by which it is drawn when it happens. No memory runs out,
-# as a warm worker remembers the batch size that fits: after some rounds single rows would fail.
+# Each takes the number of partitions, to draw when the fault occurs. No fault exhausts memory: a
+# warm worker remembers the batch size that fits, so after some rounds single rows would fail.
 _FAULTS: tuple[Callable[[random.Random, int], testing.Fault], ...] = (
     lambda draw, n: testing.StorageFault(
         "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 30 * n)

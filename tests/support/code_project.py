@@ -1,4 +1,4 @@
-"""A user's modules whose identity is asked for."""
+"""A user's modules for tests of code identity."""
 
 from __future__ import annotations
 

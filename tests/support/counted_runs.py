@@ -1,4 +1,4 @@
-"""Runs whose counts are known."""
+"""Runs with known counts."""
 
 from __future__ import annotations
 

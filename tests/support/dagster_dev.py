@@ -1,4 +1,4 @@
-"""A real ``dagster dev`` (webserver, daemon, code server), talked to in GraphQL as its UI does."""
+"""A real ``dagster dev`` (webserver, daemon, code server), used through GraphQL as its UI does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import psutil
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 
-# What a user would have who writes no dagster.yaml, but for a queue that is looked at more often.
+# The instance of a user without a dagster.yaml, except that the queue is polled more often.
 INSTANCE = """
 telemetry:
   enabled: false
@@ -31,8 +31,8 @@ run_queue:
   dequeue_interval_seconds: 1
 """
 
-# The daemon looks for backfills every 30 s, and nothing sets that. Two seconds, so that a test
-# waits for what is done and not for the clock; without it the tests are slow, not wrong.
+# The daemon looks for backfills every 30 s, which is not configurable. With two seconds tests do
+# not wait for the clock; without this patch they are slow, not wrong.
 QUICK_DAEMON = """
 import sys
 
@@ -44,10 +44,10 @@ if "dagster._daemon" in sys.orig_argv:
 
 
 class DagsterDev:
-    """``dagster dev`` over ``definitions.py`` in a folder, with an instance of its own there.
+    """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there.
 
     Args:
-        folder: Where the definitions lie.
+        folder: The folder with the definitions.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class DagsterDev:
         self._seen: set[psutil.Process] = set()
 
     def start(self) -> None:
-        """Starts it and waits until it answers and its daemons are at work."""
+        """Start it and wait until it answers and its daemons are running."""
         # A process that has connected to a local head has its settings in its environment.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         environment = {
@@ -103,7 +103,7 @@ class DagsterDev:
         return bool(loaded) and all(d["healthy"] for d in daemons if d["required"])
 
     def stop(self) -> None:
-        """Ends it with all that it has started, runs too."""
+        """Stop it with all processes that it has started, including runs."""
         if self._process is not None:
             self.processes()
             self._process.send_signal(signal.SIGINT)
@@ -119,14 +119,14 @@ class DagsterDev:
                 process.kill()
 
     def kill_daemon(self) -> None:
-        """Kills the daemon, and waits until the rest has ended, as it does without one."""
+        """Kill the daemon, and wait until the other processes have ended as a consequence."""
         assert self._process is not None
         next(p for p in self.processes() if "dagster._daemon" in p.cmdline()).kill()
         self._process.wait(timeout=60)
         self._process = None
 
     def processes(self) -> list[psutil.Process]:
-        """All processes below it."""
+        """Return all child processes, recursively."""
         assert self._process is not None
         found = psutil.Process(self._process.pid).children(recursive=True)
         self._seen.update(found)
@@ -138,7 +138,7 @@ class DagsterDev:
     # GraphQL
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Sends a query or mutation, and returns its data."""
+        """Send a query or mutation, and return its data."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
@@ -152,13 +152,13 @@ class DagsterDev:
         return dict(found["data"])
 
     def do(self, mutation: str, expected: str, **variables: Any) -> dict[str, Any]:
-        """Sends a mutation of one field, and returns its result, which has to be as expected."""
+        """Send a mutation of one field, and return its result, which must be of type `expected`."""
         (found,) = self.ask(mutation, **variables).values()
         assert found["__typename"] == expected, found
         return dict(found)
 
     def wait(self, true: Callable[[], Any], what: str, seconds: float = 90) -> None:
-        """Waits until something is true."""
+        """Wait until a condition is true, for at most `seconds`."""
         until = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < until, f"in {seconds} s not: {what}\n{self._said()}"
@@ -167,7 +167,7 @@ class DagsterDev:
     # Runs
 
     def launch(self, stages: Sequence[str], partition: str) -> str:
-        """Launches a run of some assets in a partition, as the dialog of one partition does."""
+        """Launch a run of some assets in a partition, as the dialog of one partition does."""
         job = {"pipelineName": "__ASSET_JOB", "assetSelection": asset_keys(stages)}
         tags = [{"key": "dagster/partition", "value": partition}]
         launched = self.do(
@@ -185,7 +185,7 @@ class DagsterDev:
         return str(launched["run"]["runId"])
 
     def terminate(self, run: str) -> None:
-        """Asks for a run's end, as the UI's button does."""
+        """Request the termination of a run, as the UI's button does."""
         answer = self.do(
             """mutation($ids: [String!]!) {
                  terminateRuns(runIds: $ids, terminatePolicy: SAFE_TERMINATE) { __typename
@@ -197,23 +197,23 @@ class DagsterDev:
         assert result["__typename"] == "TerminateRunSuccess", result
 
     def status(self, run: str) -> str:
-        """A run's status."""
+        """Return a run's status."""
         found = self.ask(
             "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run
         )
         return str(found["runOrError"]["status"])
 
     def ended(self, run: str, seconds: float = 90) -> str:
-        """Waits for a run's end, and returns how it ended."""
+        """Wait for a run to end, for at most `seconds`, and return its status."""
         self.wait(lambda: self.status(run) in ENDED, f"run {run} has ended", seconds)
         return self.status(run)
 
     def succeeded(self, run: str) -> None:
-        """Waits for a run's end, which has to be a success."""
+        """Wait for a run to end, and assert that it succeeded."""
         assert self.ended(run) == "SUCCESS", self.said(run)
 
     def said(self, run: str) -> str:
-        """A run's log as text, with its errors."""
+        """Return a run's log as text, with its errors."""
         lines = []
         for event in self._events(run):
             error = (event.get("error") or {}).get("message", "")
@@ -221,7 +221,7 @@ class DagsterDev:
         return "\n".join(lines)
 
     def pid(self, run: str, event_type: str) -> int:
-        """The process that the first such event of a run names."""
+        """Return the process id in a run's first event of a type."""
         entries = [
             entry
             for event in self._events(run)
@@ -247,7 +247,7 @@ class DagsterDev:
     # Backfills
 
     def backfill(self, stages: Sequence[str], partitions: Sequence[str]) -> str:
-        """Launches a backfill of assets, as the dialog of several partitions does."""
+        """Launch a backfill of assets, as the dialog of several partitions does."""
         launched = self.do(
             """mutation($params: LaunchBackfillParams!) {
                  launchPartitionBackfill(backfillParams: $params) { __typename
@@ -259,7 +259,7 @@ class DagsterDev:
         return str(launched["backfillId"])
 
     def retry_failed(self, backfill: str) -> str:
-        """Launches the failed and missing partitions of a backfill again, as the UI's menu does."""
+        """Launch the failed and missing partitions of a backfill again, as the UI's menu does."""
         launched = self.do(
             """mutation($params: ReexecutionParams!) {
                  reexecutePartitionBackfill(reexecutionParams: $params) { __typename
@@ -271,7 +271,7 @@ class DagsterDev:
         return str(launched["backfillId"])
 
     def cancel(self, backfill: str) -> None:
-        """Asks for a backfill's end, as the UI's button does."""
+        """Request the cancellation of a backfill, as the UI's button does."""
         self.do(
             "mutation($id: String!) { cancelPartitionBackfill(backfillId: $id) { __typename } }",
             "CancelBackfillSuccess",
@@ -279,7 +279,7 @@ class DagsterDev:
         )
 
     def backfill_state(self, backfill: str) -> dict[str, Any]:
-        """A backfill as its page shows it: status, partitions, runs, and counts by asset."""
+        """Return a backfill as its page shows it: status, partitions, runs, and counts by asset."""
         state = self.ask(
             """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
                  ... on PartitionBackfill {
@@ -297,7 +297,7 @@ class DagsterDev:
         return dict(state)
 
     def backfill_ended(self, backfill: str) -> dict[str, Any]:
-        """Waits for a backfill's end, and returns its state."""
+        """Wait for a backfill to end, for at most `seconds`, and return its state."""
 
         def over() -> bool:
             status = self.backfill_state(backfill)["status"]
@@ -309,7 +309,7 @@ class DagsterDev:
     # Schedules and pools
 
     def start_schedule(self, name: str) -> None:
-        """Turns a schedule on, as the UI's switch does."""
+        """Turn a schedule on, as the UI's switch does."""
         self.do(
             """mutation($selector: ScheduleSelector!) {
                  startSchedule(scheduleSelector: $selector) { __typename } }""",
@@ -318,7 +318,7 @@ class DagsterDev:
         )
 
     def ticks(self, name: str) -> list[dict[str, Any]]:
-        """A schedule's ticks: status, and the runs that each launched."""
+        """Return a schedule's ticks: status, and the runs that each launched."""
         found = self.ask(
             """query($selector: ScheduleSelector!) {
                  scheduleOrError(scheduleSelector: $selector) {
@@ -328,7 +328,7 @@ class DagsterDev:
         return list(found["scheduleOrError"]["scheduleState"]["ticks"])
 
     def limit_pool(self, pool: str, slots: int) -> None:
-        """Sets the slots of a concurrency pool."""
+        """Set the slots of a concurrency pool."""
         self.ask(
             """mutation($pool: String!, $slots: Int!) {
                  setConcurrencyLimit(concurrencyKey: $pool, limit: $slots) }""",
@@ -339,7 +339,7 @@ class DagsterDev:
     # Assets
 
     def asset(self, stage: str, partitions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What Dagster says of some partitions of an asset.
+        """Return Dagster's state of some partitions of an asset.
 
         By partition: ``status`` of the partition's square, ``stale`` status, data ``version``,
         number of materialization ``events``, and the plain ``metadata`` of the latest.
@@ -375,7 +375,7 @@ class DagsterDev:
         return found
 
     def lineage(self, stage: str) -> dict[str, list[str]]:
-        """For each column of an asset the columns it comes from, as ``docs/clean: text``."""
+        """Return for each column of an asset its source columns, as ``docs/clean: text``."""
         (node,) = self.ask(
             """query($keys: [AssetKeyInput!]!) { assetNodes(assetKeys: $keys) {
                  assetMaterializations(limit: 1) { metadataEntries {
@@ -396,7 +396,7 @@ class DagsterDev:
     # Checks
 
     def checks(self, stage: str) -> dict[str, dict[str, str]]:
-        """The status of each check of an asset, by partition, as its page counts them."""
+        """Return the status of each check of an asset, by partition, as its page counts them."""
         (node,) = self.ask(
             """query($keys: [AssetKeyInput!]!) {
                  assetNodes(assetKeys: $keys) { partitionKeys
@@ -414,7 +414,7 @@ class DagsterDev:
         }
 
     def evaluations(self, stage: str, check: str, partition: str) -> list[dict[str, Any]]:
-        """The executions of a check in a partition, the latest first, as its page lists them."""
+        """Return the executions of a check in a partition, latest first, as its page lists them."""
         found = self.ask(
             """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
                  assetCheckExecutions(
@@ -431,7 +431,7 @@ class DagsterDev:
         return list(found["assetCheckExecutions"])
 
     def execute_checks(self, stage: str, names: Sequence[str]) -> str:
-        """Launches checks alone, as the button of an asset's checks does: with no partition."""
+        """Launch checks alone, as the button of an asset's checks does: with no partition."""
         (key,) = asset_keys([stage])
         launched = self.do(
             """mutation($params: ExecutionParams!) {
@@ -454,7 +454,7 @@ class DagsterDev:
 
 
 def asset_keys(stages: Sequence[str]) -> list[Mapping[str, list[str]]]:
-    """Stages, as ``days/doubles``, as GraphQL's asset keys."""
+    """Convert stages, as ``days/doubles``, to GraphQL's asset keys."""
     return [{"path": stage.split("/")} for stage in stages]
 
 
@@ -463,7 +463,7 @@ def _statuses(
     field: str = "assetPartitionStatuses",
     kinds: Sequence[str] = ("materialized", "failed", "materializing"),
 ) -> dict[str, str]:
-    """The status of each partition that has one, of ranges as of lists."""
+    """Return the status of each partition that has one, from ranges or from lists."""
     found, statuses = {}, node[field]
     for kind in kinds:
         found |= dict.fromkeys(statuses.get(f"{kind}Partitions") or [], kind.upper())

@@ -1,4 +1,4 @@
-"""Parts that are damaged."""
+"""Damaged parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parts(tmp_path: Path, stage: str) -> list[Path]:
 
 
 def flip(file: Path, column: str = "y") -> None:
-    """Flips a bit at the end of a column's data, which could be other numbers then."""
+    """Flip a bit at the end of a column's data, which could then be other numbers."""
     chunk = pq.read_metadata(file).row_group(0)
     names = [chunk.column(i).path_in_schema for i in range(chunk.num_columns)]
     found = chunk.column(names.index(column))
@@ -26,7 +26,7 @@ def flip(file: Path, column: str = "y") -> None:
 
 
 def cut(file: Path) -> None:
-    """Takes the end of a file away, with its footer."""
+    """Remove the end of a file, with its footer."""
     file.write_bytes(file.read_bytes()[:-40])
 
 

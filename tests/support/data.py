@@ -1,4 +1,4 @@
-"""Source files that tests write, and rows that they read."""
+"""Helpers to write source files and to read rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 def write_source(
     folder: Path, table: pa.Table | Mapping[str, Any], name: str = "a.parquet", **kw: Any
 ) -> Path:
-    """Writes a source file; ``row_group_size=`` and the like go to pyarrow."""
+    """Write a source file; ``row_group_size=`` and similar arguments go to pyarrow."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
     return folder / name
 
 
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
-    """The rows of a stage through its manifest in force, in fragment order."""
+    """Read the rows of a stage through its manifest in force, in fragment order."""
     from vane_dagster.storage.filesystem import Location
     from vane_dagster.storage.store import Store
 
@@ -36,7 +36,7 @@ def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = N
 
 
 def column_of(read: Any, column: str) -> list[Any]:
-    """The values of a column, whatever form the rows were read in."""
+    """Return the values of a column, for rows of any form."""
     import duckdb
     import polars as pl
 

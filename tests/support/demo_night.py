@@ -1,7 +1,7 @@
-"""A tick of the demo's schedule at a simulated clock: ``python demo_night.py 2026-01-02T01:00``.
+"""A tick of the demo's schedule at a simulated time: ``python demo_night.py 2026-01-02T01:00``.
 
-What it requests is run in this process, in the instance of ``DAGSTER_HOME``. Prints one line of
-JSON: why nothing was requested, or the partition and the metadata of each stage.
+Its run requests are executed in this process, in the instance of ``DAGSTER_HOME``. Prints one line
+of JSON: the reason for a skipped tick, or the partition and the metadata of each stage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEDULE = "daily_questions_schedule"
 
 
 def tick(now: datetime, instance: dg.DagsterInstance) -> dict[str, Any]:
-    """Evaluates the schedule as the daemon does, and runs what it requests."""
+    """Evaluate the schedule as the daemon does, and execute its run requests."""
     schedule = defs.resolve_schedule_def(SCHEDULE)
     with dg.build_schedule_context(
         instance=instance,

@@ -1,4 +1,4 @@
-"""A device whose throughput and memory are known."""
+"""A device with known throughput and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 class Device:
-    """Takes 10 ms a call and 10 us a row, as a device does that is started for each batch."""
+    """Takes 10 ms per call and 10 us per row, like a device with a start-up cost per batch."""
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         time.sleep(0.01 + 1e-5 * len(batch))

@@ -14,7 +14,7 @@ def double(batch: pa.Table) -> pa.Table:
 
 
 class Doubler:
-    """As `double`, with a state; tells which plan its process knows."""
+    """Like `double`, as a class; reports whether its process has a fault plan."""
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         known = [str(_failpoints.VARIABLE in os.environ)] * batch.num_rows

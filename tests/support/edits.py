@@ -1,4 +1,4 @@
-"""Edits of small projects: what each does to the identity of the function or class in them."""
+"""Edits of small projects, and the effect of each on the identity of a function or class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # A module that has a file is not of this folder yet; a namespace package may extend to it.
+        # A module with a file is not from this folder yet; a namespace package may extend to it.
         self._before = {
             name: loaded
             for name, loaded in sys.modules.items()
@@ -39,7 +39,7 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def forget(self) -> None:
-        """Forgets every module of this folder, so that the next import reads it anew."""
+        """Forget every module of this folder, so that the next import reads it anew."""
         for known, loaded in list(sys.modules.items()):
             if self._before.get(known) is loaded:
                 continue
@@ -65,16 +65,16 @@ class Project:
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit of one file of a project whose ``defs.py`` holds ``udf``.
+    """An edit of one file of a project in which ``defs.py`` defines ``udf``.
 
     Attributes:
-        name: Says what is edited; unique.
-        files: The project before: path to content, among them ``defs.py``. ``{root}`` in a content
-            is the project's folder.
-        file: The file that is edited.
-        old: What is replaced in it.
-        new: What replaces it.
-        changes: Whether the results can change, so that the identity has to.
+        name: A unique description of the edit.
+        files: The project before the edit: path to content, including ``defs.py``. ``{root}`` in a
+            content is the project's folder.
+        file: The edited file.
+        old: The replaced text.
+        new: The replacement.
+        changes: Whether the results can change, so that the identity must change.
         needless: The results cannot change, but the identity does, as a known limit.
     """
 
@@ -87,13 +87,13 @@ class Edit:
     needless: bool = field(default=False)
 
     def write(self, root: Path) -> None:
-        """Writes the project as it is before the edit."""
+        """Write the project as it is before the edit."""
         for path, text in self.files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text.replace("{root}", str(root)))
 
     def outcome(self, project: Project) -> str:
-        """What it does: ``changed``, ``kept``, or ``refused`` where `version=` is asked for."""
+        """Return the effect: ``changed``, ``kept``, or ``refused`` if `version=` is requested."""
         self.write(project.root)
         try:
             before = project.digest()

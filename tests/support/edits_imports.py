@@ -1,4 +1,4 @@
-"""Edits of what runs while modules are imported, apart from what the code itself reads."""
+"""Edits of code that runs during imports, apart from the values that the UDF itself reads."""
 
 # projects of a few lines each
 
@@ -8,7 +8,7 @@ from support.edits import Edit
 
 EDITS: list[Edit] = []
 
-# What most of the projects have: code that reads a registry, and a module of plugins.
+# The base of most projects: code that reads a registry, and a module of plugins.
 REGISTRY = (
     "REGISTRY = {}\n"
     "SEEN = []\n"
@@ -33,7 +33,7 @@ def edit(
     needless: bool = False,
     **files: str,
 ) -> None:
-    """Adds an edit; `pkg__sub` among the files is ``pkg/sub.py``, and `__init` an ``__init__``."""
+    """Add an edit; `pkg__sub` among the files is ``pkg/sub.py``, and `__init` an ``__init__``."""
     contents = {
         f"{key.replace('__', '/').replace('/init', '/__init__')}.py": text
         for key, text in files.items()
@@ -42,14 +42,14 @@ def edit(
 
 
 def plugin(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
-    """Adds an edit of ``plugins.py`` beside a reader of a registry."""
+    """Add an edit of ``plugins.py`` beside a reader of a registry."""
     edit(name, old, new, defs=READER, registry=REGISTRY, plugins=text, **options)
 
 
 def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
-    """Adds an edit of ``plugins.py``, which the code of the UDF imports and does not read.
+    """Add an edit of ``plugins.py``, which the UDF's module imports and does not read.
 
-    It does so under a condition, so that no test runs what stands in there.
+    The import is under a condition, so that no test executes the module.
     """
     defs = (
         "import sys\nimport settings\nfrom model import Model\n"
@@ -61,11 +61,11 @@ def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool
 
 
 def inside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
-    """Adds an edit of ``defs.py`` itself."""
+    """Add an edit of ``defs.py`` itself."""
     edit(f"{name}, in the file itself", old, new, file="defs.py", defs=text, **options)
 
 
-# A module that is imported registers into another one's object.
+# An imported module registers into another module's object.
 plugin(
     "a decorator registers",
     "import registry\n@registry.register\ndef clean(b):\n    return b + 1\n",
@@ -264,7 +264,7 @@ plugin(
     changes=False,
 )
 
-# The same through packages' `__init__`, and one step further.
+# The same through the `__init__` of packages, and one step further.
 edit(
     "a package's __init__ registers",
     "1",
@@ -464,7 +464,7 @@ edit(
     plugins="from base import Base\nclass Other(Base):\n    size = 2\n",
 )
 
-# A module that is imported changes classes, settings and modules.
+# An imported module changes classes, settings and modules.
 beside("a method of a class is replaced", "import model\nmodel.Model.__call__ = lambda s, b: 1\n")
 beside(
     "a method that only a library calls is replaced",
@@ -1323,13 +1323,13 @@ beside("a library's state by a star import", "from decimal import *\nsetcontext(
 
 
 def keeps(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
-    """Adds an edit of ``plugins.py``, which calls a function that keeps state; `get` reads it."""
+    """Add an edit of ``plugins.py``, which calls a function that keeps state; `get` reads it."""
     defs = "import plugins\nfrom store import get\ndef udf(b):\n    return get(b)\n"
     plugins = "from store import get, put\nx = put(1)\n"
     edit(name, old, new, defs=defs, store=text, plugins=plugins, **options)
 
 
-# Functions that keep state from call to call.
+# Functions that keep state between calls.
 keeps(
     "a default that a function changes",
     "def get(x, seen=[]):\n    seen.append(x)\n    return list(seen)\nput = get\n",
@@ -1377,7 +1377,7 @@ edit(
     plugins="from store import C\nN = next(C)\n",
 )
 
-# Methods that syntax calls.
+# Methods that syntax calls implicitly.
 _CALLED_BY_SYNTAX = {
     "a property": ("@property\n    def go(self):", "A(1).go"),
     "a cached property": ("@functools.cached_property\n    def go(self):", "A(1).go"),

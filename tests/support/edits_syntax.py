@@ -1,4 +1,4 @@
-"""Edits of what code says: factories, docstrings, type hints, local names and texts that import."""
+"""Edits of code text: factories, docstrings, type hints, local names and strings that import."""
 
 # ruff: noqa: E501  # one edit a line
 
@@ -10,7 +10,7 @@ from support.edits import Edit
 
 
 def _edit(name: str, defs: str, old: str, new: str, changes: bool = True, **files: str) -> Edit:
-    """An edit of ``defs.py``; others are given as ``module="text"``, edited if ``old`` is there."""
+    """Return an edit of ``defs.py``; others are ``module="text"``, edited if ``old`` is there."""
     texts = {"defs.py": defs, **{f"{module}.py": text for module, text in files.items()}}
     places = [file for file, text in texts.items() if old in text]
     assert len(places) == 1, (name, places)
@@ -22,7 +22,7 @@ def _kept(name: str, defs: str, old: str, new: str, **files: str) -> Edit:
 
 
 def _made(body: str, *, head: str = "", argument: str = "3") -> str:
-    """A class that ``make`` makes, whose body and surroundings are given."""
+    """Return a class that ``make`` creates, with the given body and surroundings."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     return f"{head}def make(n):\n{lines}    return Model\nudf = make({argument})\n"
 
@@ -473,7 +473,7 @@ DOCSTRINGS = [
 
 
 def _hint(name: str, defs: str, changes: bool = True, **files: str) -> Edit:
-    """An edit of one hint, which is written as ``HINT``."""
+    """Return an edit of one hint, which is written as ``HINT``."""
     return _edit(f"hint: {name}", defs.replace("HINT", "list[int]"), "list[int]", "list[float]",
                  changes, **files)  # fmt: skip
 

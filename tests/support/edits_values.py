@@ -1,4 +1,4 @@
-"""Edits of values that are passed to a function, and of files and folders that they name."""
+"""Edits of values that are passed to a function, and of the files and folders that they name."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _PLAIN = "import collections, decimal, enum, fractions, functools, ipaddress, re
 
 
 def _value(name: str, setup: str, old: str, new: str, changes: bool = True) -> Edit:
-    """An edit of a value that is passed by `functools.partial`."""
+    """Return an edit of a value that is passed by `functools.partial`."""
     files = {"defs.py": _PARTIAL, "given.py": f"{setup}\nX = {old}\n"}
     return Edit(f"value: {name}", files, "given.py", f"X = {old}\n", f"X = {new}\n", changes)
 
@@ -126,13 +126,13 @@ def _file(
     setup: str = "",
     others: Mapping[str, str] | None = None,
 ) -> Edit:
-    """An edit of a file where a value names a file or folder."""
+    """Return an edit of a file, for a value that names a file or folder."""
     files = {"defs.py": _PARTIAL, "given.py": f"{setup}\nX = {value}\n", **(others or {})}
     return Edit(f"file: {name}", {**files, file: "one"}, file, "one", "two", changes)
 
 
 def _default(name: str, code: str, file: str = "model/weights") -> Edit:
-    """An edit of a file that a default names."""
+    """Return an edit of a file that a default names."""
     return Edit(f"default: {name}", {"defs.py": code, file: "one"}, file, "one", "two")
 
 
@@ -167,7 +167,7 @@ _IN_FOLDERS = [
     _file("in an enum", "E.A", "model/x",
           setup=f'{_PLAIN}E = enum.Enum("E", {{"A": {_MODEL}}})'),
     _file("a hidden file that is named", '"{root}/.settings"', ".settings"),
-    # What does not count:
+    # Edits that do not count:
     _file("hidden", _MODEL, "model/.cache/when", False, others={"model/x": "1"}),
     _file("version control", _MODEL, "model/.git/HEAD", False, others={"model/x": "1"}),
     _file("compiled", _MODEL, "model/__pycache__/x.pyc", False, others={"model/x": "1"}),
@@ -303,7 +303,7 @@ _VALUES = [
     _value("a generic's field", _GENERICS, "Box(1)", "Box(2)"),
     _value("a generic model's field", _GENERICS, "Model[int](x=1)", "Model[int](x=2)"),
     _value("a root model's content", _GENERICS, "Words(['a'])", "Words(['b'])"),
-    # What does not count:
+    # Edits that do not count:
     _value("how a number is written", "", "1000", "1_000", False),
     _value("how a dict is made", "", '{"a": 1}', "dict(a=1)", False),
     _value("a set's order", "", '{"a", "b"}', '{"b", "a"}', False),

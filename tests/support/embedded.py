@@ -1,4 +1,4 @@
-"""An embedding of a column, by arithmetic."""
+"""An arithmetic embedding of a column."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 def embed(batch: pa.Table, empty: str = "") -> pa.Table:
-    """Half of a partition's vectors are zero, where its texts say so."""
+    """Return vectors and labels; texts with "zero", half of a partition, get a zero vector."""
     zero = ["zero" in text for text in batch["text"].to_pylist()]
     vectors = [
         [0.0, 0.0] if z else [1.0, float(len(t))] for z, t in zip(zero, batch["text"].to_pylist())

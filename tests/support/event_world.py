@@ -1,4 +1,4 @@
-"""A pipeline of four stages, and what Dagster has of its runs."""
+"""A pipeline of four stages, and Dagster's events of its runs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def world(tmp_path: Path, local: Any) -> World:
 
 @pytest.fixture
 def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All events of a run in one group, however slow the machine is."""
+    """Write all events of a run in one group, even on a slow machine."""
     monkeypatch.setattr(reporting, "_SECONDS", 600.0)
     monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
 
@@ -126,7 +126,7 @@ def embed_slowly(batch: pa.Table) -> pa.Table:
 
 
 def run_of_a_process(root: Path) -> None:
-    """Materializes all partitions in a process that is interrupted meanwhile."""
+    """Materialize all partitions in a process that is interrupted meanwhile."""
     world = World(root, vd.LocalCompute(num_cpus=2))
     with dg.DagsterInstance.from_config(str(root)) as instance:
         world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])

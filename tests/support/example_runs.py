@@ -1,4 +1,4 @@
-"""The examples, run as their reader would run them, and what they print and write."""
+"""Runs the examples as a reader does, and checks their output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.paths import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
 
-# What an example prints besides its counts, as a pattern over the whole output.
+# The output of an example besides its counts, as a pattern over the whole output.
 PRINTED = {
     "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
     "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
@@ -49,7 +49,7 @@ PRINTED = {
 }
 ON_VLLM = ("summarise_vllm", "two_prompts_one_engine")
 ON_MODELS = (*ON_VLLM, "classify_labels", "extract_fields", "sentence_transformer", "two_models")
-"""Those that load a model: tests of the tier "providers"."""
+"""Examples that load a model, for tests of the tier "providers"."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def endpoint() -> Iterator[tuple[Server, str]]:
 def example_cluster(
     tmp_path_factory: pytest.TempPathFactory, endpoint: tuple[Server, str]
 ) -> Iterator[dict[str, str]]:
-    """One cluster and one folder of data for all examples, apart from the reader's own."""
+    """One cluster and one data folder for all examples, separate from the user's own."""
     with tempfile.TemporaryDirectory(prefix="vx-", dir="/tmp") as home:
         variables = {
             **os.environ,
@@ -70,7 +70,7 @@ def example_cluster(
             "VANE_EXAMPLES": str(tmp_path_factory.mktemp("examples")),
             "OPENAI_BASE_URL": endpoint[1],
             "OPENAI_API_KEY": KEY,
-            "VLLM_CPU_CI_ENV": "1",  # compiles little
+            "VLLM_CPU_CI_ENV": "1",  # compile little
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DAGSTER_DISABLE_TELEMETRY": "1",
@@ -83,7 +83,7 @@ def example_cluster(
 
 
 def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
-    """What an example printed, and the numbers of fragments that its stages computed."""
+    """Run an example; return its output, and the numbers of fragments that its stages computed."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         env=environment,
@@ -95,7 +95,7 @@ def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
     return done.stdout, [int(n) for n in re.findall(r"computed: (\d+)", done.stdout)]
 
 
-# What examples wrote
+# Output files of the examples
 
 OFFERS = [
     {"id": 0, "item": "bicycle", "condition": "used", "cents": 12_000},
@@ -159,7 +159,7 @@ WROTE: dict[str, Callable[[Path], None]] = {
 
 
 def runs_twice(name: str, environment: dict[str, str]) -> None:
-    """Runs an example, and again: it prints the same, and computes nothing."""
+    """Run an example twice: the second run prints the same, and computes nothing."""
     printed, computed = run(name, environment)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
     assert computed, printed

@@ -1,4 +1,4 @@
-"""Ray heads of a test's own."""
+"""Ray heads for single tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRY = "from ray.scripts.scripts import main; main()"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray head of a test's own, which asks for no token."""
+    """A Ray head of a single test, which requires no token."""
 
     address: str
     client: str
@@ -35,12 +35,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def head(folder: Path, *options: str, **variables: str) -> Iterator[Cluster]:
-    """Starts a head with 2 CPUs and 1 (logical) GPU, and ends all of its processes.
+    """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards.
 
     Args:
-        folder: Its own, with a short path.
-        options: Of ``ray start``, beside or in the place of the usual ones.
-        variables: For its environment.
+        folder: A folder of its own, with a short path.
+        options: Options of ``ray start``, added to the defaults or replacing them.
+        variables: Environment variables.
     """
     client, python_path = free_port(), folder / "python"
     python_path.mkdir()

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat API, and fails in the ways that servers do."""
+"""A server that speaks OpenAI's chat API, and fails in typical ways."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ KEY = "sk-a-key-of-the-tests"
 
 
 class Server:
-    """Echoes prompts; words in them make it fail.
+    """Echoes prompts; some words in them make it fail.
 
     Attributes:
-        seen: How often each prompt has come.
-        times: When requests came.
-        most: The most requests at the same time.
+        seen: Number of requests per prompt.
+        times: Times of the requests.
+        most: The maximum number of concurrent requests.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Server:
             for i, text in enumerate(body["input"])
         ]
         usage = {"prompt_tokens": 3, "total_tokens": 3}
-        # The order of answers is not promised.
+        # The API does not guarantee the order of embeddings.
         return JSONResponse(
             {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
         )
@@ -108,7 +108,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[Server, str]]:
-    """The server, and its base URL."""
+    """Yield the server and its base URL."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.routing import Route

@@ -1,7 +1,7 @@
 """A run on a small Ray head: ``python memory_run.py '{"root": ..., "case": "widened"}'``.
 
-Prints one line of JSON: whether it succeeded, by how many bytes this process grew, and what Ray
-tells of its object store before and after.
+Prints one line of JSON: whether it succeeded, by how many bytes this process grew, and Ray's
+figures of its object store before and after.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import vane_dagster as vd
 
 
 class Widen:
-    """Makes vectors so many times as long."""
+    """Repeats vectors `times` times."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -31,25 +31,25 @@ class Widen:
 
 
 class WidenAside(Widen):
-    """The same, as one that waits for a server does it."""
+    """The same as an async function, like one that waits for a server."""
 
     async def __call__(self, batch: pa.Table) -> dict[str, Any]:
         return super().__call__(batch)
 
 
 def summed(batch: dict[str, Any]) -> dict[str, Any]:
-    """The sum of each row's vector."""
+    """Return the sum of each row's vector."""
     return {"sum": batch["wide"].sum(axis=1, dtype="f8")}
 
 
 def hashed(batch: pa.Table) -> pa.Table:
-    """Each row's bytes again, with their hash."""
+    """Return each row's bytes again, with their hash."""
     digests = [hashlib.sha256(value.as_buffer()).hexdigest() for value in batch["payload"]]
     return pa.table({"copy": batch["payload"], "digest": digests})
 
 
 def widened(docs: vd.Pipeline) -> None:
-    """Vectors made four times as long, joined with what they were made from."""
+    """Declare vectors that are four times as long, joined with their inputs."""
     copied = docs.project("copied", ["id", "payload"])
     options: dict[str, Any] = {"fn_constructor_args": [4], "concurrency": 2, "batch_size": 100}
     wide = copied.map_batches("wide", Widen, schema={"wide": "FLOAT[4000]"}, **options)
@@ -57,7 +57,7 @@ def widened(docs: vd.Pipeline) -> None:
 
 
 def hundredfold(docs: vd.Pipeline) -> None:
-    """Vectors made a hundred times as long, and summed."""
+    """Declare vectors that are a hundred times as long, and their sums."""
     options: dict[str, Any] = {"fn_constructor_args": [100], "concurrency": 2, "batch_size": 50}
     wide = docs.map_batches("wide", WidenAside, schema={"wide": "FLOAT[50000]"}, **options)
     options = {"batch_format": "numpy", "concurrency": 1, "batch_size": 50}
@@ -65,7 +65,7 @@ def hundredfold(docs: vd.Pipeline) -> None:
 
 
 def mixed(docs: vd.Pipeline) -> None:
-    """Rows of very different sizes, passed on with their hashes and joined."""
+    """Declare rows of very different sizes, copied with their hashes and joined."""
     copied = docs.project("copied", ["id", "payload"])
     schema = {"copy": "BLOB", "digest": "VARCHAR"}
     made = copied.map_batches("hashed", hashed, schema=schema, concurrency=2, batch_size=8)
@@ -76,12 +76,12 @@ CASES = {"widened": widened, "hundredfold": hundredfold, "mixed": mixed}
 
 
 def peak() -> int:
-    """The most bytes that this process had."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(root: str, case: str, fragment_rows: int, store_bytes: int) -> None:
-    """Materializes a case over the files in `root`."""
+    """Materialize a case over the files in `root`."""
     import ray
     from ray._private.internal_api import memory_summary
 

@@ -1,4 +1,4 @@
-"""A pipeline of every kind of stage, planned and committed without being run."""
+"""A pipeline with every kind of stage, planned and committed without a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scale:
 
 
 def source(tmp_path: Path, files: dict[str, int]) -> None:
-    """Writes files of so many rows, with ids that are different everywhere."""
+    """Write files with the given numbers of rows and with distinct ids."""
     for name, rows in files.items():
         ids = [f"{name}-{n}" for n in range(rows)]
         write_source(tmp_path / "src", {"id": ids, "n": range(rows), "text": ids}, name)
@@ -52,7 +52,7 @@ def docs(
     clean: dict[str, Any] | None = None,
     **doubled: Any,
 ) -> vd.Pipeline:
-    """source -> clean -> doubled, scaled -> joined -> out; doubled takes the rest."""
+    """Declare source -> clean -> doubled, scaled -> joined -> out; doubled gets the rest."""
     docs = vd.Pipeline(
         "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=fragment_rows
     )
@@ -76,7 +76,7 @@ def keys(planned: RunPlan) -> dict[str, tuple[str, ...]]:
 
 
 def settle(planned: RunPlan, store: Store) -> list[Manifest]:
-    """Commits a plan without computing it: an empty part for each that is missing."""
+    """Commit a plan without computing it: an empty part for each missing one."""
     assert not planned.failed, planned.failed
     told: list[Any] = []
     state = RunState(planned, store, "run", told.append, {}, CheckRunner(planned.pipeline, store))

@@ -1,4 +1,4 @@
-"""Secrets, and a server that refuses them."""
+"""Secrets, and a server that rejects them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planted() -> str:
 
 
 class Client:
-    """A model with a login, which it tells when it fails."""
+    """A model with a login, which appears in its error."""
 
     def __init__(self, api_key: str, wrapped: SecretStr, fails: str = "") -> None:
         assert isinstance(wrapped, SecretStr)
@@ -38,7 +38,7 @@ class Client:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Denies everything, and repeats who asked, as S3 and proxies do."""
+    """Denies everything, and repeats the credentials, as S3 and proxies do."""
 
     def do_GET(self) -> None:
         login = self.headers.get("Authorization", "")

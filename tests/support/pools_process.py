@@ -1,4 +1,4 @@
-"""Runs in processes of their own, of models in a file that a test may edit."""
+"""Runs in their own processes, of models in a file that a test may edit."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ MODELS = textwrap.dedent(
 
 
 class Process:
-    """A run in a process of its own."""
+    """A run in its own process."""
 
     def __init__(self, tmp_path: Path, stages: dict[str, Any], partitions: str, **options: Any):
-        """Starts it; `options` are those of `pools_run`."""
+        """Start the run; `options` are those of `pools_run`."""
         (tmp_path / "models").mkdir(exist_ok=True)
         module = tmp_path / "models" / "models.py"
         if not module.exists():
@@ -74,21 +74,21 @@ class Process:
         )
 
     def done(self) -> list[dict[str, Any]]:
-        """The metadata that it printed; it has to succeed."""
+        """Return the printed metadata; the process must succeed."""
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, err[-4000:]
         self.said = out + err
-        # Ray may print what it has to say of the cluster after it.
+        # Ray may print messages of the cluster after it.
         (printed,) = [line for line in out.splitlines() if line.startswith("[{")]
         return json.loads(printed)
 
     def failed(self) -> str:
-        """What it said; it has to fail."""
+        """Return the output; the process must fail."""
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode != 0, out
         return out + err
 
     def kill(self) -> None:
-        """Kills it, and nothing else."""
+        """Kill this process only."""
         self.process.kill()
         self.process.communicate()

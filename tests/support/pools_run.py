@@ -1,4 +1,4 @@
-"""A run in a process of its own: ``python pools_run.py '{"root": ..., "models": ...}'``.
+"""A run in its own process: ``python pools_run.py '{"root": ..., "models": ...}'``.
 
 The models come from the module ``models`` in the folder `models`. Prints one line of JSON: the
 metadata of each stage in each partition.
@@ -22,7 +22,7 @@ KEYS = list("abcdefgh")
 
 
 class ShortLease(vd.RayCompute):
-    """Leases that end soon after their run was killed."""
+    """Compute with leases that expire soon after their run was killed."""
 
     lease_seconds: float = 3.0
 
@@ -32,7 +32,7 @@ class ShortLease(vd.RayCompute):
 
 
 def pipeline(options: dict[str, Any]) -> vd.Pipeline:
-    """Stages in a row, each of a class of the module ``models``, given by (class, options)."""
+    """Declare stages in a row, each of a class of ``models``, given by (class, options)."""
     import models
 
     made = vd.Pipeline(
@@ -51,7 +51,7 @@ def pipeline(options: dict[str, Any]) -> vd.Pipeline:
 
 
 class HeadRay(LocalRay):
-    """A cluster of dagster-ray's that runs already."""
+    """A dagster-ray cluster that is already running."""
 
     head: str
 
@@ -61,14 +61,14 @@ class HeadRay(LocalRay):
 
 
 class DeletedRay(HeadRay):
-    """One that would be deleted after a step, as on Kubernetes."""
+    """A dagster-ray cluster that is deleted after a step, as on Kubernetes."""
 
     def delete(self, context: Any) -> None:
         print("deleted")
 
 
 def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
-    """Where a run is done."""
+    """Return the compute resource of a run."""
     if options.get("local"):
         return vd.LocalCompute()
     if "cluster" in options:
@@ -84,7 +84,7 @@ def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Materializes the asked partitions, one run each."""
+    """Materialize the requested partitions, one run each."""
     sys.path.insert(0, options["models"])
     docs, where = pipeline(options), compute(options)
     found = []

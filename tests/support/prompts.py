@@ -1,4 +1,4 @@
-"""Prompt stages over a few texts, and a provider of the tests' own."""
+"""Prompt stages over a few texts, and a provider for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all"]
 
 
 class Reversed:
-    """A provider of a user's own."""
+    """A user's own provider."""
 
     OPERATIONAL = frozenset({"address"})
 
@@ -55,7 +55,7 @@ def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.
 
 
 def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
-    """A stage that asks the endpoint."""
+    """Declare a stage that asks the endpoint."""
     options = {
         "base_url": url,
         "api_key_env": "LLM_KEY",

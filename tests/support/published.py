@@ -20,7 +20,7 @@ def docs(
     out: str | None = None,
     **written: Any,
 ) -> vd.Pipeline:
-    """source -> clean -> out; `out` takes the rest."""
+    """Declare source -> clean -> out; `out` gets the rest."""
     placeholder = "/{partition_key}" if keys and written.get("format") != "delta" else ""
     docs = vd.Pipeline(
         "docs",

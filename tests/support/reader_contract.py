@@ -1,4 +1,4 @@
-"""What holds of reading a store on any file system: tests over the fixture `store`."""
+"""The contract of reading a store on any file system: tests over the fixture `store`."""
 
 from __future__ import annotations
 

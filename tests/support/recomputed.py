@@ -1,4 +1,4 @@
-"""Parts as a run would have recorded them."""
+"""Parts with the records of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
     return evaluation.metadata[name].value
 
 
-# The versions of packages
+# Versions of packages
 
 
 def part(run_id: str, *packages: str) -> PartInfo:

@@ -1,4 +1,4 @@
-"""Runs through Dagster, and what their results say."""
+"""Helpers for the results of Dagster runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Run = Callable[..., dg.ExecuteInProcessResult]
 
 
 def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
-    """Metadata of the materialization of a stage, as plain values."""
+    """Return metadata of the materialization of a stage, as plain values."""
     found = [
         event.materialization
         for event in result.get_asset_materialization_events()
@@ -22,7 +22,7 @@ def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
-    """The description of the failed step's error."""
+    """Return the description of the failed step's error."""
     assert not result.success
     data = next(event.step_failure_data for event in result.all_events if event.is_step_failure)
     description = data.user_failure_data.description if data.user_failure_data else None

@@ -1,4 +1,4 @@
-"""A pipeline that splits texts into rows of their own."""
+"""A pipeline that splits texts into rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
 
 
 def split(batch: pa.Table) -> pa.Table:
-    """A row for each word, with an id of its own."""
+    """Return a row for each word, with its own id."""
     rows = [
         (f"{id}/{n}", id, word)
         for id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist())

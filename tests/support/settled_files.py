@@ -1,4 +1,4 @@
-"""Files that were not just written."""
+"""Files with a modification time well in the past."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from vane_dagster.fingerprint import files
 
-# Content that is kept
+# Kept content
 
 _AGO = 1_700_000_000
 
 
 def settled(file: Path, content: bytes) -> Path:
-    """Writes a file with the same time of its content as any other."""
+    """Write a file with the same modification time as every other one."""
     file.write_bytes(content)
     os.utime(file, (_AGO, _AGO))
     return file
@@ -23,7 +23,7 @@ def settled(file: Path, content: bytes) -> Path:
 
 @pytest.fixture
 def later(monkeypatch):
-    """A clock that is far ahead of every time stamp, so that the files are settled."""
+    """Set the clock far ahead of every time stamp, so that the files are settled."""
     now = files.time.time_ns
     monkeypatch.setattr(files.time, "time_ns", lambda: now() + 10**12)
 

@@ -1,4 +1,4 @@
-"""What holds of a store on any file system: tests over the fixtures `root` and `store`."""
+"""The contract of a store on any file system: tests over the fixtures `root` and `store`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_many_partitions_are_found_in_one_listing(store):
 
 
 def test_two_writers_at_once(store):
-    """Both commit; all readers agree which is in force; both parts are whole."""
+    """Both commit, all readers agree which one is in force, and both parts are complete."""
     infos: list[PartInfo] = []
     start = threading.Barrier(4)
 
@@ -170,7 +170,7 @@ def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
     assert name.sequence == before.sequence + 1
     assert same == name
     assert (first.run_id, again.run_id) == ("first", "first")
-    # Known when the run was planned, and planned anew all the same, as where a part was deleted.
+    # The version was known when the run was planned, as after a part was deleted.
     assert store.commit_once(manifest([info]), name)[1].sequence == name.sequence + 1
     other = part(store.parts("docs", "s", "p"), [2])
     assert store.commit_once(manifest([other]), before)[1].sequence == name.sequence + 2
@@ -180,7 +180,7 @@ def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
 
 
 def test_a_reader_finds_every_part_of_what_is_in_force(store):
-    """Read all the time while partitions are written and committed."""
+    """Read continuously while partitions are written and committed."""
     folder = store.parts("docs", "s", "p")
     ended = threading.Event()
 
@@ -203,7 +203,7 @@ def test_a_reader_finds_every_part_of_what_is_in_force(store):
 
 
 def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.VaneError:
-    """Sends one commit through a committer of its own."""
+    """Send one commit through a new committer."""
     return commits(store, [(made, given)])[made.stage]
 
 
@@ -272,7 +272,7 @@ def publisher(target: Location) -> Publisher:
 
 
 def published(target: Location) -> list[int]:
-    """What any reader of the plain folder finds."""
+    """Return the values that any reader of the plain folder sees."""
     tables = [read_part(target, name) for name in target.names() if name.endswith(".parquet")]
     return sorted(id for table in tables for id in table["id"].to_pylist())
 
@@ -300,7 +300,7 @@ def test_publishing_replaces_a_partition_and_nothing_else(store):
 
 @pytest.mark.parametrize("killed_in", ["promote", "commit", "retire"])
 def test_what_a_killed_run_published_goes_with_the_next(store, killed_in, monkeypatch):
-    """Also where the next run has other rows, so that it would not find them again."""
+    """This also holds if the next run has other rows, so that it would not find them again."""
     target = store.root.child("out", "p")
     publish(store, target, {"a": [1], "b": [2]}, "1")
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Assets in a store, to be read."""
+"""Stored assets to read."""
 
 from __future__ import annotations
 

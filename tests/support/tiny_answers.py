@@ -1,4 +1,4 @@
-"""What transformers makes of a tiny model, text by text: what others are compared with."""
+"""Reference answers of transformers with a tiny model, text by text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def greedy(
     system: str = "",
     change: Callable[[Any], None] | None = None,
 ) -> list[str]:
-    """What transformers answers to each text alone, with the same weights or changed ones.
+    """Return transformers' answer to each text alone, with the same weights or changed ones.
 
-    A last character of which not all bytes came is left out, as vLLM does.
+    The last character is left out if it is incomplete in bytes, as in vLLM.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,7 +41,7 @@ def greedy(
 
 
 def vectors(folder: Path, texts: Sequence[str]) -> Any:
-    """The last hidden state of each text's last token, made of length 1: ``(texts, 64)``."""
+    """Return each text's last hidden state, of its last token, with length 1: ``(texts, 64)``."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A source with columns of every type, and files that cannot be read."""
+"""A source with columns of every type, and unreadable files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 20_000
 
 
 def destroy(file: Path, column: str) -> None:
-    """Overwrites a column's pages; the footer and all other columns stay as they are."""
+    """Overwrite a column's pages; the footer and all other columns stay intact."""
     footer = pq.read_metadata(file)
     data = bytearray(file.read_bytes())
     for i in range(footer.num_row_groups):
@@ -32,7 +32,7 @@ def destroy(file: Path, column: str) -> None:
 
 @pytest.fixture(params=["one large row group", "several row groups"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> vd.ParquetSource:
-    """A source with a column of text and one of vectors that cannot be read any more."""
+    """A source with a text column and a vector column that are no longer readable."""
     table = pa.table(
         {
             "id": range(ROWS),

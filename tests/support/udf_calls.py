@@ -1,4 +1,4 @@
-"""Calls of users' functions as a worker makes them."""
+"""Calls of users' functions as in a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(
     max_concurrency: int = 16,
     **kwargs: Any,
 ) -> pa.Table:
-    """What a worker makes of a table, with everything but the process around it."""
+    """Return a worker's output for a table, with everything but the process around it."""
     udf = make_udf("here", fn, kwargs=kwargs)
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:

@@ -1,4 +1,4 @@
-"""A pipeline whose model may be unhealthy."""
+"""A pipeline with a model that may be unhealthy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 200
 
 
 def noted(folder: str, name: str) -> int:
-    """Adds a line to a file; gives how many it has."""
+    """Add a line to a file; return the number of lines."""
     with open(os.path.join(folder, name), "a+") as file:
         file.write(f"{os.getpid()}\n")
         file.seek(0)
@@ -22,7 +22,7 @@ def noted(folder: str, name: str) -> int:
 
 
 class Wrong:
-    """Fails always."""
+    """Always fails."""
 
     def __init__(self, folder: str) -> None:
         noted(folder, "loads")

@@ -1,4 +1,4 @@
-"""Values of every kind that has an identity."""
+"""Values of every kind with an identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of vLLM in workers share: a tiny model, stages that ask it, and its processes."""
+"""Shared by the tests of vLLM in workers: a tiny model, its stages, and its processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_vllm = pytest.mark.skipif(
 
 
 def engine(of: int) -> list[psutil.Process]:
-    """The processes of the engines below a process, the engine's core first."""
+    """Return the engine processes below a process, the engine core first."""
     below = psutil.Process(of).children(recursive=True)
     return sorted(
         (p for p in below if p.name().startswith("VLLM::")), key=lambda p: "Core" not in p.name()
@@ -44,7 +44,7 @@ def engine(of: int) -> list[psutil.Process]:
 
 
 def shared_memory(pid: int) -> set[str]:
-    """The segments that a process has open."""
+    """Return the shared memory segments that a process has open."""
     found = set()
     for file in Path(f"/proc/{pid}/fd").glob("*"):
         try:
@@ -85,7 +85,7 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 
 def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
-    """Without a last character of which not all bytes came: vLLM leaves it out."""
+    """Read the answers; vLLM leaves out a last character that is incomplete in bytes."""
     return [text.rstrip("\ufffd") for text in read(tmp_path, stage)["response"].to_pylist()]
 
 
@@ -98,7 +98,7 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 
 
 class watched:
-    """Notes the engines below this process while a run goes on."""
+    """Records the engines below this process during a run."""
 
     def __init__(self, seen: set[int]) -> None:
         self.seen, self.over = seen, threading.Event()
@@ -108,7 +108,7 @@ class watched:
         while not self.over.wait(0.2):
             try:
                 cores = [p for p in engine(os.getpid()) if "Core" in p.name()]
-                # A process that a core is about to start has the core's name for a moment.
+                # A process that a core is about to start briefly has the core's name.
                 pids = {p.pid for p in cores}
                 self.seen |= {p.pid for p in cores if p.ppid() not in pids}
             except psutil.Error:  # one has ended meanwhile
@@ -123,7 +123,7 @@ class watched:
 
 
 def adapter(folder: Path, model: Path, seed: int) -> Path:
-    """A LoRA adapter that changes the answers."""
+    """Write a LoRA adapter that changes the answers."""
     import torch
     from safetensors.torch import save_file
 

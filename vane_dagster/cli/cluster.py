@@ -1,4 +1,4 @@
-"""``vane-dagster cluster``: the local Ray heads, seen and stopped."""
+"""``vane-dagster cluster``: list and stop the local Ray heads."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _stop(place: HeadFolder, who: str) -> None:
 
 
 def _stop_refused(place: HeadFolder, who: str) -> None:
-    """Stops a head whose state folder is not private, and says what to do about the folder."""
+    """Stop a head with a state folder that is not private, and warn about the folder."""
     place.stop()
     click.echo(f"{who} was stopped, with all its workers.")
     try:
@@ -153,12 +153,12 @@ def _stop_refused(place: HeadFolder, who: str) -> None:
 
 
 def _record(running: RunningHead) -> dict[str, Any]:
-    """A head as plain values."""
+    """Return a head as plain values."""
     place, head = running.place, running.head
     processes = marked(place.mark)
     connected = drivers(place.mark, head.address)
     use = place.use()
-    # Without a watcher nobody records when the last driver left.
+    # Without a watcher, nothing records when the last driver left.
     is_idle = use is not None and not connected and place.is_watched()
     return {
         "name": head.name,
@@ -183,7 +183,7 @@ def _record(running: RunningHead) -> dict[str, Any]:
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
-    """A head as a line of the table."""
+    """Return a head as a row of the table."""
     idle, stops_at = record["idle_seconds"], record["stops_at"]
     return (
         record["name"] or "-",
@@ -227,7 +227,7 @@ def _who(local: LocalHead) -> str:
 
 
 def _resources(local: LocalHead) -> tuple[dict[str, float], dict[str, float]]:
-    """Total and free resources of a running head."""
+    """Return the total and the free resources of a running head."""
     if local.connect(start=False) is None:
         raise ComputeError(f"{_who(local)} was stopped just now")
     ray: Any = importlib.import_module("ray")

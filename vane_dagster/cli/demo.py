@@ -1,6 +1,6 @@
 """``vane-dagster demo`` and ``search``: semantic search over the standard library, from a checkout.
 
-The demo's own code is the code location `definitions`, which the installed package does not hold.
+The demo's code is the code location `definitions`, which the installed package does not contain.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def search(question: str, top: int) -> None:
 
 
 def _remember(question: str, best: Any) -> None:
-    """Leaves the question to the demo's pipeline of questions."""
+    """Store the question for the demo's pipeline of questions."""
     try:
         importlib.import_module("definitions.asked").remember(question, best)
-    except Exception as error:  # whatever it is: the answer was given, and that was the task
+    except Exception as error:  # any error: the answer was already printed, and that was the task
         reason = f"{type(error).__name__}: {error}"
         click.echo(f"Warning: the question was not remembered: {reason}", err=True)
 
 
 def _command() -> str:
-    """This command as the user has to type it."""
+    """Return this command as the user types it."""
     found = shutil.which("vane-dagster")
     if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
         return "vane-dagster"
@@ -80,7 +80,7 @@ def _show(hits: list[Any]) -> None:
 
 
 def _demo_module(name: str) -> Any:
-    """A module of the demo, from the checkout around the current folder or around this package."""
+    """Import a module of the demo from the checkout around the current folder or this package."""
     here = Path.cwd()
     candidates = [here, *here.parents, Path(__file__).resolve().parents[1]]
     for folder in candidates:
@@ -96,8 +96,8 @@ def _demo_module(name: str) -> Any:
 
 
 def _check_trusted(folder: Path) -> None:
-    """Refuses code that another user may have put into the current folder or one above it."""
-    # `folder` is put on the import path, so it counts as well as the package in it, or its target.
+    """Reject code that another user may have placed in the current folder or one above it."""
+    # `folder` goes on the import path, so check it as well as the package in it, or its target.
     code = folder / "definitions"
     safe = is_safe_to_import_from(folder) and is_safe_to_import_from(code)
     if folder != Path(__file__).resolve().parents[1] and not safe:

@@ -1,4 +1,4 @@
-"""``vane-dagster``: the demo, and what runs on the cluster. Each command is imported on use."""
+"""``vane-dagster``: the demo, and commands for the cluster and the store, each imported on use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Commands by the place of their code.
+    """A group of commands that are imported on use.
 
-    Errors that say what to do are shown on stderr without a traceback. A command that was asked
-    for JSON then prints an object with the error, so that its output is JSON in every case.
+    Errors that state a fix are shown on stderr without a traceback. A command with ``--json`` then
+    prints an object with the error, so its output is JSON in every case.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,7 +45,7 @@ class _Commands(click.Group):
             try:
                 return super().invoke(ctx)
             except (VaneError, OSError) as error:
-                if isinstance(error, BrokenPipeError):  # which click deals with
+                if isinstance(error, BrokenPipeError):  # click handles it
                     raise
                 raise click.ClickException(str(error)) from error
         except click.ClickException as error:

@@ -1,4 +1,4 @@
-"""Output that the commands of ``vane-dagster`` share."""
+"""Output helpers shared by the commands of ``vane-dagster``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns."""
+    """Format rows as aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
     return "\n".join(lines)

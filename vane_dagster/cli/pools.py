@@ -1,4 +1,4 @@
-"""``vane-dagster pools``: the warm models of a cluster, seen and ended."""
+"""``vane-dagster pools``: list and evict the warm models of a cluster."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def evict(
 
 
 def _chosen(listed: list[dict[str, Any]], identity: str | None) -> list[dict[str, Any]]:
-    """The pools of an identity, or of the only one that begins so; all for None."""
+    """Return the pools with an identity, or the only one with that prefix; all for None."""
     if identity is None:
         return listed
     known = {pool["identity"] for pool in listed}
@@ -107,10 +107,10 @@ def _end(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
 
 
 def _pool_managers(name: str | None, address: str | None) -> dict[str, Any]:
-    """The keepers of a running cluster, by name.
+    """Return the pool managers of a running cluster, by name.
 
     Raises:
-        ComputeError: If the cluster does not run or cannot be reached.
+        ComputeError: If the cluster is not running or not reachable.
     """
     if name is not None and address is not None:
         raise click.UsageError("give either --name or --address, not both")
@@ -129,7 +129,7 @@ def _pool_managers(name: str | None, address: str | None) -> dict[str, Any]:
 
 
 def _listed(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The pools of all keepers, and the names of keepers that do not answer."""
+    """Return the pools of all pool managers, and the names of managers that do not answer."""
     ray: Any = importlib.import_module("ray")
     listed, silent = [], []
     for name, pool_manager in found.items():
@@ -150,7 +150,7 @@ HEADER = (
 
 
 def row(pool: dict[str, Any]) -> tuple[str, ...]:
-    """A pool as a line of the table."""
+    """Return a pool as a row of the table."""
     workers = pool["workers"]
     states = [worker["state"] for worker in workers]
     loads = [worker["load_seconds"] for worker in workers if worker.get("load_seconds")]
@@ -171,7 +171,7 @@ def row(pool: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _each(values: Any) -> str:
-    """The different values, in order."""
+    """Join the distinct values, in order."""
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "-"
 
 

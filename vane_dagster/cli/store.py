@@ -1,4 +1,4 @@
-"""``vane-dagster store``: what a store holds, kept in order."""
+"""``vane-dagster store``: maintenance of a store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vane_dagster.storage.store import Store
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-# Click's parameter types are generic in some of its versions.
+# Click's parameter types are generic in some versions only.
 class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number and its unit, as "7d"; in seconds."""
+    """A number and its unit, as "7d", converted to seconds."""
 
     name = "duration"
 
@@ -31,7 +31,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(match.group(1)) * _UNITS[match.group(2)]
 
 
-# Generic or not, as above.
+# Generic in some versions only, as above.
 class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A JSON object."""
 

@@ -1,4 +1,4 @@
-"""``vane-dagster trace``: where a row came from, and what was made of it."""
+"""``vane-dagster trace``: follow a row back to its source file, or forward to its results."""
 
 from __future__ import annotations
 

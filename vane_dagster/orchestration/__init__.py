@@ -1,1 +1,1 @@
-"""Pipelines as Dagster assets, and the resources that they run on."""
+"""Pipelines as Dagster assets, and the resources they use."""

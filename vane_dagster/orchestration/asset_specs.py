@@ -1,4 +1,4 @@
-"""Stages and the source as Dagster's asset specs."""
+"""Dagster asset specs for stages and for the source."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ from vane_dagster.planning.definition import stage_definition
 
 
 def stage_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
-    """The asset of a stage; for the source, of what writes it or of what observes it."""
+    """Return the asset key of a stage, or of the source.
+
+    An asset that writes the source gives the source its key.
+
+    Args:
+        pipeline: The pipeline.
+        name: The stage's name, or `SOURCE`.
+    """
     if name == SOURCE and pipeline.source.asset:
         return dg.AssetKey(pipeline.source.asset.split("/"))
     return dg.AssetKey([pipeline.name, name])
 
 
 def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
-    """A stage as a Dagster asset, whose rows others get by the store as its IO manager."""
+    """Return a stage's asset spec, with the store as its IO manager.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage's spec.
+    """
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
@@ -30,7 +42,12 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
 
 
 def source_spec(pipeline: Pipeline, options: AssetOptions) -> dg.AssetSpec:
-    """The source as a Dagster asset that is observed."""
+    """Return the asset spec of an observable source.
+
+    Args:
+        pipeline: The pipeline.
+        options: The source's asset options.
+    """
     source = pipeline.source
     return dg.AssetSpec(
         key=stage_key(pipeline, SOURCE),
@@ -40,7 +57,7 @@ def source_spec(pipeline: Pipeline, options: AssetOptions) -> dg.AssetSpec:
 
 
 def code_version(definition: str) -> str:
-    """A stage's code version in Dagster, by its definition."""
+    """Return a stage's Dagster code version, a prefix of its definition."""
     return definition[:16]
 
 

@@ -1,6 +1,7 @@
 """A pipeline as one Dagster `multi_asset`, and its source as an observable asset.
 
-Dagster reads the annotations of the steps as they are, so they must not be postponed here.
+Dagster inspects the annotations of the steps at runtime, so this module does not postpone their
+evaluation.
 """
 
 import warnings
@@ -32,7 +33,7 @@ from vane_dagster.pipeline.specs import SOURCE
 
 
 class RunOptions(dg.Config):
-    """What can be set for a run of a pipeline in Dagster's launchpad."""
+    """Run config of a pipeline, editable in Dagster's launchpad."""
 
     force: bool = Field(
         default=False, description="Compute the selected stages again, whatever the store holds."
@@ -61,7 +62,7 @@ class RunOptions(dg.Config):
 
 
 def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
-    """See `Pipeline.build_assets`."""
+    """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
     policy = pipeline.backfill_policy
@@ -146,7 +147,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 
 def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefinition:
-    """See `Pipeline.build_source`."""
+    """Implement `Pipeline.build_source`."""
     key = stage_key(pipeline, SOURCE)
 
     def observe_source(context: dg.AssetExecutionContext) -> Iterator[Any]:
@@ -182,7 +183,7 @@ def build_source(pipeline: Pipeline, options: AssetOptions) -> dg.AssetsDefiniti
 
 
 def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:
-    """The partitions of a run, of which a range has no `partition_key`."""
+    """Return the run's partitions; a run over a range has no `partition_key`."""
     if pipeline.partitions_def is None:
         return [None]
     if not (context.has_partition_key or context.has_partition_key_range):
@@ -194,7 +195,7 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
 
 
 def _priority(run: dg.DagsterRun) -> int:
-    """The run's `dagster/priority` tag, by which Dagster's own run queue goes; 0 without."""
+    """Return the run's `dagster/priority` tag, which also orders Dagster's run queue; default 0."""
     try:
         return int(run.tags.get("dagster/priority", 0))
     except ValueError:
@@ -202,13 +203,14 @@ def _priority(run: dg.DagsterRun) -> int:
 
 
 def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
-    """Stops a step whose run is over: its process was killed, or it was ended by force.
+    """Stop a step after its run has finished, because the run was killed or force-terminated.
 
-    The step is in a process of its own, and would compute on beside the run that takes its place.
+    The step is a separate process. Without this check it would keep computing alongside the run
+    that replaces it.
     """
     try:
         run = context.instance.get_run_by_id(context.run.run_id)
-    except Exception:  # of a database that is away for a moment
+    except Exception:  # the database is temporarily unavailable
         return
     if run is not None and run.is_finished:
         raise dg.Failure(

@@ -1,4 +1,4 @@
-"""A stage's checks as Dagster's asset checks, and what they found as its evaluations."""
+"""Stage checks as Dagster asset checks, and their results as check evaluations."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vane_dagster.storage.store import Store
 
 
 def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """The checks of all stages."""
+    """Return the check specs of all stages."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)  # of partitions_def
+        warnings.simplefilter("ignore", dg.PreviewWarning)  # for partitions_def
         return [
             dg.AssetCheckSpec(
                 check.name,
@@ -38,12 +38,12 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
 
 
 Blocked = tuple[str, str | None, CheckResult]
-"""A stage, a partition, and the blocking check that failed there."""
+"""The stage, the partition, and the blocking check that failed there."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A check's result that is to be written; `evaluated` is False if there was no version."""
+    """A check result to write; `evaluated` is False if no version was evaluated."""
 
     partition: str | None
     result: CheckResult
@@ -51,7 +51,13 @@ class _Pending:
 
 
 class CheckLog:
-    """Collects evaluations, each of a partition; those yielded by a step would have none."""
+    """Collects check evaluations, one per check and partition.
+
+    Evaluations that a step yields have no partition, so this class writes them itself.
+
+    Attributes:
+        blocked: Failed blocking checks.
+    """
 
     def __init__(
         self, context: dg.AssetExecutionContext, writer: EventWriter, pipeline: Pipeline
@@ -63,7 +69,13 @@ class CheckLog:
         self.blocked: list[Blocked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
-        """Adds what the checks of a partition have found."""
+        """Add the check results of a partition.
+
+        Args:
+            stage: The stage's name.
+            partition: The partition key; None for an unpartitioned pipeline.
+            results: The results of its checks.
+        """
         listed = list(results)
         for result in listed:
             if result.blocking and not result.passed:
@@ -71,10 +83,16 @@ class CheckLog:
         self._add(stage, partition, listed, evaluated=True)
 
     def not_made(self, stage: str, partition: str | None, error: VaneError) -> None:
-        """Adds the checks of a partition that failed: Dagster would have them planned for ever.
+        """Add a failed evaluation for each check of a partition that failed.
 
-        No version was evaluated, so these evaluations refer to no materialization: the results of
-        the version in force stay what they are.
+        Otherwise Dagster would show these checks as planned forever. No version was evaluated, so
+        these evaluations refer to no materialization, and the results of the version in force stay
+        valid.
+
+        Args:
+            stage: The stage's name.
+            partition: The partition key; None for an unpartitioned pipeline.
+            error: The partition's error.
         """
         message = f"The partition failed, so the check was not evaluated: {error}"
         checks = self._pipeline.checks(stage)
@@ -84,7 +102,12 @@ class CheckLog:
         self._add(stage, partition, results, evaluated=False)
 
     def replaced(self, stage: str, partitions: Collection[str | None]) -> None:
-        """Marks results of versions that another run has replaced: they refer to no version."""
+        """Detach pending results from versions that another run has replaced.
+
+        Args:
+            stage: The stage's name.
+            partitions: The partitions with a replaced version.
+        """
         if partitions and stage in self._pending:
             self._pending[stage] = [
                 replace(each, evaluated=False) if each.partition in partitions else each
@@ -110,16 +133,16 @@ class CheckLog:
 
     @property
     def pending(self) -> list[str]:
-        """The stages that have evaluations to write."""
+        """The stages with evaluations to write."""
         return list(self._pending)
 
     def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
-        """Writes a stage's evaluations, within a group.
+        """Write a stage's evaluations inside a group.
 
         Args:
-            stage: The stage.
-            written: References to its materializations that were written just now. An evaluation
-                that names no materialization does not count for its partition.
+            stage: The stage's name.
+            written: References to the materializations just written. An evaluation that names no
+                materialization does not count for its partition.
         """
         key = stage_key(self._pipeline, stage)
         pending = self._pending.pop(stage, [])
@@ -146,16 +169,16 @@ class CheckLog:
             self._writer.write(new)
 
     def flush(self) -> None:
-        """Writes all evaluations, of partitions that were materialized before."""
+        """Write all pending evaluations, for partitions materialized earlier."""
         with self._writer.group():
             for stage in self.pending:
                 self.write(stage, {})
 
     def outputs(self) -> Iterator[dg.Output[None]]:
-        """Outputs of the selected checks, for the step to yield.
+        """Yield an output for each selected check.
 
-        Dagster takes a check without an output for one that gave no result. An output alone adds
-        no evaluation to those that were written with their partitions.
+        Dagster assumes that a check without an output returned no result. An output alone adds no
+        evaluation to those already written for each partition.
         """
         for name, spec in self._context.assets_def.node_check_specs_by_output_name.items():
             if spec.key in self._selected:
@@ -163,7 +186,7 @@ class CheckLog:
 
 
 def _evaluated_before(context: dg.AssetExecutionContext) -> set[tuple[Any, ...]]:
-    """The evaluations that a former attempt of this step has written."""
+    """Return the evaluations that an earlier attempt of this step wrote."""
     if not context.retry_number:
         return set()
     kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -184,9 +207,9 @@ def _identity(evaluation: dg.AssetCheckEvaluation) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> Any:
-    """A value of a check's metadata as Dagster shows it."""
+    """Convert a value of a check's metadata for display in Dagster."""
     if isinstance(value, str) and "\n" in value:
-        return dg.MetadataValue.md(f"````\n{value}\n````")  # as text, it would lose its lines
+        return dg.MetadataValue.md(f"````\n{value}\n````")  # plain text would lose its line breaks
     if isinstance(value, list) and _is_table(value):
         return dg.MetadataValue.table(
             records=[dg.TableRecord(dict(row)) for row in value],
@@ -205,7 +228,7 @@ def _is_table(rows: list[Any]) -> bool:
 
 
 def describe_blocked(found: Sequence[Blocked]) -> str:
-    """What blocking checks have found in partitions that are materialized."""
+    """Describe the blocking checks that failed in materialized partitions."""
     lines = []
     for stage, partition, result in found[:5]:
         where = "" if partition is None else f", partition {partition!r}"
@@ -216,7 +239,13 @@ def describe_blocked(found: Sequence[Blocked]) -> str:
 def make_check_runner(
     context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store
 ) -> CheckRunner:
-    """What evaluates checks, with the partitions in the order that Dagster has them in."""
+    """Return a check runner that orders partitions as Dagster does.
+
+    Args:
+        context: The context of the step.
+        pipeline: The pipeline.
+        store: The store with the evaluated rows.
+    """
     return CheckRunner(pipeline, store, _earlier(context, pipeline), context.run.run_id)
 
 
@@ -227,13 +256,20 @@ def evaluate_alone(
     store: Store,
     check_runner: CheckRunner,
 ) -> None:
-    """Evaluates the selected checks of stages that are not to be materialized.
+    """Evaluate the selected checks of stages that this run does not materialize.
 
-    Without a partition, of all partitions that were.
+    Without a partition, this covers all materialized partitions.
+
+    Args:
+        context: The context of the step.
+        log: Receives the evaluations.
+        pipeline: The pipeline.
+        store: The store with the evaluated rows.
+        check_runner: Evaluates the checks.
 
     Raises:
-        StoreError: If one was never materialized.
-        dg.Failure: If a blocking check failed, as Dagster does; it gates all that is selected.
+        StoreError: If a partition was never materialized.
+        dg.Failure: If a blocking check failed, as in Dagster. It gates everything selected.
     """
     checks = context.selected_asset_check_keys
     for stage in pipeline:
@@ -251,7 +287,7 @@ def evaluate_alone(
 
 
 def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
-    """The partitions that a run names; None if it names none."""
+    """Return the partitions that a run names; None if it names none."""
     named = context.has_partition_key or context.has_partition_key_range
     return list(context.partition_keys) if named else None
 
@@ -259,10 +295,16 @@ def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
 def stored_manifests(
     pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
 ) -> dict[str | None, Manifest]:
-    """A stage's manifests in force of some partitions; of None, of all that were materialized.
+    """Return a stage's manifests in force by partition.
+
+    Args:
+        pipeline: The pipeline.
+        store: The store.
+        stage: The stage.
+        partitions: Partition keys; None for all materialized partitions.
 
     Raises:
-        StoreError: If one was never materialized.
+        StoreError: If a partition was never materialized.
     """
     manifests = find(store, stage.key.path, partitions)
     if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
@@ -292,9 +334,9 @@ def _earlier(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Earlier:
 
 
 def _other_dimensions(partitions_def: Any, partition: str) -> dict[str, str]:
-    """Of a multi-partition, the keys of the dimensions beside the one that has an order.
+    """Return the keys of a multi-partition in all dimensions except the ordered one.
 
-    It is that of time, else the last one.
+    The ordered dimension is the time dimension, else the last one.
     """
     dimensions = getattr(partitions_def, "partitions_defs", ())
     if not dimensions:

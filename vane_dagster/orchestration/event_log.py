@@ -1,9 +1,9 @@
-"""What Dagster's event log knows of an asset, and what an event says of its inputs.
+"""Dagster's latest events of an asset, and the tags with which an event records its inputs.
 
-From the inputs' versions in an event's tags Dagster tells later whether the asset is stale. It
-writes them itself for what a step yields, but it would give all partitions of a run one data
-version, and read the inputs' versions before the step has seen what they hold. So events are logged
-by hand, with these tags.
+Dagster compares the input versions in an event's tags to decide whether the asset is stale. It
+writes these tags itself for results that a step yields. But it gives all partitions of a run one
+data version, and it reads the input versions before the step has seen the inputs. Therefore this
+package logs its events with its own tags.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from dagster._core.storage.event_log import EventLogStorage
 
 Target = AssetCheckEvaluationTargetMaterializationData
-"""The reference to a materialization that a check evaluation holds."""
+"""A check evaluation's reference to a materialization."""
 
 DATA_VERSION = "dagster/data_version"
 _ASKED_BY_NAME = 1000
 
 
 class EventLog:
-    """Reads the latest events of assets; a None partition is an unpartitioned asset's.
+    """Reads the latest events of assets; partition None means an unpartitioned asset.
 
     Args:
         instance: The Dagster instance.
-        storage: Its event log storage, or a copy that has uncommitted events.
+        storage: The instance's event log storage, or a copy with uncommitted events.
     """
 
     def __init__(
@@ -40,7 +40,13 @@ class EventLog:
     def versions(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
     ) -> dict[str | None, str]:
-        """The data versions of the partitions that have one."""
+        """Return the data versions of the partitions that have one.
+
+        Args:
+            key: The asset.
+            kind: The type of the events to read.
+            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
+        """
         keys = [key for key in partitions if key is not None]
         if not keys:
             found = self._latest(key)
@@ -57,7 +63,13 @@ class EventLog:
     def pointers(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
-        """The storage ids of the partitions' latest events."""
+        """Return the storage ids of the partitions' latest events.
+
+        Args:
+            key: The asset.
+            kind: The type of the events to read.
+            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
+        """
         keys = {key for key in partitions if key is not None}
         if not keys:
             found = self._latest(key)
@@ -69,7 +81,12 @@ class EventLog:
     def materialized(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
-        """The storage ids of the partitions' latest materializations."""
+        """Return the storage ids of the partitions' latest materializations.
+
+        Args:
+            key: The asset.
+            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
+        """
         if None not in partitions:
             return self.pointers(key, dg.DagsterEventType.ASSET_MATERIALIZATION, partitions)
         records = self._storage.fetch_materializations(key, limit=1).records
@@ -78,7 +95,12 @@ class EventLog:
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, Target]:
-        """References to the partitions' latest materializations, as check evaluations hold them."""
+        """Return check evaluation targets for the partitions' latest materializations.
+
+        Args:
+            key: The asset.
+            partitions: Partition keys; ``[None]`` for an unpartitioned asset.
+        """
         ids = list(self.materialized(key, partitions).values())
         found = {}
         for start in range(0, len(ids), _ASKED_BY_NAME):
@@ -96,7 +118,10 @@ class EventLog:
         return found
 
     def newest(self, key: dg.AssetKey) -> tuple[int, str | None, dg.DagsterEventType] | None:
-        """Storage id, data version where it is of no partition, and kind of the latest event."""
+        """Return the storage id, the data version and the type of an asset's latest event.
+
+        The data version is None for an event of a partition.
+        """
         record = self._instance.get_latest_data_version_record(key)
         if record is None:
             return None
@@ -112,12 +137,12 @@ class EventLog:
         return found and found[:2]
 
 
-_UNKNOWN = "INITIAL"  # Dagster's version of what has no event
+_UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events
 _NO_EVENT = "NULL"
 
 
 class _Input:
-    """An asset that the step reads and does not write, as it was when the step began."""
+    """An asset that the step reads and does not write, as of the start of the step."""
 
     def __init__(self, key: dg.AssetKey, log: EventLog, partitions: Sequence[str | None]) -> None:
         newest = log.newest(key)
@@ -130,17 +155,22 @@ class _Input:
             self.versions |= log.versions(key, kind, partitions)
 
     def at(self, partition: str | None) -> tuple[str, str]:
-        """Event pointer and data version; of partitions any later event serves as pointer."""
+        """Return the event pointer and the data version of a partition.
+
+        Any later event is a valid pointer for a partition.
+        """
         pointer = self.pointers.get(partition, self._pointer)
         return str(pointer), self.versions.get(partition, self._version)
 
 
 class Provenance:
-    """Reads the inputs' events when it is made, so make it before the inputs are read.
+    """Provenance tags for the events of a step.
+
+    The constructor reads the events of the inputs, so create this object before reading the inputs.
 
     Args:
-        context: The step's.
-        partitions: Keys of the run; ``[None]`` for an unpartitioned pipeline.
+        context: The context of the step.
+        partitions: Partition keys of the run; ``[None]`` for an unpartitioned pipeline.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, partitions: Sequence[str | None]) -> None:
@@ -156,17 +186,33 @@ class Provenance:
         self._written: dict[tuple[dg.AssetKey, str | None], int] = {}
 
     def written(self, key: dg.AssetKey, pointers: Mapping[str | None, int]) -> None:
-        """Take in storage ids of materializations that the step has written."""
+        """Record the storage ids of materializations that the step wrote.
+
+        Args:
+            key: The asset.
+            pointers: Storage ids by partition.
+        """
         self._written |= {(key, partition): pointer for partition, pointer in pointers.items()}
 
     def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None], log: EventLog) -> None:
-        """Read what `tags` needs for these partitions and the step has not written itself."""
+        """Read the materializations that `tags` needs and that the step did not write itself.
+
+        Args:
+            key: The asset whose tags will be requested.
+            partitions: Partition keys.
+            log: The event log to read.
+        """
         for dep in self._inside.intersection(self._deps[key]):
             if missing := [p for p in partitions if (dep, p) not in self._written]:
                 self.written(dep, log.materialized(dep, missing))
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Takes in that the step has logged observations of an input."""
+        """Record that the step logged observations of an input.
+
+        Args:
+            key: The input.
+            partitions: The observed partitions.
+        """
         found = self._log.pointers(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
         versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
         for partition in partitions:
@@ -176,12 +222,12 @@ class Provenance:
     def tags(
         self, key: dg.AssetKey, partition: str | None, versions: Mapping[dg.AssetKey, str]
     ) -> dict[str, str]:
-        """Tags for the event of an asset's partition.
+        """Return the tags for an event of an asset's partition.
 
         Args:
-            key: The asset. The events of what it reads inside the step are logged already.
-            partition: Its partition, which `look_up` was called for.
-            versions: Data versions of inputs, where they are known better than by their events.
+            key: The asset. The events of its inputs inside the step must already be logged.
+            partition: A partition that was passed to `look_up`.
+            versions: Data versions of inputs; they override those of the inputs' events.
         """
         found = {}
         for dep in self._deps[key]:

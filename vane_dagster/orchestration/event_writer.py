@@ -1,7 +1,8 @@
-"""Writes a step's asset events to Dagster's event log, many events at a time.
+"""Writes a step's asset events to Dagster's event log in batches.
 
-`context.log_event` opens up to five database connections and commits up to four times for each
-event, repeats the event in the step's log, and stores several times the bytes that are read again.
+For each event, `context.log_event` opens up to five database connections and commits up to four
+times. It also repeats the event in the step's log and stores several times the bytes that are read
+later.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EventWriter:
         self._instance = context.instance
         self._run_id = context.run.run_id
         self._storage = with_groups(context.instance.event_log_storage)
-        # PostgreSQL compresses rows from 2 KB on, so that a shorter event takes more space
+        # PostgreSQL compresses rows from 2 KB on, so a shorter event would take more space.
         self._in_full = not self._storage.is_run_sharded
         self._written: list[dg.DagsterEvent] = []
         self.log = EventLog(context.instance, self._storage)
@@ -64,14 +65,14 @@ class EventWriter:
                 yield
 
     def write(self, events: Sequence[AssetEvent]) -> float:
-        """Write events, all of one type and one asset.
+        """Write events of one type and one asset.
 
         Returns:
             The timestamp of the events.
         """
         now = time.time()
         entries = [self._entry(event, now) for event in events]
-        # Dagster has no batches of evaluations
+        # Dagster does not support batches of evaluations.
         batched = not isinstance(events[0], dg.AssetCheckEvaluation)
         if not isinstance(self._storage, _OneConnection):
             batch = str(uuid.uuid4())
@@ -89,7 +90,7 @@ class EventWriter:
         """Write materializations of one asset.
 
         Returns:
-            For each partition, the reference to its materialization that check evaluations hold.
+            For each partition, the target for its check evaluations.
         """
         now = self.write(events)
         ids = self.log.materialized(events[0].asset_key, [event.partition for event in events])
@@ -122,7 +123,7 @@ class EventWriter:
             pid=os.getpid(),
         )
         self._written.append(made)
-        entry: Any = dg.EventLogEntry  # its constructor has no annotations
+        entry: Any = dg.EventLogEntry  # the constructor has no annotations
         stored: dg.EventLogEntry = entry(
             error_info=None,
             level=logging.DEBUG,
@@ -137,7 +138,7 @@ class EventWriter:
 
 
 def _without_repetitions(event: dg.DagsterEvent) -> dg.DagsterEvent:
-    """Return an event without what its step key, its run and its data say again."""
+    """Return an event without the data that its step key and its run already imply."""
     data = event.event_specific_data
     passed = isinstance(data, dg.AssetCheckEvaluation) and data.passed
     message = None if passed else event.message
@@ -190,17 +191,16 @@ class _OneConnection:
         yield self._opened[shard]
 
     def has_table(self, table_name: str) -> bool:
-        """Look up a table once: every event asks for the same one, over a new connection."""
+        """Look up a table once. Every event asks for the same one, over a new connection."""
         if table_name not in self._tables:
             self._tables[table_name] = super().has_table(table_name)  # type: ignore[misc]
         return self._tables[table_name]
 
 
 def with_groups(storage: EventLogStorage) -> EventLogStorage:
-    """Return a copy of a SQL storage that can write groups, or any other storage as it is.
+    """Return a copy of a SQL storage that can write groups; return any other storage unchanged.
 
-    The in-memory storage is left alone: its tables are locked for all other connections while one
-    writes.
+    The in-memory storage is unchanged too: one writer locks its tables for all other connections.
     """
     kind = type(storage)
     if not (isinstance(storage, SqlEventLogStorage) and storage.is_persistent):

@@ -1,6 +1,7 @@
-"""`FragmentStore`: where results are kept, and how other assets read and write them.
+"""`FragmentStore`: the storage for results, and an IO manager for other assets.
 
-Dagster reads the annotations of resources as they are, so they must not be postponed here.
+Dagster inspects the annotations of resources at runtime, so this module does not postpone their
+evaluation.
 """
 
 import os
@@ -24,17 +25,17 @@ from vane_dagster.storage.store import Store
 
 
 class FragmentStore(dg.ConfigurableIOManager):
-    """Where parts and manifests are kept: a folder on local disk or any fsspec file system.
+    """Storage for parts and manifests: a local folder or any fsspec file system.
 
-    It is an IO manager too. An asset or a check downstream gets a stage's rows as what it annotates
-    its input with: `pyarrow.Table` (also without annotation), `pyarrow.dataset.Dataset`,
+    It is also an IO manager. A downstream asset or check receives a stage's rows as the type of its
+    input annotation: `pyarrow.Table` (also without annotation), `pyarrow.dataset.Dataset`,
     `pyarrow.RecordBatchReader`, `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`,
-    `duckdb.DuckDBPyRelation` or `ray.data.Dataset`. Several partitions are one table, in the order
-    of their definition. Metadata of the input chooses ``columns`` and may say
+    `duckdb.DuckDBPyRelation` or `ray.data.Dataset`. Several partitions form one table, in the order
+    of their definition. The metadata of the input selects ``columns`` and can set
     ``allow_missing_partitions``.
 
-    An ordinary asset with this IO manager may return any of them, and its rows are kept in the same
-    store, where a pipeline can have them as its source.
+    An ordinary asset with this IO manager can return any of these types. The same store keeps its
+    rows, and a pipeline can use them as its source.
     """
 
     root: str | None = Field(
@@ -50,13 +51,13 @@ class FragmentStore(dg.ConfigurableIOManager):
     )
 
     def open(self) -> Store:
-        """The store below the root."""
+        """Open the store at the root."""
         root = self.root or default_root()
         url = root if "://" in root else os.path.abspath(os.path.expanduser(root))
         return Store(Location(url, _resolved(self.storage_options)))
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
-        """What a stage has committed, by its manifest: a partition is seen whole or not at all.
+        """Return the committed rows of a stage; each partition is complete or absent.
 
         Args:
             stage: Pipeline and stage, as "docs/embedding".
@@ -64,20 +65,20 @@ class FragmentStore(dg.ConfigurableIOManager):
                 partitions.
 
         Returns:
-            A `pyarrow.dataset.Dataset`, from which DuckDB, Polars and pandas read too.
+            A `pyarrow.dataset.Dataset`, readable by DuckDB, Polars and pandas too.
 
         Raises:
-            StoreError: If it was never materialized.
+            StoreError: If the stage was never materialized.
         """
         import pyarrow.dataset as ds
 
         return load(stage, partition, as_=ds.Dataset, store=self)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Rows of an asset in the form that the reader's annotation asks for.
+        """Load the rows of an asset as the type of the input's annotation.
 
         Raises:
-            StoreError: If the annotation is no such form, or a partition was never materialized.
+            StoreError: If the type is not supported, or a partition was never materialized.
         """
         with errors_masked():
             return self._loaded(context)
@@ -102,10 +103,14 @@ class FragmentStore(dg.ConfigurableIOManager):
         return loaded(connected(rows.select(asked.get("columns")), form), form)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Keeps the rows that an ordinary asset returned.
+        """Store the rows that an ordinary asset returned.
+
+        Args:
+            context: The context of the output.
+            obj: The rows, or a dict of partition key to rows.
 
         Raises:
-            StoreError: If what it returned is not rows, or not those of each partition of the run.
+            StoreError: If `obj` is not rows, or lacks the rows of a partition of the run.
         """
         with errors_masked():
             self._keep(context, obj)
@@ -126,7 +131,7 @@ class FragmentStore(dg.ConfigurableIOManager):
             manifests.append(made)
             urls.append(url)
         context.add_output_metadata(_metadata(context, manifests, urls))
-        # The step's own context is asked for this version after its IO manager is done.
+        # The step's own context reads this version after its IO manager returns.
         step = context.step_context
         if not step.has_data_version(context.asset_key):
             version = "-".join(manifest.content for manifest in manifests[:4])
@@ -134,7 +139,7 @@ class FragmentStore(dg.ConfigurableIOManager):
 
 
 def _resolved(value: Any) -> Any:
-    """Options with the values of the `dg.EnvVar` in them, which Dagster leaves inside of a dict."""
+    """Resolve the `dg.EnvVar` values in options; Dagster does not resolve them inside a dict."""
     if isinstance(value, Mapping):
         if set(value) != {"env"} or not isinstance(value["env"], str):
             return {name: _resolved(item) for name, item in value.items()}
@@ -156,7 +161,10 @@ _ASSETS_ALONE = (
 
 
 def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | None]:
-    """The partitions of a run or an input, in the order of their definition; Dagster has none."""
+    """Return the partitions of a run or an input in their order of definition.
+
+    Dagster returns them in no particular order.
+    """
     keys = list(context.asset_partition_keys)
     if len(keys) > 1:
         defined = context.asset_partitions_def.get_partition_keys(
@@ -168,7 +176,7 @@ def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | N
 
 
 def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str | None, Any]:
-    """What was returned, for each partition of the run."""
+    """Return the returned rows by partition of the run."""
     values: dict[str | None, Any]
     if not context.has_asset_partitions:
         values = {None: obj}
@@ -203,7 +211,7 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
 def _metadata(
     context: dg.OutputContext, manifests: list[Manifest], urls: list[str]
 ) -> dict[str, Any]:
-    """Metadata of the materialization, which Dagster gives to every partition of the run."""
+    """Return metadata for the materialization; Dagster adds it to every partition of the run."""
     if not manifests:
         return {}
     rows = sum(manifest.rows for manifest in manifests)

@@ -1,4 +1,4 @@
-"""Metadata of materializations, under Dagster's own names where it has one."""
+"""Metadata of materializations, with Dagster's standard names where they exist."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ from vane_dagster.types.schema import sql_name
 def column_schema(
     schema: pa.Schema, id: str, lineage: dg.TableColumnLineage | None = None
 ) -> dg.TableSchema:
-    """An Arrow schema as Dagster shows it, in the SQL types that users write.
+    """Convert an Arrow schema to Dagster's, with the SQL types that users write.
 
-    Dagster's open-source UI does not draw column lineage, so it stands in the descriptions too.
+    Dagster's open-source UI does not show column lineage, so the column descriptions contain it
+    too.
+
+    Args:
+        schema: The Arrow schema.
+        id: The id column; empty if there is none.
+        lineage: The source columns of each column.
     """
     unique = dg.TableColumnConstraints(nullable=False, unique=True)
     sources = lineage.deps_by_column if lineage else {}
@@ -42,7 +48,7 @@ def column_schema(
 
 
 def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
-    """The columns that one depends on, as ``from docs/clean: text, title``."""
+    """Describe the columns that a column depends on, as ``from docs/clean: text, title``."""
     by_asset: dict[str, list[str]] = {}
     for source in sources:
         by_asset.setdefault(source.asset_key.to_user_string(), []).append(source.column_name)
@@ -53,7 +59,12 @@ def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
 def column_lineage(
     manifest: Manifest, key_of: Callable[[str], dg.AssetKey]
 ) -> dg.TableColumnLineage | None:
-    """Where a stage's columns come from, as Dagster draws it."""
+    """Return the lineage of a stage's columns for Dagster; None if the manifest has none.
+
+    Args:
+        manifest: The stage's manifest.
+        key_of: Returns the asset key of a stage or of the source.
+    """
     if not manifest.lineage:
         return None
     return dg.TableColumnLineage(
@@ -65,7 +76,7 @@ def column_lineage(
 
 
 def sample_table(sample: Sequence[Mapping[str, str]]) -> str:
-    """Some rows as a Markdown table."""
+    """Format sample rows as a Markdown table."""
     names = list(sample[0])
     lines = [_line([_cell(name) for name in names]), _line(["---"] * len(names))]
     lines += [_line([_cell(row[name]) for name in names]) for row in sample]
@@ -77,7 +88,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text that stays inside its cell and is shown as it is."""
+    """Escape a text so that it fits into one Markdown table cell."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", flat)
 
@@ -85,7 +96,15 @@ def _cell(text: str) -> str:
 def column_metadata(
     manifest: Manifest, id: str, key_of: Callable[[str], dg.AssetKey]
 ) -> dict[str, Any]:
-    """Metadata of a stage's columns: the same in most partitions, and most of an event's bytes."""
+    """Return the metadata of a stage's columns.
+
+    It is the same for most partitions and accounts for most of an event's bytes.
+
+    Args:
+        manifest: The stage's manifest.
+        id: The id column.
+        key_of: Returns the asset key of a stage or of the source.
+    """
     lineage = column_lineage(manifest, key_of)
     found: dict[str, Any] = {
         "dagster/column_schema": column_schema(manifest.schema, id, lineage),
@@ -103,9 +122,17 @@ def stage_metadata(
     store: Store,
     stats: StageStats,
 ) -> dict[str, Any]:
-    """Metadata of one partition of a stage, as plain numbers and texts.
+    """Return the metadata of one partition of a stage, as plain numbers and texts.
 
-    `docs/metadata.md` says what each entry means, and which ones add up over partitions.
+    `docs/metadata.md` defines each entry, and states which ones add up over partitions.
+
+    Args:
+        spec: The stage's spec.
+        partition: The partition key; None for an unpartitioned pipeline.
+        manifest: The partition's manifest.
+        name: The manifest's name.
+        store: The store.
+        stats: The run's statistics of the stage in this partition.
     """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"

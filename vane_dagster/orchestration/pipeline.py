@@ -1,4 +1,4 @@
-"""The public `Pipeline`: what a user declares, and the Dagster assets that are built of it.
+"""The public `Pipeline`: a user's declaration and the Dagster assets built from it.
 
 Importing this module or declaring a pipeline does not import Dagster; building its assets does.
 """
@@ -21,60 +21,60 @@ class Pipeline(declared.Pipeline):
     """A DAG of stages over one partitioned source, keyed by one id column.
 
     Args:
-        name: First part of the stages' asset keys.
-        source: Where the rows come from: `parquet` files, a stage of another pipeline, an ordinary
-            asset whose rows are in the store, or `stored` with the key of one.
+        name: First component of the stages' asset keys.
+        source: The source of the rows: `parquet` files, a stage of another pipeline, an ordinary
+            asset with rows in the store, or `stored` with the key of one.
         id: A column that is unique and not null inside a partition; every stage keeps it.
-        partitions_def: A Dagster partitions definition; none for an unpartitioned pipeline.
-        backfill_policy: How Dagster cuts a backfill into runs. Default: one run for all
+        partitions_def: A Dagster partitions definition; None for an unpartitioned pipeline.
+        backfill_policy: How Dagster divides a backfill into runs. Default: one run for all
             partitions, which share their warm models.
-        fragment_rows: Rows of a fragment, at most. Default: from the stages' batch sizes, decided
-            in the first run and kept in the store.
-        group_name: Dagster group of the stages that name none.
+        fragment_rows: Maximum rows per fragment. Default: derived from the stages' batch sizes in
+            the first run and kept in the store.
+        group_name: Dagster group of the stages without a group of their own.
         pool: Dagster concurrency pool of the step.
         retry_policy: Dagster retry policy of the step.
         op_tags: Dagster tags of the step.
 
     Raises:
-        DefinitionError: If an argument does not fit.
+        DefinitionError: If an argument is invalid.
     """
 
     def source_schema(self) -> pa.Schema:
-        """The source's columns and types, from the last of its files.
+        """Return the source's columns and types, from the last of its files.
 
         Raises:
-            SourceError: If there is no file, or none whose footer can be read.
-            DefinitionError: If the rows are another asset's, in a store.
+            SourceError: If there is no file, or no footer is readable.
+            DefinitionError: If the source is another asset's rows in a store.
         """
         return self.source.schema(f"pipeline {self.name!r}")
 
     def build_assets(self) -> dg.AssetsDefinition:
-        """The pipeline as one Dagster `multi_asset`, any subset of whose stages can be selected.
+        """Build one Dagster `multi_asset` with a selectable asset per stage.
 
-        Its resources are ``compute`` (`RayCompute` or `LocalCompute`) and ``store``
+        It requires the resources ``compute`` (`RayCompute` or `LocalCompute`) and ``store``
         (`FragmentStore`).
 
         Raises:
-            DefinitionError: If there are no stages, or code has no identity.
+            DefinitionError: If the pipeline has no stages, or code has no identity.
         """
         from vane_dagster.orchestration.assets import build_assets
 
         return build_assets(self)
 
     def build_source(self, **asset: Any) -> dg.AssetsDefinition:
-        """The source as a Dagster asset, ``<pipeline>/source``, that is observed.
+        """Build the source as an observable Dagster asset, ``<pipeline>/source``.
 
-        An observation lists the source once and reports each partition whose files are new, gone or
-        changed, from which Dagster knows what is outdated and automation conditions know what to
-        run. A run of the pipeline reports what it finds too.
+        An observation lists the source once and reports each partition with new, deleted or changed
+        files. From these reports Dagster marks stale assets and automation conditions request runs.
+        A run of the pipeline reports its listing too.
 
         Args:
-            **asset: What `dg.AssetSpec` takes; see `project`. An ``automation_condition`` such as
-                ``AutomationCondition.on_cron`` says when to observe.
+            **asset: Arguments of `dg.AssetSpec`; see `project`. An ``automation_condition`` such as
+                ``AutomationCondition.on_cron`` sets when to observe.
 
         Raises:
-            DefinitionError: If the source is another asset, or names the one that writes it:
-                that one reports itself.
+            DefinitionError: If the source is another asset, or names the asset that writes it: that
+                asset reports its own versions.
         """
         location = self._location(SOURCE)
         if self.source.asset:

@@ -1,4 +1,4 @@
-"""Progress of a run: in its log every few seconds, as bars in a terminal, and its last lines."""
+"""Progress of a run: periodic log lines, terminal progress bars, and the final summary."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MIN_SHARE = 0.05
 
 
 class ProgressReport:
-    """Turns `Progress` events into lines of text, and bars where someone looks.
+    """Turns `Progress` events into log lines, and into progress bars on a terminal.
 
-    While the run waits for other runs, the reason takes the place of the rate and the time left.
+    While the run waits for other runs, the reason replaces the rate and the time left.
 
     Args:
-        log: Takes a line.
-        terminal: Whether to draw bars. Default: where standard error is a terminal.
-        clock: Gives seconds; only differences count.
+        log: Logs a line.
+        terminal: Whether to draw bars. Default: if standard error is a terminal.
+        clock: Returns seconds; only differences count.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ProgressReport:
         self._said = clock()
 
     def __call__(self, event: Union[Progress, Waiting, Writing]) -> None:
-        """Reports, if it is time to."""
+        """Report an event, unless the last report is too recent."""
         if isinstance(event, Waiting):
             self._waiting.pop(event.reason, None)
             if event.is_idle and not event.over:
@@ -95,13 +95,13 @@ class ProgressReport:
             bar.set_postfix_str(self._paces[stage].speed)
 
     def close(self) -> None:
-        """Ends the bars."""
+        """Close the bars."""
         for bar in self._bars.values():
             bar.close()
 
 
 class StageThroughput:
-    """How far a stage is, how fast it was in the last 30 seconds, and what is left."""
+    """Progress of a stage, its throughput over the last 30 seconds, and the time left."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -110,34 +110,34 @@ class StageThroughput:
         self._waiting = ""
 
     def take(self, seconds: float, done: int, total: int, waiting: str = "") -> None:
-        """Takes in rows done of all, so many seconds after the wave began.
+        """Record the progress of a wave.
 
         Args:
             seconds: Seconds since the wave began.
             done: Rows done.
             total: All rows.
-            waiting: What the run waits for, if it does nothing until then. The time of such a wait
-                counts neither for the rate nor as time without rows.
+            waiting: Why the run is idle, if it waits. The time of such a wait counts neither for
+                the rate nor as time without rows.
         """
         if waiting:
             self._samples.clear()
         if waiting or done > self._done:
             self._moved = seconds
         self._now, self._done, self._total, self._waiting = seconds, done, total, waiting
-        if done:  # so that the time in which the model was loaded does not count
+        if done:  # excludes the time to load the model
             self._samples.append((seconds, done))
         while len(self._samples) > 1 and self._samples[1][0] <= seconds - _WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no row was computed for 15 seconds, or for 30 before the first one."""
+        """Whether no row was computed for 15 seconds, or for 30 seconds before the first row."""
         limit = _STALLED_SECONDS if self._done else _WINDOW_SECONDS
         return self._now - self._moved >= limit
 
     @property
     def speed(self) -> str:
-        """Rows a second and the time left, as far as they are known, or why there are none."""
+        """The rate and the time left where known, or the reason that there is none."""
         if self._done >= self._total:
             return ""
         if self._waiting:
@@ -156,7 +156,7 @@ class StageThroughput:
         return summary
 
     def __str__(self) -> str:
-        """One line; empty where there is nothing to say."""
+        """Return one line; empty if there is nothing to report."""
         if self._done >= self._total:
             return ""
         if not (self._done or self._waiting or self.is_stuck):
@@ -167,18 +167,18 @@ class StageThroughput:
 
 
 def count(number: int, noun: str) -> str:
-    """A count with its noun, as ``1 row`` or ``2,000 rows``."""
+    """Format a count with its noun, as ``1 row`` or ``2,000 rows``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def rate(rows_per_second: float) -> str:
-    """A throughput, as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
+    """Format a throughput, as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
     digits = 0 if rows_per_second >= 10 else 1 if rows_per_second >= 1 else 2
     return f"{rows_per_second:,.{digits}f} rows/s"
 
 
 def duration(seconds: float) -> str:
-    """A time span in its largest units, as ``25 ms``, ``6.3 s``, ``45 s`` or ``3 min 20 s``."""
+    """Format a time span in its main units: ``25 ms``, ``6.3 s``, ``45 s`` or ``3 min 20 s``."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 9.95:
@@ -192,7 +192,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class _StageSummary:
-    """What became of a stage over all partitions."""
+    """Totals of a stage over all partitions."""
 
     committed: int = 0
     up_to_date: int = 0
@@ -223,7 +223,7 @@ class _StageSummary:
 
 @dataclass
 class ModelUse:
-    """How the workers of a model came by it in a run."""
+    """Model loads and warm workers of a model in a run."""
 
     loads: int = 0
     load_seconds: float = 0.0
@@ -238,11 +238,11 @@ class ModelUse:
 
 @dataclass
 class RunSummary:
-    """Adds up a run's events.
+    """Accumulates a run's events.
 
     Attributes:
-        models: What each model's workers reported, by the model's name.
-        clock: Gives seconds; only differences count.
+        models: Loads and warm workers by model name.
+        clock: Returns seconds; only differences count.
     """
 
     models: dict[str, ModelUse] = field(default_factory=dict)
@@ -253,7 +253,7 @@ class RunSummary:
         self._stages: dict[str, _StageSummary] = {}
 
     def take(self, event: Event) -> None:
-        """Takes in an event."""
+        """Add an event."""
         if isinstance(event, WorkerReady):
             use = self.models.setdefault(event.model, ModelUse())
             use.loads += not event.report.warm
@@ -278,7 +278,7 @@ class RunSummary:
         stage.quarantined += sum(part.quarantined for part in parts)
 
     def text(self, finished: bool = True) -> str:
-        """The lines, of a run that has finished or was stopped before it had."""
+        """Return the summary lines of a run that finished or was stopped."""
         ended = "finished in" if finished else "stopped after"
         lines = [f"{ended} {duration(self.clock() - self._began)}"]
         lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]

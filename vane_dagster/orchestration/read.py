@@ -1,4 +1,4 @@
-"""`load`: what the store holds, in a notebook or a script."""
+"""`load` and `quarantine`: read the store from a notebook or a script."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def load(
     store: Any = None,
     allow_missing_partitions: bool = False,
 ) -> Any:
-    """What the store holds of a stage, or of an ordinary asset whose rows it keeps.
+    """Load the stored rows of a stage, or of an ordinary asset.
 
-    Each partition is seen whole, as its manifest in force has it, or not at all. Datasets, lazy
-    frames, relations and readers open the files as they are used, so use them soon: superseded
-    files are deleted some days later.
+    Each partition is complete, as of its manifest in force, or absent. Datasets, lazy frames,
+    relations and readers open files on use, so use them soon: superseded files are deleted some
+    days later.
 
     Args:
         stage: As "docs/embedding", or a stage, an asset or an asset key.
-        partition: A key or several. Default: the unpartitioned rows, or those of all partitions
-            that were materialized, sorted by key.
+        partition: A key or several. Default: the unpartitioned rows, or those of all materialized
+            partitions, sorted by key.
         as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
             `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
             `ray.data.Dataset`.
         columns: The columns to read; all by default.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
             else a folder of this user.
-        allow_missing_partitions: Whether partitions that were never materialized are passed over.
+        allow_missing_partitions: Whether to skip partitions that were never materialized.
 
     Raises:
-        StoreError: If it was never materialized, has no such column, or `as_` is another type.
+        StoreError: If the stage was never materialized, lacks a column, or `as_` is not supported.
     """
     form = form_of(as_)
     if form is None:
@@ -66,7 +66,7 @@ def quarantine(
     *,
     store: Any = None,
 ) -> pa.Table:
-    """The rows of a stage that could not be computed, and why.
+    """Load the quarantined rows of a stage with their errors.
 
     Args:
         stage: As for `load`.
@@ -74,9 +74,9 @@ def quarantine(
         store: As for `load`.
 
     Returns:
-        A row for each, with the id that it has in what the stage reads, ``parents`` (the ids of
-        the rows that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error``
-        (the exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
+        One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
+        that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
+        exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
         ``worker`` and ``at``.
 
     Raises:
@@ -96,12 +96,16 @@ def quarantine(
 
 
 def connected(rows: StoredRows, form: str) -> StoredRows:
-    """Connects to Ray where a form needs it and the process is not connected.
+    """Connect to Ray if the form needs it and the process is not connected.
 
-    To the cluster that ``$RAY_ADDRESS`` names, else to the local one, as `RayCompute` does.
+    The cluster is the one that ``$RAY_ADDRESS`` names, else the local one, as for `RayCompute`.
+
+    Args:
+        rows: The rows to load; returned unchanged.
+        form: The form to load them in.
 
     Raises:
-        ComputeError: If it cannot be reached.
+        ComputeError: If the cluster is not reachable.
     """
     if form != NEEDS_RAY:
         return rows
@@ -113,17 +117,21 @@ def connected(rows: StoredRows, form: str) -> StoredRows:
         if address := os.environ.get("RAY_ADDRESS"):
             connect_address(address, {})
         else:
-            LocalCluster().connect(start=False)  # one that runs, whatever it was started with
+            LocalCluster().connect(start=False)  # use a running head, regardless of its settings
             if not ray.is_initialized():
                 LocalCluster().connect()
     return rows
 
 
 def open_store(store: Any, caller: str) -> Store:
-    """The store that a `FragmentStore`, a root's URL, or None for the default, stands for.
+    """Open a store.
+
+    Args:
+        store: A store, a `FragmentStore`, the URL of a root, or None for the default.
+        caller: Name of the caller, for the error message.
 
     Raises:
-        StoreError: If it is none of these; `caller` is named.
+        StoreError: If `store` is none of these.
     """
     if isinstance(store, Store):
         return store
@@ -141,10 +149,14 @@ def open_store(store: Any, caller: str) -> Store:
 
 
 def asset_path(stage: Any, caller: str) -> Sequence[str]:
-    """The key of an asset, given as a text, a stage, an asset or a key.
+    """Return the path of an asset key.
+
+    Args:
+        stage: A text such as "docs/embedding", a stage, an asset or an asset key.
+        caller: Name of the caller, for the error message.
 
     Raises:
-        StoreError: If it is none of these; `caller` is named.
+        StoreError: If `stage` is none of these.
     """
     if isinstance(stage, str) and stage.strip("/"):
         return stage.strip("/").split("/")

@@ -1,4 +1,4 @@
-"""Manifests of what is done already, read before they are reported: a store may be far away."""
+"""Prefetches the manifests of finished stages before they are reported: the store may be remote."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Place = tuple[str, Union[str, None], ManifestName]
 
 
 class ReadAhead:
-    """Opens the manifests of a plan's stages that are done, some ahead of who asks for them.
+    """Prefetches the manifests of a plan's finished stages.
 
     Args:
-        store: Where they are.
-        plan: Its partitions and stages are asked for in their order.
+        store: The store with the manifests.
+        plan: The plan. Callers request manifests in the order of its partitions and stages.
     """
 
     def __init__(self, store: Store, plan: RunPlan) -> None:
@@ -41,10 +41,14 @@ class ReadAhead:
         self._reading: deque[tuple[str, str | None, Future[Manifest]]] = deque()
 
     def next(self, stage: str, partition: str | None) -> Manifest:
-        """The manifest of the next place, which has to be this one.
+        """Return the next manifest in the plan's order.
+
+        Args:
+            stage: The expected stage.
+            partition: The expected partition.
 
         Raises:
-            StoreError: If it cannot be read.
+            StoreError: If the manifest is not readable.
         """
         while len(self._reading) < _AHEAD and (place := next(self._left, None)):
             self._reading.append((*place[:2], self._threads.submit(self._read, *place)))
@@ -54,14 +58,14 @@ class ReadAhead:
             return future.result()
         except StoreError:
             raise
-        except Exception as error:  # of a file system's driver
+        except Exception as error:  # raised by a file system's driver
             raise StoreError(
                 f"the manifest of {self._pipeline}/{stage} cannot be read: {type(error).__name__}: "
                 f"{error}"
             ) from error
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, stage: str, partition: str | None, name: ManifestName) -> Manifest:

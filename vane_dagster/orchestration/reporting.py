@@ -1,4 +1,4 @@
-"""A run's events as Dagster's: one materialization a partition, the failed ones failed."""
+"""Reports a run's events to Dagster: a materialization per partition, and the failures."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
-# Dagster writes events of its own for what a step yields, for all partitions of a range with one
-# data version. A result that carries this mark is taken for one whose events are logged already:
-# none are written, and the steps below still run.
+# For results that a step yields, Dagster writes its own events, with one data version for all
+# partitions of a range. This metadata marks a result as logged already: Dagster writes no event,
+# and downstream steps still run.
 LOGGED_ALREADY = {"__source_asset_observation__": True}
 
-# Events wait for others until there are so many partitions of stages, or for so long.
+# Write pending events after this many partitions of stages, or after this many seconds.
 _GROUP = 100
 _SECONDS = 1.0
-# Manifests are listed again after this many times as long as the last listing took.
+# Wait this many times the duration of the last listing before listing the manifests again.
 _LISTING_PAUSE = 10.0
 
 
 @dataclass(frozen=True)
 class _Materialized:
-    """A stage's partition that is in force, and is to be reported as materialized."""
+    """A partition of a stage with a version in force, to be reported as materialized."""
 
     partition: str | None
     name: ManifestName
@@ -65,9 +65,9 @@ class _Materialized:
 
 
 class RunReport:
-    """Listens to a run's events, and gives Dagster its results.
+    """Listens to a run's events and returns Dagster's results.
 
-    The events come within its `with` block, and the results are there after it.
+    The events arrive within the `with` block; the results are available after it.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class RunReport:
         self._oldest = 0.0
 
     def listen(self, event: Event) -> None:
-        """Takes an event."""
+        """Handle an event."""
         self._take(event)
         if self._count >= _GROUP or (self._count and time.monotonic() - self._oldest > _SECONDS):
             self.flush()
 
     def flush(self) -> None:
-        """Writes the events of the partitions that were taken in since the last call.
+        """Write the pending events.
 
-        A stage's events come before those of the stages that read it. If a write fails, what is
-        left is dropped: the next run of these partitions writes it.
+        A stage's events precede those of its downstream stages. If a write fails, the remaining
+        events are dropped: the next run of these partitions writes them.
         """
         if not self._count:
             return
@@ -125,9 +125,9 @@ class RunReport:
                     self._checks.write(stage, written)
 
     def _in_force(self, stage: str, made: Sequence[_Materialized]) -> list[_Materialized]:
-        """Drops versions that another run has replaced; that run reports its own.
+        """Drop versions that another run has replaced; that run reports its own.
 
-        Their materializations would come after the newer ones and be Dagster's latest.
+        Their materializations would follow the newer ones and become Dagster's latest.
         """
         latest = self._latest(stage)
         replaced = {
@@ -139,7 +139,7 @@ class RunReport:
         return [each for each in made if each.partition not in replaced]
 
     def _latest(self, stage: str) -> Mapping[str | None, ManifestName]:
-        """The manifests in force, listed anew unless that would take over a tenth of the time."""
+        """Return the manifests in force; limit the listing to a tenth of the time."""
         began = time.monotonic()
         valid_until, latest = self._listed.get(stage, (began, {}))
         if began >= valid_until:
@@ -149,7 +149,7 @@ class RunReport:
         return latest
 
     def _write(self, stage: str, made: Sequence[_Materialized]) -> Mapping[str | None, Target]:
-        """Writes materializations of a stage; the last one has the metadata of the columns.
+        """Write materializations of a stage; only the last one contains the column metadata.
 
         Dagster shows the columns of the latest materialization, and they take up to nine tenths of
         an event's bytes.
@@ -180,7 +180,7 @@ class RunReport:
         return written
 
     def _waits(self) -> None:
-        """Notes that there is something more to write."""
+        """Count one more pending entry."""
         if not self._count:
             self._oldest = time.monotonic()
         self._count += 1
@@ -219,7 +219,7 @@ class RunReport:
             self._log.info(masked(event.text))
 
     def _worker_ready(self, event: WorkerReady) -> None:
-        """Logs each load, and of warm workers the first of a model: there may be hundreds."""
+        """Log each model load, and the first warm worker of a model: there may be hundreds."""
         report = event.report
         if not report.warm or self._summary.models[event.model].warm == 1:
             state = "is warm" if report.warm else f"loaded in {report.seconds:.1f} s"
@@ -228,7 +228,7 @@ class RunReport:
             )
 
     def _planned(self, plan: RunPlan) -> None:
-        """Tells Dagster which source files the run has found, so that nothing below is stale."""
+        """Report the listed source files to Dagster, to keep downstream assets from being stale."""
         self._log.info(str(plan))
         self._done = ReadAhead(self._store, plan)
         self._definitions = plan.definitions
@@ -271,19 +271,19 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Ends what draws in the terminal and what reads ahead; sums up a run that was planned."""
+        """Close the progress bars and the prefetching; log a summary of a run that was planned."""
         self._progress.close()
         if self._done is not None:
             self._done.close()
             self._log.info(self._summary.text(finished=kind is None))
 
     def results(self) -> Iterator[Any]:
-        """What the step yields.
+        """Yield the step's results.
 
-        That is the run's events, and a result for each stage of which no partition failed.
+        These are the run's events, and a result for each stage without a failed partition.
 
         Raises:
-            dg.Failure: If a partition failed; the others are materialized all the same.
+            dg.Failure: If a partition failed; the others are materialized nevertheless.
         """
         yield from self._writer.take()
         failed = {failure.stage for failure in self._failed}
@@ -316,7 +316,7 @@ class RunReport:
 
 
 def _dimension_tags(partition: str | None) -> dict[str, str]:
-    """What Dagster tags the event of a multi-partition with."""
+    """Return Dagster's tags for an event of a multi-partition."""
     keys: Mapping[str, str] = getattr(partition, "keys_by_dimension", {})
     return {f"dagster/partition/{dimension}": key for dimension, key in keys.items()}
 
@@ -327,7 +327,7 @@ def _source_log(
     pipeline: Pipeline,
     partitions: Sequence[str | None],
 ) -> SourceLog | None:
-    """The source's observations, if it is observed and the run reads it."""
+    """Return the source's observations, if the source is observed and the run reads it."""
     reads = any(
         SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
         for stage in pipeline
@@ -338,9 +338,9 @@ def _source_log(
 
 
 def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
-    """Whether the code location has the asset that `Pipeline.build_source` makes.
+    """Whether the code location contains the asset from `Pipeline.build_source`.
 
-    True for a run in process, which knows no code location.
+    True for an in-process run, which has no code location.
     """
     if pipeline.source.asset:
         return False
@@ -355,7 +355,7 @@ def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
 def _logged_before(
     context: dg.AssetExecutionContext,
 ) -> set[tuple[dg.AssetKey | None, str | None, str | None]]:
-    """What a former attempt of this step has logged: assets, partitions and data versions."""
+    """Return the assets, partitions and data versions logged by an earlier attempt of this step."""
     if not context.retry_number:
         return set()
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -365,7 +365,7 @@ def _logged_before(
 
 
 def _failure_message(failure: Failed) -> str:
-    """The error, with its stage and partition in front where it does not begin with its stage."""
+    """Return the error, prefixed with its stage and partition unless it begins with its stage."""
     text = str(failure.error)
     if text.startswith("stage "):
         return text

@@ -1,4 +1,4 @@
-"""Executes the checks that compute rows again: a sample of each partition, and what came of it."""
+"""Runs the checks that recompute rows: a sample of each partition."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
 MAX_PARTITIONS = 4
-"""Partitions that are sampled by a run that names none, chosen at random."""
+"""Number of partitions, chosen at random, that a run without partitions samples."""
 
 
 @dataclass
 class _Results:
-    """What a run of samples tells."""
+    """Results of a run that recomputes samples."""
 
     log: dg.DagsterLogManager
     made: dict[str | None, Sequence[Part]] = field(default_factory=dict)
@@ -65,18 +65,18 @@ class _Results:
 
 @dataclass(frozen=True)
 class ReproducibilityRunner:
-    """Computes samples of a pipeline's rows again.
+    """Recomputes samples of a pipeline's rows.
 
     Attributes:
-        context: The step.
+        context: The context of the step.
         pipeline: The pipeline.
-        store: Where the rows are.
-        compute: Where they are computed.
-        check: Called every few seconds; what it raises stops the run.
-        priority: Where runs compete for workers, the one with the highest goes first.
-        partitions: The partitions that are sampled, in place of the run's.
-        rows: Rows of each partition, in place of a check's own.
-        seed: Chooses the rows; None for others each time.
+        store: The store with the rows.
+        compute: The compute resource.
+        check: Called every few seconds; an exception stops the run.
+        priority: The run's priority when runs compete for workers; the highest goes first.
+        partitions: The partitions to sample, instead of the run's.
+        rows: Rows per partition, instead of each check's own number.
+        seed: Selects the rows; None for a new selection each time.
     """
 
     context: dg.AssetExecutionContext
@@ -90,15 +90,19 @@ class ReproducibilityRunner:
     seed: int | None = None
 
     def evaluate(self, log: CheckLog, check_runner: CheckRunner) -> None:
-        """Evaluates the selected checks of stages that are not to be materialized.
+        """Evaluate the selected checks of stages that this run does not materialize.
+
+        Args:
+            log: Receives the evaluations.
+            check_runner: Evaluates the checks.
 
         Raises:
-            VaneError: If a partition was never materialized, or the cluster cannot be used.
+            VaneError: If a partition was never materialized, or the cluster is not usable.
         """
         context = self.context
         for stage in self.pipeline:
             if stage.key in context.selected_asset_keys:
-                continue  # its rows are computed in this run
+                continue  # this run computes its rows
             for check in self.pipeline.reproducible(stage.name):
                 if dg.AssetCheckKey(stage.key, check.name) in context.selected_asset_check_keys:
                     self._evaluate(stage, check, log, check_runner)
@@ -134,7 +138,7 @@ class ReproducibilityRunner:
             delete_parts(sample.plan, self.store)
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
-        """The partitions of the run, or some of all if it names none."""
+        """Return the manifests of the run's partitions, or of a random sample if it names none."""
         if self.partitions and self.pipeline.partitions_def is None:
             raise PlanError(
                 f"pipeline {self.pipeline.name!r}: reproduce_partitions is {self.partitions!r}, "
@@ -154,7 +158,7 @@ class ReproducibilityRunner:
     def _recomputation(
         self, manifest: Manifest, sample: SamplePlan, results: _Results, seed: int
     ) -> Recomputation:
-        """The sample of a partition."""
+        """Return the recomputed sample of a partition."""
         key = manifest.partition
         sampled = sample.sampled.get(key)
         return Recomputation(
@@ -180,5 +184,5 @@ class ReproducibilityRunner:
 
 
 def check_label(stage: Stage) -> str:
-    """A stage, for messages."""
+    """Name a stage in messages."""
     return f"stage '{stage.pipeline.name}/{stage.name}'"

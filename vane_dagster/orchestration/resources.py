@@ -1,8 +1,9 @@
-"""The resources that a pipeline runs on: where the work is done.
+"""The compute resources of a pipeline.
 
-Where results are kept is `FragmentStore`.
+`FragmentStore` is the resource for results.
 
-Dagster reads the annotations of resources as they are, so they must not be postponed here.
+Dagster inspects the annotations of resources at runtime, so this module does not postpone their
+evaluation.
 """
 
 import logging
@@ -22,13 +23,13 @@ _log = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 
 
-# Dagster's resources are generic in what they give, which is themselves here.
+# Dagster's resources are generic in the value they provide, here the resource itself.
 class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Ray head on this machine's loopback address, started on first use.
 
-    It outlives the run, so that later runs of the same Python environment find their models warm.
-    It stops by itself after `idle_minutes` without a connected driver. ``vane-dagster cluster
-    list`` shows the heads of all environments and ``vane-dagster cluster stop`` ends one.
+    It outlives the run, so later runs of the same Python environment reuse their warm models. It
+    stops by itself after `idle_minutes` without a connected driver. ``vane-dagster cluster list``
+    shows the heads of all environments and ``vane-dagster cluster stop`` stops one.
     """
 
     num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")
@@ -52,18 +53,18 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def connect(self, start: bool = True) -> None:
-        """Connects this process.
+        """Connect this process.
 
         Args:
-            start: Whether to start the head if there is none; without, nothing is done then.
+            start: Whether to start the head if none runs. If False and none runs, do nothing.
 
         Raises:
-            ComputeError: If it cannot be started or reached.
+            ComputeError: If the head does not start or is not reachable.
         """
         self._head().connect("vane_dagster", start)
 
     def conflicts(self) -> list[str]:
-        """A warning for each other local head that claims the same CPUs or GPUs."""
+        """Return a warning for each other local head that claims the same CPUs or GPUs."""
         from vane_dagster.compute.local_heads import conflicts, running_heads
 
         head = self._head().find()
@@ -82,28 +83,28 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
 
-# As above.
+# As for LocalCluster.
 class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Where the work of a pipeline is done. See `RayCompute` and `LocalCompute`."""
+    """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
     def backend(self, told: Callable[[str], None]) -> Backend:
-        """Connects to where the pools live.
+        """Connect to the backend that runs the pools.
 
         Args:
-            told: Takes warnings about the cluster.
+            told: Receives warnings about the cluster.
         """
         raise NotImplementedError
 
     def close(self, backend: Backend) -> None:
-        """Ends what must not outlive the run."""
+        """Release everything that must not outlive the run."""
 
     def is_up(self) -> bool:
-        """Whether it can be asked without starting anything that stays."""
+        """Whether the backend is available without starting anything persistent."""
         return True
 
 
 class RayCompute(Compute):
-    """Work on a Ray cluster, by warm actors that outlive the run.
+    """Compute on a Ray cluster, with warm actors that outlive the run.
 
     The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
     """
@@ -130,12 +131,12 @@ class RayCompute(Compute):
     _has_warned: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Connects before the step begins, so that its time is that of its work.
+        """Connect before the step begins, so that the step's duration does not include it.
 
-        A local head that does not run is started only once there is something to compute.
+        A local head that is not running starts only when there is something to compute.
 
         Raises:
-            ComputeError: If the cluster cannot be reached, or two were given.
+            ComputeError: If the cluster is not reachable, or both `cluster` and `address` are set.
         """
         if self.cluster is not None and self.address is not None:
             raise ComputeError("RayCompute: give either cluster or address, not both")
@@ -146,10 +147,10 @@ class RayCompute(Compute):
         self._pool_manager = PoolManagerClient.known()
 
     def backend(self, told: Callable[[str], None]) -> Backend:
-        """See `Compute.backend`.
+        """Implement `Compute.backend`.
 
         Raises:
-            ComputeError: If the cluster cannot be reached.
+            ComputeError: If the cluster is not reachable.
         """
         self._connect(told, start=True)
         from vane_dagster.compute.ray_backend import RayBackend
@@ -157,14 +158,14 @@ class RayCompute(Compute):
         return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
 
     def close(self, backend: Backend) -> None:
-        """See `Compute.close`."""
+        """Implement `Compute.close`."""
         from vane_dagster.compute.ray_backend import RayBackend
 
         assert isinstance(backend, RayBackend)
         backend.close()
 
     def is_up(self) -> bool:
-        """See `Compute.is_up`."""
+        """Implement `Compute.is_up`."""
         import ray
 
         return bool(ray.is_initialized())
@@ -193,10 +194,14 @@ class RayCompute(Compute):
 
 
 def connect_address(address: str | None, options: dict[str, Any]) -> None:
-    """Connects this process to a Ray cluster, unless it is connected to it already.
+    """Connect this process to a Ray cluster, unless it is already connected to it.
+
+    Args:
+        address: The cluster's address, as for `ray.init`.
+        options: Further arguments of `ray.init`.
 
     Raises:
-        ComputeError: If it cannot be reached, or the process is connected to another.
+        ComputeError: If the cluster is not reachable, or the process is connected to another one.
     """
     import ray
 
@@ -206,7 +211,7 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
     if ray.is_initialized():
         _check_is_connected_to(address)
         return
-    # Ray Client's drivers have no folders that workers import from.
+    # Drivers that use Ray Client have no folders for workers to import from.
     job = {} if "://" in (address or "") else {"job_config": job_config()}
     address = recorded_address(address)
     try:
@@ -230,7 +235,7 @@ def connect_address(address: str | None, options: dict[str, Any]) -> None:
 
 
 def _check_is_connected_to(address: str | None) -> None:
-    """Where both addresses are plain, sees that they are one; Ray Client does not tell its own."""
+    """Check that two plain addresses are the same; Ray Client does not expose its address."""
     import ray
 
     if ray.util.client.ray.is_connected() or address is None or "://" in address:
@@ -245,7 +250,7 @@ def _check_is_connected_to(address: str | None) -> None:
 
 
 def _check_answers(address: str | None) -> None:
-    """Checks a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
+    """Check a plain address before Ray retries for minutes; Ray resolves "auto" and the like."""
     from vane_dagster.compute.connection import check_answers
 
     plain = (address or "").removeprefix("ray://")
@@ -255,7 +260,7 @@ def _check_answers(address: str | None) -> None:
 
 
 def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
-    """Connects to the cluster of a `dagster_ray.RayResource`, which may have done so itself."""
+    """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource
 
     if not isinstance(cluster, RayResource):
@@ -277,7 +282,7 @@ def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
 
 
 class LocalCompute(Compute):
-    """Work in subprocesses of the run, with no Ray at all: for debugging a function or a model.
+    """Compute in subprocesses of the run, without Ray, to debug a function or a model.
 
     Models stay warm within a run, not between runs.
     """
@@ -287,13 +292,13 @@ class LocalCompute(Compute):
     resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
 
     def backend(self, told: Callable[[str], None]) -> Backend:
-        """See `Compute.backend`."""
+        """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
         return LocalBackend(self.num_cpus, self.num_gpus, self.resources)
 
     def close(self, backend: Backend) -> None:
-        """See `Compute.close`."""
+        """Implement `Compute.close`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
         assert isinstance(backend, LocalBackend)

@@ -1,4 +1,4 @@
-"""A run: plan, execute on a thread, and hand its events to a listener on the caller's."""
+"""Plans a run, executes it on a thread, and delivers its events on the caller's thread."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from vane_dagster.storage.store import Store
 class EventQueue:
     """A queue in which log lines and progress overtake results.
 
-    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log. Of
-    `Progress`, only the latest is kept. Once all events are there, a `Writing` event in front of
-    each result says how many were handed out.
+    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log. Only the
+    latest `Progress` is kept. When all events are queued, a `Writing` event before each result
+    reports how many results were delivered.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class EventQueue:
         self._is_complete = False
 
     def put(self, event: Union[Event, None]) -> None:
-        """Adds an event; None says that no other will follow."""
+        """Add an event; None marks the end."""
         with self._changed:
             if event is None:
                 self._is_complete = True
@@ -66,10 +66,13 @@ class EventQueue:
             self._changed.notify()
 
     def get(self, timeout: float) -> Union[Event, None]:
-        """The next event, or None after the last one.
+        """Return the next event, or None after the last one.
+
+        Args:
+            timeout: Seconds to wait for an event.
 
         Raises:
-            queue.Empty: If none came within the timeout, in seconds.
+            queue.Empty: If no event arrives within the timeout.
         """
         with self._changed:
             if not self._changed.wait_for(self._has_next, timeout):
@@ -113,30 +116,30 @@ def run_pipeline(
     flush: Callable[[], None] = lambda: None,
     priority: int = 0,
 ) -> RunPlan:
-    """Brings stages of some partitions up to date.
+    """Bring stages of some partitions up to date.
 
     Args:
         pipeline: The pipeline.
         selected: Names of the stages.
-        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
-        compute: Where the work is done.
-        store: Where results are kept.
-        run_id: Names the run in leases and manifests.
+        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
+        compute: The compute resource.
+        store: The store for results.
+        run_id: Identifies the run in leases and manifests.
         listen: Called with each event, on this thread.
-        log: Takes a line of text.
-        check: Called every few seconds on this thread; what it raises stops the run.
+        log: Logs a line of text.
+        check: Called every few seconds on this thread; an exception stops the run.
         check_runner: Evaluates the stages' checks.
-        force: Computes everything again.
-        retry_quarantined: Computes the rows again that could not be computed.
-        flush: Called on this thread when no event has come for a moment, and after the last one,
-            so that `listen` may hold events back until then.
-        priority: Where runs compete for workers, the one with the highest priority goes first.
+        force: Whether to recompute everything.
+        retry_quarantined: Whether to recompute quarantined rows.
+        flush: Called on this thread when no event has arrived for a moment, and after the last one.
+            `listen` may buffer events until then.
+        priority: The run's priority when runs compete for workers; the highest goes first.
 
     Returns:
-        The plan that was carried out; what came of it went to `listen`.
+        The executed plan; its results went to `listen`.
 
     Raises:
-        VaneError: If nothing could be planned, or the cluster cannot do it.
+        VaneError: If nothing could be planned, or the cluster cannot run the plan.
     """
     look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
 
@@ -189,10 +192,21 @@ def recompute(
     check_runner: CheckRunner,
     priority: int = 0,
 ) -> None:
-    """Carries out the plan of a sample; see `run_pipeline` for the arguments.
+    """Execute the plan of a sample.
+
+    Args:
+        plan: The plan.
+        compute: As for `run_pipeline`, like all further arguments.
+        store: The store for results.
+        run_id: Identifies the run in leases.
+        listen: Called with each event.
+        log: Logs a line of text.
+        check: Called every few seconds; an exception stops the run.
+        check_runner: Evaluates the stages' checks.
+        priority: The run's priority when runs compete for workers.
 
     Raises:
-        VaneError: If the cluster cannot do it.
+        VaneError: If the cluster cannot run the plan.
     """
     backend = compute.backend(log)
     given = (plan, backend, store, run_id)
@@ -211,7 +225,7 @@ def recompute(
 
 @dataclass(frozen=True)
 class _Diagnosis:
-    """Looks for what else stands in the way, where the plan or the cluster has failed already."""
+    """Finds further problems by preflight validation, after the plan or the cluster has failed."""
 
     pipeline: Pipeline
     selected: Collection[str]
@@ -221,10 +235,10 @@ class _Diagnosis:
     log: Callable[[str], None]
 
     def backend(self) -> Backend:
-        """Where the work is done.
+        """Connect to the backend.
 
         Raises:
-            PreflightError: If it cannot be reached.
+            PreflightError: If it is not reachable.
         """
         try:
             return self.compute.backend(self.log)
@@ -233,9 +247,9 @@ class _Diagnosis:
             raise
 
     def refuse_with(self, errors: Sequence[VaneError]) -> None:
-        """Raises a PreflightError with these errors, if there is more than they tell.
+        """Raise a PreflightError with these errors, if preflight validation finds others.
 
-        A cluster is asked if it runs: a plan that fails does not start one.
+        Only a running cluster is validated: a plan that fails does not start one.
         """
         if not self.compute.is_up():
             found = self._findings(errors, None)
@@ -262,7 +276,7 @@ class _Diagnosis:
 
 
 def _few(errors: Sequence[VaneError]) -> list[VaneError]:
-    """The first errors of partitions, which are often the same; all are logged."""
+    """Return the first distinct errors of partitions, which are often the same; all are logged."""
     distinct = list({str(error): error for error in errors}.values())
     return distinct[:_TOLD]
 
@@ -273,10 +287,10 @@ def _on_a_thread(
     check: Callable[[], None],
     flush: Callable[[], None],
 ) -> None:
-    """Runs `work` on a thread and hands its events over; a slow listener stalls nothing.
+    """Run `work` on a thread and deliver its events here; a slow listener does not block the work.
 
-    An interruption of this thread, or what `check` raises, cancels the work. What is committed
-    until it has stopped is handed over all the same, for at most `_STOP_SECONDS`.
+    An interrupt of this thread, or an exception from `check`, cancels the work. Results that are
+    committed until it has stopped are still delivered, for at most `_STOP_SECONDS`.
     """
     events = EventQueue()
     cancelled = threading.Event()
@@ -296,7 +310,7 @@ def _on_a_thread(
     try:
         ended = False
         while not ended:
-            with signals_deferred() as received:  # an event that was taken is not lost
+            with signals_deferred() as received:  # a dequeued event is not lost
                 ended = handover.run(received)
     except BaseException:
         cancelled.set()
@@ -309,13 +323,13 @@ def _on_a_thread(
 
 
 class _EventPump:
-    """Hands the events of a run's thread to a listener on another one.
+    """Delivers the events of a run's thread to a listener on another thread.
 
     Args:
         events: The queue; None ends it.
         listen: Called with each event.
         check: Called every few seconds.
-        flush: Called when no event has come for a moment, and after the last.
+        flush: Called when no event has arrived for a moment, and after the last one.
     """
 
     def __init__(
@@ -329,10 +343,10 @@ class _EventPump:
         self._checked = time.monotonic()
 
     def run(self, received: Sequence[Any]) -> bool:
-        """Hands over events up to the last one, or until a signal is received.
+        """Deliver events up to the last one, or until a signal arrives.
 
         Returns:
-            Whether it was the last one.
+            True after the last event.
         """
         while not received:
             if time.monotonic() - self._checked > _CHECK_SECONDS:
@@ -350,7 +364,7 @@ class _EventPump:
         return False
 
     def finish(self) -> None:
-        """Hands over what cancelled work has still committed, for at most `_STOP_SECONDS`."""
+        """Deliver what cancelled work still commits, for at most `_STOP_SECONDS`."""
         until = time.monotonic() + _STOP_SECONDS
         while (left := until - time.monotonic()) > 0:
             try:
@@ -364,7 +378,7 @@ class _EventPump:
 
 
 def versions() -> Mapping[str, Any]:
-    """Versions that a manifest records."""
+    """Return the versions that a manifest records."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in ("vane-dagster", "ray", "pyarrow", "duckdb"):
         try:

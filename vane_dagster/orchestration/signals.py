@@ -1,4 +1,4 @@
-"""Signals that end a run, deferred while something has to be finished."""
+"""Deferred handling of the signals that end a run."""
 
 from __future__ import annotations
 

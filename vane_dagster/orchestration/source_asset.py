@@ -1,4 +1,4 @@
-"""What a pipeline's source holds, told to Dagster partition by partition as it changes."""
+"""Reports changes of a pipeline's source to Dagster, partition by partition."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _GROUP = 500
 
 
 class SourceLog:
-    """The source's observations: what Dagster knows of some partitions, and what it is told.
+    """Compares the source's partitions with their latest observations, and logs new observations.
 
     Args:
-        context: Of the step that observes. Make this object before the source is listed.
+        context: The context of the observing step. Create this object before listing the source.
         writer: Writes the observations.
-        pipeline: Whose source it is.
-        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        pipeline: The pipeline.
+        partitions: Partition keys; ``[None]`` for an unpartitioned pipeline.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class SourceLog:
         return EventLog(self._instance).versions(self.key, kind, self._partitions)
 
     def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
-        """Logs what partitions hold, where it is not what Dagster knows.
+        """Log the files of each partition that differs from its latest observation.
 
-        What was logged by others since this object was made may be newer than `found`, and stays.
+        An observation that others logged since this object was created may be newer than `found`,
+        so it is kept.
 
         Returns:
-            The partitions logged.
+            The logged partitions.
         """
         known = self._read()
         changed = [
@@ -83,15 +84,20 @@ class SourceLog:
 
 
 def _is_new(version: str, known: str | None, files: Sequence[FileRecord]) -> bool:
-    """Whether a partition's files are not what Dagster knows; one without files is nothing new."""
+    """Whether the files differ from the observed version; not if both are missing."""
     return version != known and (known is not None or bool(files))
 
 
 def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog) -> int:
-    """Lists the source and logs the partitions that changed; those without files are passed over.
+    """List the source and log the partitions that changed, skipping those without files.
+
+    Args:
+        pipeline: The pipeline.
+        partitions: Partition keys.
+        log: Logs the observations.
 
     Returns:
-        How many changed.
+        The number of changed partitions.
 
     Raises:
         SourceError: If a partition cannot be listed; the others are logged first.

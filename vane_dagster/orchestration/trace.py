@@ -1,4 +1,4 @@
-"""`trace`: where a row came from, and what was made of it."""
+"""`trace`: follow a row back to its source file, or forward to its results."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ def trace(
     forward: bool = False,
     store: Any = None,
 ) -> Trace:
-    """Follows a row through each stage back to the source file, or on to all that was made of it.
+    """Trace a row through each stage back to its source file, or forward to every row made from it.
 
-    Back, it goes by the manifests that each stage was really made from. Forward, it goes by those
-    in force. Parts are chosen by the manifests' ranges of ids, row groups by their statistics, and
-    of these the ids alone are read.
+    A backward trace uses the manifests that each stage was made from. A forward trace uses the
+    manifests in force. The search selects parts by the id ranges in the manifests and row groups by
+    their statistics, and reads only their id columns.
 
     Args:
-        stage: As "docs/enriched", or a stage or its asset key. Forward also "docs/source", or
-            "docs", for a row of the source.
-        id: The row's id; a text is converted where ids are numbers.
-        partition: The partition's key; none for an unpartitioned pipeline.
-        forward: Whether to go from the row to what was made of it.
+        stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts
+            "docs/source", or "docs", for a row of the source.
+        id: The row's id; a text is converted if the ids are numbers.
+        partition: The partition's key; None for an unpartitioned pipeline.
+        forward: Whether to trace forward from the row.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
             else a folder of this user.
 
     Returns:
-        The steps; print it, show it in a notebook, or take it as a dict.
+        The trace. Print it, display it in a notebook, or convert it to a dict.
 
     Raises:
-        TraceError: If there is no such stage, partition or row; it says where a row was left out.
+        TraceError: If there is no such stage, partition or row. The message names the stage that
+            dropped the row.
         StoreError: If the store cannot be read.
     """
     path = asset_path(stage, "vd.trace")

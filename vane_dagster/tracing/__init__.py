@@ -1,1 +1,1 @@
-"""Tracing: from a row back to the source file, and from a row to all that was made of it."""
+"""Tracing: from a row back to its source file, and forward to every row made from it."""

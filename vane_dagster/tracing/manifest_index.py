@@ -1,4 +1,4 @@
-"""The manifests of a pipeline in one partition, and where the rows are that they name."""
+"""The manifests of a pipeline in one partition, and the files that contain their rows."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _SHOWN_PARTITIONS = 3
 
 
 class ManifestIndex:
-    """What the store says of a pipeline in a partition; each manifest is opened once.
+    """Reads a pipeline's manifests in a partition; each manifest is opened once.
 
     Args:
         store: The store.
         pipeline: The pipeline's name.
         partition: The partition's key.
-        source: The pipeline's source. Default: Parquet files, reached with the store's options.
+        source: The pipeline's source. Default: Parquet files, read with the store's options.
 
     Raises:
-        TraceError: If the store holds no such pipeline.
+        TraceError: If the store contains no such pipeline.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class ManifestIndex:
 
     @cached_property
     def stages(self) -> Sequence[str]:
-        """The stages that were materialized in some partition."""
+        """The stages that were materialized in any partition."""
         return self.store.root.child(self.pipeline).folders()
 
     def label(self, stage: str) -> str:
-        """A stage as people name it."""
+        """Return a stage's label for messages."""
         return f"{self.pipeline}/{stage}"
 
     def require(self, stage: str) -> tuple[str, Manifest]:
-        """The manifest in force of a stage, with its name.
+        """Return the name and the content of a stage's manifest in force.
 
         Raises:
             TraceError: If the stage is unknown, or was never materialized in the partition.
@@ -86,7 +86,7 @@ class ManifestIndex:
         return found
 
     def in_force(self, stage: str) -> tuple[str, Manifest] | None:
-        """The manifest in force of a stage, with its name; None if there is none."""
+        """Return the name and the content of a stage's manifest in force; None if there is none."""
         if stage not in self._names:
             name = self.store.latest(self.pipeline, stage, [self.partition]).get(self.partition)
             self._names[stage] = "" if name is None else str(name)
@@ -95,7 +95,12 @@ class ManifestIndex:
         return None if manifest is None else (name_text, manifest)
 
     def open(self, stage: str, name: str) -> Manifest | None:
-        """A manifest by its name; None if it was collected."""
+        """Return a manifest by name; None if it was garbage-collected.
+
+        Args:
+            stage: The stage's name.
+            name: The manifest's name.
+        """
         if (stage, name) not in self._opened:
             folder = self.store.manifests(self.pipeline, stage, self.partition)
             try:
@@ -107,12 +112,17 @@ class ManifestIndex:
         return self._opened[stage, name]
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
-        """The manifest of an upstream stage from which another was made."""
+        """Return the manifest of an upstream stage that another manifest was made from.
+
+        Args:
+            manifest: The manifest of the downstream stage.
+            stage: The name of the upstream stage.
+        """
         name = manifest.upstream.get(stage)
         return None if name is None else self.open(stage, name)
 
     def shape(self, stage: str) -> Manifest | None:
-        """A manifest that tells what a stage reads: of this partition, else of any."""
+        """Return a manifest that records a stage's inputs: from this partition, else from any."""
         if found := self.in_force(stage):
             return found[1]
         for folder, name in self.store.latest_of_all(self.pipeline, stage).items():
@@ -120,9 +130,14 @@ class ManifestIndex:
         return None
 
     def rows_of(self, manifest: Manifest, index: int) -> list[RowFile]:
-        """The files in which the rows of a part are.
+        """Return the files that contain the rows of a part.
 
-        What a `write` stage passed on is read where it came from, as its files may be merged.
+        The rows of a `write` stage are read from its upstream stage, because its own files may be
+        merged.
+
+        Args:
+            manifest: The stage's manifest.
+            index: Index of the part.
         """
         if manifest.kind == "write":
             upstream = self.above(manifest, manifest.reads[0])
@@ -135,16 +150,15 @@ class ManifestIndex:
     def published(
         self, manifest: Manifest, index: int, found: Found
     ) -> tuple[RowFile, int] | list[str] | None:
-        """Where a `write` stage has put a row.
+        """Return the file to which a `write` stage published a row.
 
         Args:
             manifest: The stage's manifest.
-            index: The part.
-            found: The row where it came from.
+            index: Index of the part.
+            found: The row in its original file.
 
         Returns:
-            The file and the row's number in it, else all files that it may be in; None for other
-            stages.
+            The file and the row's number in it, else all candidate files; None for other stages.
         """
         if manifest.kind != "write" or manifest.published is None:
             return None
@@ -163,11 +177,18 @@ class ManifestIndex:
         return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
-        """The row of a stage with an id, and the index of its part; None if there is none.
+        """Find the row of a stage by id.
+
+        Args:
+            manifest: The stage's manifest.
+            id: The row's id.
+
+        Returns:
+            The index of its part, and the row; None if there is none.
 
         Raises:
-            FileNotFoundError: If a part that may hold it is gone.
-            StoreError: If one cannot be read.
+            FileNotFoundError: If a part that may contain it is missing.
+            StoreError: If a part cannot be read.
         """
         indexes = [i for i, p in enumerate(manifest.parts) if p.rows and p.id_min <= id <= p.id_max]
         files = [(i, file) for i in indexes for file in self.rows_of(manifest, i)]
@@ -183,11 +204,19 @@ class ManifestIndex:
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
     ) -> tuple[FileSpan, int] | None:
-        """The row of the source with an id: its span, and its number in the file.
+        """Find a row of the source by id.
+
+        Args:
+            manifest: The manifest of a stage that was made from the source.
+            spans: The file ranges to search.
+            id: The row's id.
+
+        Returns:
+            The row's span, and its number in the file; None if there is none.
 
         Raises:
-            FileNotFoundError: If a file is gone and the row is in none of the others.
-            StoreError: If one cannot be read and the row is in none of the others.
+            FileNotFoundError: If a file is missing and no other file has the row.
+            StoreError: If a file cannot be read and no other file has the row.
         """
         if manifest.source and manifest.source != self.source.kind:
             raise StoreError(
@@ -201,7 +230,7 @@ class ManifestIndex:
             raise StoreError(str(error)) from error
 
     def source_id(self, manifest: Manifest) -> str:
-        """The source's id column, which stages may have renamed."""
+        """Return the source's id column, which stages may have renamed."""
         column = manifest.keys[-1]
         while pairs := manifest.lineage.get(column):
             node, column = pairs[0]
@@ -212,12 +241,12 @@ class ManifestIndex:
         return column
 
     def changed(self, recorded: FileRecord) -> str | None:
-        """What has become of a source file since a manifest recorded it; None if nothing."""
+        """Describe how a source file has changed since it was recorded; None if it has not."""
         try:
             now = self.source.current(recorded)
         except FileNotFoundError:
             return "the file is gone since"
-        except Exception as error:  # drivers have exceptions of their own, of many kinds
+        except Exception as error:  # drivers raise many exception classes of their own
             return masked(f"the file cannot be looked at: {type(error).__name__}: {error}")
         (kept,) = reconcile([now], [recorded], self.source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
@@ -246,10 +275,16 @@ class ManifestIndex:
 
 
 def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:
-    """An id as the column holds it.
+    """Convert an id to the type of the id column.
+
+    Args:
+        text: The id.
+        kind: The type of the id column.
+        label: The stage's label, for the error message.
+        column: The name of the id column.
 
     Raises:
-        TraceError: If it cannot be one.
+        TraceError: If the id is not a valid value of that type.
     """
     if not pa.types.is_integer(kind):
         return str(text)
@@ -267,19 +302,19 @@ def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:
 def aligned(
     rows: Sequence[Sequence[Any]], depth: int, other: int
 ) -> tuple[int, dict[Any, Sequence[Any] | None]]:
-    """Which rows of a neighbouring stage belong to some rows of a stage.
+    """Return which rows of a neighboring stage correspond to some rows of a stage.
 
-    Keys are compared from the end, where the source's id stands. A neighbour with more keys has
-    many rows for one; one with fewer, one row for many.
+    Keys are compared from the end, because the source's id is the last one. A neighbor with more
+    keys has many rows for each row; a neighbor with fewer keys has one row for many.
 
     Args:
         rows: Keys of the rows.
-        depth: How many keys they have.
-        other: How many keys the neighbour's rows have.
+        depth: Number of keys per row.
+        other: Number of keys per row of the neighbor.
 
     Returns:
-        The position of the neighbour's key to look for, and its values, each with the keys of the
-        neighbour's row where they are known already.
+        The position of the neighbor's key to search for, and its values, each with the full keys
+        of the neighbor's row where they are known.
     """
     if other > depth:
         return other - depth, {row[0]: None for row in rows}
@@ -287,12 +322,23 @@ def aligned(
 
 
 def file_of(manifest: Manifest, url: str) -> FileRecord | None:
-    """A source file as a manifest recorded it."""
+    """Return a source file as a manifest recorded it.
+
+    Args:
+        manifest: The manifest.
+        url: The file's URL.
+    """
     return next((file for file in manifest.files if file.url == url), None)
 
 
 def fragment_index(manifest: Manifest, fragment: FragmentRecord, guess: int) -> int | None:
-    """Where a fragment stands in a manifest; None where it has other ones."""
+    """Return the index of a fragment in a manifest; None if the manifest does not contain it.
+
+    Args:
+        manifest: The manifest.
+        fragment: The fragment.
+        guess: The index to try first.
+    """
     own = manifest.fragments
     if guess < len(own) and own[guess].identity == fragment.identity:
         return guess

@@ -1,4 +1,4 @@
-"""Why a row is not there: where it was left out."""
+"""Explains why a stage lacks a row: which stage dropped it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from vane_dagster.storage.manifest import FileSpan, FragmentRecord, Manifest
 from vane_dagster.tracing.manifest_index import ManifestIndex, file_of
 
 _PIECES = 16
-_MAX_ROWS = 1 << 62  # of a file whose rows nobody has counted
+_MAX_ROWS = 1 << 62  # for a file with an unknown number of rows
 _MAX_MESSAGE_LENGTH = 200
 
 
 def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> TraceError:
-    """The error for a row that a stage does not have: what was looked at, and who left it out."""
+    """Return the error for a row that a stage lacks, with the stage that dropped it.
+
+    The error also gives the range of ids that the stage has.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest of the stage.
+        id: The row's id.
+    """
     label = manifest_index.label(manifest.stage)
     where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
     ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
@@ -40,7 +48,13 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
 
 
 def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
-    """Where a row last stood above a stage that does not have it; None if nowhere."""
+    """Describe the last upstream stage with a row that a stage lacks; None if there is none.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest of the stage that lacks the row.
+        id: The row's id.
+    """
     has: tuple[str, int] | None = None
     lacking = []
     for upstream in manifest.reads:
@@ -73,13 +87,13 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
 def leaving(
     manifest_index: ManifestIndex, manifest: Manifest, index: int, ids: Collection[Any]
 ) -> str:
-    """What became of rows that a part left out.
+    """Describe what happened to rows that a part lacks.
 
     Args:
-        manifest_index: Where the manifest comes from.
-        manifest: The manifest of the stage that left them out.
-        index: The part.
-        ids: The ids that the rows have above the stage.
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest of the stage that dropped the rows.
+        index: Index of the part.
+        ids: The ids of the rows in the upstream stage.
     """
     part, label = manifest.parts[index], manifest_index.label(manifest.stage)
     verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
@@ -107,7 +121,7 @@ class SourceRow:
 
 
 def _in_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
-    """The row in the files that a manifest was made from, and its fragment."""
+    """Find a row in the source files of a manifest; None if the files cannot be read."""
     try:
         return search_source(manifest_index, manifest, id)
     except (FileNotFoundError, StoreError):
@@ -115,11 +129,16 @@ def _in_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> So
 
 
 def search_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> SourceRow | None:
-    """Looks a row up in the source files of a manifest, whatever its stage has left out.
+    """Find a row in the source files of a manifest, including rows that its stage dropped.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest.
+        id: The row's id.
 
     Raises:
-        FileNotFoundError: If a file is gone.
-        StoreError: If one cannot be read.
+        FileNotFoundError: If a file is missing.
+        StoreError: If a file cannot be read.
     """
     pieces = _pieces(
         manifest, [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
@@ -136,9 +155,9 @@ def search_source(manifest_index: ManifestIndex, manifest: Manifest, id: Any) ->
 def _pieces(
     manifest: Manifest, indexes: Sequence[int]
 ) -> dict[FileSpan, dict[int, FragmentRecord]]:
-    """Where to look for the rows of some fragments: spans, and the fragments that each holds.
+    """Return the spans to search for the rows of some fragments, with the fragments in each.
 
-    Consecutive fragments of a file are put together, so that the file is opened few times.
+    Consecutive fragments of a file are merged, to open the file few times.
     """
     most = -(-len(indexes) // _PIECES)
     pieces: dict[FileSpan, dict[int, FragmentRecord]] = {}
@@ -159,7 +178,13 @@ def _pieces(
 def search_changed(
     manifest_index: ManifestIndex, manifest: Manifest, id: Any
 ) -> tuple[FileSpan, int] | None:
-    """Looks a row up in the source files that are not any more what a manifest recorded."""
+    """Find a row in the source files that have changed since a manifest recorded them.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest.
+        id: The row's id.
+    """
     recorded = [file for url in _urls(manifest) if (file := file_of(manifest, url))]
     changed = [
         FileSpan(file.url, 0, _MAX_ROWS) for file in recorded if manifest_index.changed(file)
@@ -171,7 +196,7 @@ def search_changed(
 
 
 def looked_at(manifest: Manifest) -> str:
-    """The source files of a manifest, for messages."""
+    """Name the source files of a manifest in messages."""
     return names(_urls(manifest), 3)
 
 
@@ -180,7 +205,10 @@ def _urls(manifest: Manifest) -> dict[str, None]:
 
 
 def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:
-    """Whether a fragment may have a row; not where a part has all of its rows and not this one."""
+    """Whether a fragment may contain a row.
+
+    It does not if the part has all rows of the fragment and its id range excludes the row.
+    """
     part, fragment = manifest.parts[index], manifest.fragments[index]
     if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
         return True

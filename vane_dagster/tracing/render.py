@@ -1,4 +1,4 @@
-"""What a manifest alone tells of its rows' origin, for the metadata of a materialization."""
+"""The origin of a manifest's rows, from that manifest alone, for materialization metadata."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vane_dagster.tracing.steps import markdown_table, utc
 
 
 def sample_trace(store: Store, manifest: Manifest) -> str | None:
-    """Where a partition's rows came from, as a Markdown table, and a command that traces one.
+    """Return the origin of a partition's rows as a Markdown table, and a trace command.
 
-    Nothing is read: what the manifests above say is not repeated.
+    This reads nothing: it does not repeat the content of upstream manifests.
 
     Args:
-        store: The store that holds the manifest.
+        store: The store with the manifest.
         manifest: The manifest.
 
     Returns:
-        The table; None for what is no stage of a pipeline.
+        The table; None if the manifest is not of a pipeline's stage.
     """
     if not manifest.reads or not manifest.keys:
         return None
@@ -40,7 +40,12 @@ def sample_trace(store: Store, manifest: Manifest) -> str | None:
 
 
 def trace_command(store: Store, manifest: Manifest) -> str | None:
-    """The command that traces the first of a manifest's sample rows; None without one."""
+    """Return the command that traces the first sample row of a manifest; None if there is none.
+
+    Args:
+        store: The store with the manifest.
+        manifest: The manifest.
+    """
     label = f"{manifest.pipeline}/{manifest.stage}"
     id = manifest.sample[0].get(manifest.keys[0]) if manifest.sample else None
     if id is None or id.endswith("…") or "`" in id or "\n" in id:

@@ -1,4 +1,4 @@
-"""What a trace consists of, as data and as text."""
+"""The steps of a trace, as data and as text."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from datetime import datetime, timezone
 from typing import Any
 
 SHOWN = 20
-"""Rows of one stage that a trace lists; of more the number is told."""
+"""Maximum rows per stage that a trace lists; it counts the others."""
 
 _MAX_PUBLISHED = 3
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row on its way: in the source, or in a stage's part.
+    """One row in the source or in a stage's part.
 
     Attributes:
         stage: Pipeline and stage, as "docs/clean"; "docs/source" for a row of a source file.
-        kind: The stage's kind, as "map_batches"; "source".
+        kind: The stage's kind, as "map_batches"; "source" for a row of a source file.
         partition: The partition's key.
-        keys: The row's id, then the ids of the rows it was made from, by column.
-        url: The part or the source file; empty where it is not known any more.
-        row: The row's number in that file, counted from 0; None where it could not be looked up.
-        reads: What the stage reads: "source", or names of stages.
-        manifest: Name of the manifest that holds the part.
+        keys: By column, the row's id and then the ids of the rows that it was made from.
+        url: The part or the source file; empty if unknown.
+        row: The row's number in that file, counted from 0; None if unknown.
+        reads: The stage's inputs: "source", or names of stages.
+        manifest: Name of the manifest that contains the part.
         run_id: The run that made the part.
         committed_by: The run that committed the manifest, perhaps a later one.
         code_version: The stage's definition.
@@ -34,11 +34,11 @@ class Step:
         pool: Identity of the model's pool.
         workers: The workers that computed the part.
         at: Unix time in seconds at which the part was written.
-        seconds: What the workers took for the whole part.
+        seconds: Seconds that the workers spent on the whole part.
         version: The source file's version as the manifest recorded it.
-        size: The source file's size in bytes, likewise.
-        published: Where a `write` stage has put the row: its file, or all that it may be in.
-        notes: What else there is to say.
+        size: The source file's size in bytes as the manifest recorded it.
+        published: The file to which a `write` stage published the row, or all candidate files.
+        notes: Further remarks.
     """
 
     stage: str
@@ -65,16 +65,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """A row's way.
+    """The trace of a row.
 
     Attributes:
-        stage: Where it was asked for, as "docs/enriched" or "docs/source".
+        stage: The stage of the traced row, as "docs/enriched" or "docs/source".
         partition: The partition's key.
         id: The row's id.
-        forward: Whether it goes from the row to what was made of it.
-        steps: The rows on the way, upstream first.
-        omitted: By stage, how many rows there are beside those listed.
-        missing: For stages below that have nothing of the row, why. Of a forward trace.
+        forward: Whether the trace goes from the row to the rows made from it.
+        steps: The rows of the trace, upstream first.
+        omitted: By stage, the number of rows that are not listed.
+        missing: In a forward trace, by downstream stage without such rows, the reason.
     """
 
     stage: str
@@ -86,7 +86,7 @@ class Trace:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, as JSON holds them."""
+        """Return the trace as plain values that JSON can represent."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Trace:
         return self.to_markdown()
 
     def to_markdown(self) -> str:
-        """The steps as a Markdown table."""
+        """Format the steps as a Markdown table."""
         head = ["Stage", "Row", "Where", "Run", "Code version", "Model", "Workers", "Time", "Notes"]
         rows = []
         for step in self.steps:
@@ -131,18 +131,23 @@ class Trace:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of texts, which stay inside their cells."""
+    """Format texts as a Markdown table, each text in one cell.
+
+    Args:
+        head: The column names.
+        rows: The rows of texts.
+    """
     body = ([markdown_text(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
 
 
 def markdown_text(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Escape a text for Markdown."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
 def utc(seconds: float) -> str:
-    """A Unix time as people read it."""
+    """Format a Unix time for people."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

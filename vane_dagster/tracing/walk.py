@@ -1,7 +1,8 @@
-"""Traces: from a row back to its source, and forward to all that was made of it.
+"""Traces: from a row back to its source, and forward to every row made from it.
 
-The way back goes through the manifests that were really used, the way forward through those in
-force. Where a source is the rows of another pipeline, the way back goes on in that one.
+A backward trace follows the manifests that each stage was made from. A forward trace follows the
+manifests in force. If a pipeline's source is the rows of another pipeline, the backward trace
+continues there.
 """
 
 from __future__ import annotations
@@ -36,18 +37,23 @@ _Node = tuple[str, str]
 
 @dataclass
 class _WantedRows:
-    """Rows of a stage that are wanted: by the position of a key and its values, and the part."""
+    """Rows to find in a stage: the part's index, and the wanted values by key position."""
 
     index: int | None
     by: dict[int, dict[Any, Sequence[Any] | None]] = field(default_factory=dict)
 
 
 def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """A row's way back, on through the pipelines whose rows are the source of others.
+    """Trace a row back, across pipelines that read the rows of other pipelines.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        stage: The stage's name.
+        id: The row's id.
 
     Raises:
         TraceError: If there is no such stage, partition or row.
-        StoreError: If the row's own part is gone or cannot be read.
+        StoreError: If the row's own part is missing or cannot be read.
     """
     if stage == SOURCE:
         raise TraceError(
@@ -79,7 +85,7 @@ def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
 
 
 class _BackwardWalk:
-    """Goes from stage to stage, a stage after all that were made of it."""
+    """Visits stages upstream, each after all stages that read it."""
 
     def __init__(self, manifest_index: ManifestIndex) -> None:
         self._manifest_index = manifest_index
@@ -89,7 +95,13 @@ class _BackwardWalk:
         self._source: dict[tuple[str, int, Any], tuple[Manifest, int, Any]] = {}
 
     def visit(self, node: _Node, index: int, found: Sequence[Found]) -> None:
-        """Begins at rows that are known."""
+        """Start at known rows.
+
+        Args:
+            node: Their stage and the name of its manifest.
+            index: Index of their part.
+            found: The rows.
+        """
         for number, current in enumerate(self._order(node)):
             manifest = self._manifest_index.open(*current)
             if number == 0:
@@ -104,7 +116,7 @@ class _BackwardWalk:
             self._go_on(step)
 
     def _go_on(self, step: Step) -> None:
-        """Follows a row of the source that is a row of another pipeline."""
+        """Continue in another pipeline if the row of the source is one of its rows."""
         if (other := upstream_pipeline_row(self._manifest_index, step)) is None:
             return
         walk = _BackwardWalk(other.manifest_index)
@@ -113,7 +125,7 @@ class _BackwardWalk:
         self.omitted |= walk.omitted
 
     def _order(self, first: _Node) -> list[_Node]:
-        """The nodes above one, each after all that read it."""
+        """Return a stage and its upstream stages, each after all stages that read it."""
         done: dict[_Node, None] = {}
 
         def go(node: _Node) -> None:
@@ -128,7 +140,7 @@ class _BackwardWalk:
         return list(reversed(done))
 
     def _ask(self, manifest: Manifest, index: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Asks the stages above for what some rows were made from."""
+        """Request the rows of upstream stages that some rows were made from."""
         fragment = manifest.fragments[index]
         for upstream in manifest.reads:
             if upstream == SOURCE:
@@ -151,7 +163,7 @@ class _BackwardWalk:
             self._source.setdefault(place, (manifest, index, row[-1]))
 
     def _look(self, node: _Node, manifest: Manifest | None, asked: _WantedRows) -> None:
-        """Looks rows up that stages below asked for, and asks on."""
+        """Find the rows that downstream stages requested, and request their upstream rows."""
         if manifest is None or asked.index is None:
             note = (
                 f"its manifest {node[1]} was collected, so this step is not known any more"
@@ -202,7 +214,7 @@ class _BackwardWalk:
         return stage_step(self._manifest_index, manifest, node[1], index, found)
 
     def _add(self, steps: Sequence[Step]) -> None:
-        """Keeps steps so that they stand in the order of their rows when all are reversed."""
+        """Append steps in reverse; reversing all steps then restores the order of their rows."""
         self.steps += reversed(steps)
 
 
@@ -215,16 +227,16 @@ def stage_step(
     keys: Sequence[Any] = (),
     notes: Sequence[str] = (),
 ) -> Step:
-    """The step of a row in a part.
+    """Return the step of a row in a part.
 
     Args:
-        manifest_index: Where the manifest comes from.
+        manifest_index: The manifests of the pipeline.
         manifest: The manifest.
         name: Its name.
-        index: The part.
-        found: The row; None if it could not be looked up.
-        keys: Its keys as far as they are known otherwise.
-        notes: What else there is to say.
+        index: Index of the part.
+        found: The row; None if it could not be read.
+        keys: The row's known keys, if it could not be read.
+        notes: Further remarks.
     """
     made = manifest.parts[index].made
     keys = found.keys if found else keys
@@ -260,9 +272,15 @@ def _urls(published: tuple[RowFile, int] | list[str] | None) -> tuple[str, ...]:
 
 
 def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, id: Any) -> Step:
-    """The step of a row in its source file, as a manifest recorded the file.
+    """Return the step of a row in its source file, as a manifest recorded the file.
 
-    What has become of the file since is a note.
+    A note describes later changes of the file.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        manifest: The manifest.
+        index: Index of the fragment.
+        id: The row's id.
     """
     fragment = manifest.fragments[index]
     column = manifest_index.source_id(manifest)
@@ -298,7 +316,7 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
 def _file_with(
     manifest_index: ManifestIndex, manifest: Manifest, fragment: FragmentRecord, id: Any
 ) -> FileSpan:
-    """The file of a fragment that has a row; the first if none is found."""
+    """Return the span of a fragment that contains a row; the first span if none does."""
     spans = fragment.spans
     if len(spans) == 1:
         return spans[0]
@@ -318,7 +336,7 @@ _MAX_MANIFESTS = 50
 
 @dataclass(frozen=True)
 class UpstreamPipelineRow:
-    """A row of another pipeline: its manifest, part and place."""
+    """A row of another pipeline: its manifest, part and position."""
 
     manifest_index: ManifestIndex
     name: str
@@ -328,7 +346,11 @@ class UpstreamPipelineRow:
 
 
 def upstream_pipeline_row(manifest_index: ManifestIndex, step: Step) -> UpstreamPipelineRow | None:
-    """The row of another pipeline's stage that a row of the source is; None if it is none.
+    """Return the row of another pipeline's stage that a row of the source is; None if it is none.
+
+    Args:
+        manifest_index: The manifests of the pipeline with the source.
+        step: The step of the row of the source.
 
     Raises:
         StoreError: If a manifest cannot be read.
@@ -354,7 +376,7 @@ def upstream_pipeline_row(manifest_index: ManifestIndex, step: Step) -> Upstream
 
 
 def _stage_of(manifest_index: ManifestIndex, url: str) -> tuple[str, str, str, str] | None:
-    """Pipeline, stage, folder of the partition and file name of a part in the store."""
+    """Return the pipeline, stage, partition folder and file name of a part in the store."""
     root = manifest_index.store.root
     if protocol_of(url) != protocol_of(root.url):
         return None
@@ -367,13 +389,13 @@ def _stage_of(manifest_index: ManifestIndex, url: str) -> tuple[str, str, str, s
 
 @dataclass(frozen=True)
 class _StageRows:
-    """What a stage has of the row.
+    """The rows that a stage has of a forward trace.
 
     Attributes:
-        keys: How many keys its rows have.
-        rows: Its rows, by their keys.
-        passed: Keys that its rows would have had, to look for below it where that was made from
-            another materialization of it.
+        keys: Number of keys per row.
+        rows: The rows, by their keys.
+        passed: Keys that the rows would have had. They are searched for in downstream stages that
+            were made from another materialization of this stage.
     """
 
     keys: int
@@ -382,11 +404,16 @@ class _StageRows:
 
 
 def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """What was made of a row of a stage, or of the source.
+    """Trace a row of a stage, or of the source, forward.
+
+    Args:
+        manifest_index: The manifests of the pipeline.
+        stage: The stage's name, or `SOURCE`.
+        id: The row's id.
 
     Raises:
         TraceError: If there is no such stage, partition or row.
-        StoreError: If the row's own part is gone or cannot be read.
+        StoreError: If the row's own part is missing or cannot be read.
     """
     if stage == SOURCE:
         return _from_source(manifest_index, id)
@@ -445,7 +472,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
 def _index_by_part(
     manifest_index: ManifestIndex, newest: Manifest, head: Manifest, key: Any
 ) -> int | None:
-    """The fragment of the row, where a stage that reads the source has kept it."""
+    """Return the index of the row's fragment, if a stage that reads the source kept the row."""
     if len(head.keys) != 1:
         return None
     try:
@@ -458,7 +485,7 @@ def _index_by_part(
 
 
 def _changed(manifest_index: ManifestIndex, manifest: Manifest, key: Any) -> Trace:
-    """The trace of a row that came into a source file after it was read."""
+    """Return the trace of a row that was added to a source file after the file was read."""
     hit = search_changed(manifest_index, manifest, key)
     where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
     if hit is None:
@@ -487,7 +514,7 @@ def _converted(
 
 
 class _ForwardWalk:
-    """Goes down from stage to stage, each after all that it reads."""
+    """Visits stages downstream, each after all its inputs."""
 
     def __init__(self, manifest_index: ManifestIndex, fragment: FragmentRecord, index: int) -> None:
         self._manifest_index, self._fragment, self._index = manifest_index, fragment, index
@@ -497,7 +524,12 @@ class _ForwardWalk:
         self.reached: dict[str, _StageRows] = {}
 
     def trace(self, stage: str, id: Any) -> Trace:
-        """Goes down all stages, and gives what was found."""
+        """Visit all downstream stages and return the trace.
+
+        Args:
+            stage: The stage of the first row, or `SOURCE`.
+            id: The row's id.
+        """
         for below in self._below(stage):
             self._look(below)
         return Trace(
@@ -507,7 +539,7 @@ class _ForwardWalk:
         )  # fmt: skip
 
     def _below(self, first: str) -> list[str]:
-        """The stages that read another one directly or not, each after what it reads."""
+        """Return the direct and indirect downstream stages of a stage, each after its inputs."""
         shapes = {stage: self._manifest_index.shape(stage) for stage in self._manifest_index.stages}
         reads = {s: tuple(m.reads) for s, m in shapes.items() if m is not None}
         order: dict[str, bool] = {first: True}
@@ -569,14 +601,14 @@ class _ForwardWalk:
             self.omitted[label] = len(rows) - SHOWN
 
     def _is_of(self, manifest: Manifest, upstream: str) -> bool:
-        """Whether a manifest was made from the one in force of a stage above."""
+        """Whether a manifest was made from the manifest in force of an upstream stage."""
         in_force = self._manifest_index.in_force(upstream)
         return in_force is not None and manifest.upstream.get(upstream) == in_force[0]
 
     def _wanted(
         self, manifest: Manifest, above: dict[str, _StageRows], guessed: set[str]
     ) -> dict[int, dict[Any, Sequence[Any] | None]]:
-        """What to look for in a stage, by the position of a key; of some by guess, too."""
+        """Return the values to find in a stage by key position, partly guessed for `guessed`."""
         wanted: dict[int, dict[Any, Sequence[Any] | None]] = {}
         for upstream, reached in above.items():
             rows = reached.rows or (reached.passed if upstream in guessed else ())
