@@ -1,8 +1,8 @@
 """Sources: where a pipeline's rows come from.
 
-To add one to the package, write a module with a subclass of `Source`, and import it here, so that
-workers have it too; `vane_dagster/__init__.py` gives it a public name. To add one in your own code,
-subclass `Source` or `FileSource` and give the object to `Pipeline(source=...)`.
+To add a source to the package, write a module with a subclass of `Source` and import it here, which
+makes it available to workers. `vane_dagster/__init__.py` gives it a public name. To add a source in
+your own code, subclass `Source` or `FileSource` and pass the object to `Pipeline(source=...)`.
 """
 
 from vane_dagster.sources.base import (

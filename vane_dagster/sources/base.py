@@ -1,9 +1,9 @@
-"""`Source`: what a pipeline knows of the place where its rows come from.
+"""`Source`: the interface between a pipeline and the place its rows come from.
 
-A source lists files, splits them into fragments, and reads fragments. Everything else in the
-package works with `FileRecord` and `FragmentRecord` and knows no format. A new source is one file
+A source lists files, splits them into fragments, and reads fragments. The rest of the package works
+with `FileRecord` and `FragmentRecord` and is independent of the format. A new source is one file
 with a subclass, and one line in ``vane_dagster/sources/__init__.py``. A class in the user's own
-code needs no registration: its code is part of the keys, and travels to the workers.
+code needs no registration: its code is part of the keys, and is sent to the workers.
 
 | phase | process | methods |
 |---|---|---|
@@ -42,17 +42,16 @@ _MIN_ROWS = 1_024
 _MAX_BYTES = 64 << 20
 
 Listed = Union[tuple[FileRecord, ...], SourceError]
-"""The files of a partition, perhaps none, in the order of their rows, or why they cannot be listed.
-"""
+"""The files of a partition, possibly none, in row order; or the error if listing them failed."""
 
 
 @dataclass(frozen=True)
 class FragmentRule:
-    """How large fragments are.
+    """The maximum size of fragments.
 
     Attributes:
-        rows: Rows of a fragment, at most.
-        bytes: Uncompressed bytes of a fragment over all columns, at most.
+        rows: Maximum rows of a fragment.
+        bytes: Maximum uncompressed bytes of a fragment over all columns.
     """
 
     rows: int
@@ -63,7 +62,10 @@ class FragmentRule:
 
 
 def default_rule(batch_sizes: Sequence[int]) -> FragmentRule:
-    """Enough batches a fragment to keep workers busy, few enough to lose little: 64 or so."""
+    """Return a rule of about 64 batches per fragment.
+
+    These are enough batches to keep workers busy, and few enough to lose little in a failure.
+    """
     if not batch_sizes:
         return FragmentRule(_DEFAULT_ROWS)
     rows = _BATCHES_A_FRAGMENT * (1 << (min(batch_sizes) - 1).bit_length())
@@ -72,7 +74,7 @@ def default_rule(batch_sizes: Sequence[int]) -> FragmentRule:
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A partition of the source, split.
+    """A partition of the source, split into fragments.
 
     Attributes:
         schema: Schema of the rows.
@@ -85,7 +87,7 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class ReadContext:
-    """What a worker gives a source that reads.
+    """The context in which a source reads in a worker.
 
     Attributes:
         location: Stage and fragment, for messages.
@@ -97,15 +99,14 @@ class ReadContext:
 
 
 class Source(ABC):
-    """Where a pipeline's rows come from.
+    """The place a pipeline's rows come from.
 
-    Subclasses are picklable values, as frozen dataclasses are: they hold what was declared, and no
-    connections. Methods mutate nothing.
+    Subclasses are picklable values, such as frozen dataclasses: they hold the declaration, and no
+    connections. Methods do not mutate anything.
 
     Attributes:
-        kind: Dagster kind of the source's asset, as "parquet".
-        version: Stands for the code of a class in the user's own modules, whose code is part of the
-            keys otherwise.
+        kind: Dagster kind of the source's asset, such as "parquet".
+        version: Replaces the code of a class in the user's own modules in the keys.
         asset: Key of the Dagster asset that writes the source, as "a/b", if there is one.
         allow_empty: Whether a partition without any rows is accepted.
     """
@@ -120,7 +121,7 @@ class Source(ABC):
     def validate(  # noqa: B027 (most sources fit any pipeline)
         self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None
     ) -> None:
-        """Checks the source against the pipeline that reads it.
+        """Check the source against the pipeline that reads it.
 
         Args:
             location: The pipeline, for messages.
@@ -131,12 +132,12 @@ class Source(ABC):
         """
 
     def describe(self) -> str:
-        """A description of the source's Dagster asset."""
+        """Return a description of the source's Dagster asset."""
         return f"{self.kind} at {self.place}"
 
     @abstractmethod
     def url_for(self, partition_key: str | None) -> str:
-        """The URL or another name of a partition's data, for messages and metadata."""
+        """Return the URL or another name of a partition's data, for messages and metadata."""
 
     @property
     def place(self) -> str:
@@ -145,53 +146,53 @@ class Source(ABC):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Local paths or URL patterns of the data, whose content is never part of a stage's key."""
+        """Local paths or URL patterns of the data. Its content is never part of a stage's key."""
         return ()
 
     def options_for(self, url: str) -> Mapping[str, Any]:
-        """Options of the fsspec file system that reaches a file."""
+        """Return the options of the fsspec file system of a file."""
         return {}
 
     def schema(self, location: str) -> pa.Schema:
-        """The columns as far as they are known without a store, from one file.
+        """Return the columns as far as they are known without a store, from one file.
 
         Args:
             location: The pipeline, for messages.
 
         Raises:
             SourceError: If there is no file, or none that can be read.
-            DefinitionError: If a run alone can tell.
+            DefinitionError: If they are known only in a run.
         """
         raise DefinitionError(f"{location}: the types of {self.place!r} are known in a run alone")
 
     # Planning.
 
     def bind(self, store: Store) -> Source:
-        """The source as a run uses it, with what it needs of the pipeline's store."""
+        """Return the source as a run uses it, bound to the pipeline's store if it needs one."""
         return self
 
     @property
     def splitting(self) -> str:
-        """What decides on the fragments beside the files and the rule: a new value splits anew."""
+        """A text that identifies how files are split. A new value splits all files again."""
         return ""
 
     @abstractmethod
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        """Lists the files of some partitions, in as few requests as there can be.
+        """List the files of some partitions, in as few requests as possible.
 
         Args:
             partitions: Keys; ``[None]`` for an unpartitioned pipeline.
             location: The pipeline, for messages.
 
         Returns:
-            For each partition its files, each with a version that changes when it does, or the
-            error. One partition's error does not affect the others.
+            For each partition its files, each with a version that changes when the file does, or
+            the error. The error of one partition does not affect the others.
         """
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        """The error for a partition without files; None if that is accepted.
+        """Return the error for a partition without files; None if that is accepted.
 
         Args:
             partition: The partition's key.
@@ -206,10 +207,10 @@ class Source(ABC):
     def required(
         self, listed: Listed, partition: str | None, location: str
     ) -> tuple[FileRecord, ...]:
-        """The files of a partition that was listed.
+        """Return the files of a partition that was listed, or raise its error.
 
         Args:
-            listed: What `list_files` returned for it.
+            listed: The result of `list_files` for it.
             partition: The partition's key.
             location: The pipeline, for messages.
 
@@ -230,15 +231,14 @@ class Source(ABC):
         location: str,
         partition: str | None = None,
     ) -> SourceTable:
-        """Splits the files of a partition into fragments, the same from run to run.
+        """Split the files of a partition into fragments, the same in every run.
 
         A fragment, made by `fragment_record`, holds rows of one file, or whole files (see
-        `grouping`).
-        An added or changed file must leave the fragments of the other files as they are.
+        `grouping`). An added or changed file must not change the fragments of the other files.
 
         Args:
             files: The files.
-            rule: How large a fragment may be.
+            rule: The maximum size of a fragment.
             location: The pipeline, for messages.
             partition: The partition's key.
 
@@ -250,9 +250,9 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Reads columns of a fragment, in a worker.
+        """Read columns of a fragment, in a worker.
 
-        The worker compares the rows' number with the fragment's, and the files with those that
+        The worker compares the number of rows with the fragment's, and the files with those that
         were planned.
 
         Args:
@@ -275,18 +275,18 @@ class Source(ABC):
         where: str | None,
         context: ReadContext,
     ) -> pa.Table | None:
-        """Computes SQL over a fragment where it is read, in a worker.
+        """Compute SQL over a fragment while reading it, in a worker.
 
         Args:
             fragment: The fragment.
-            schema: The columns that the expressions name, with their types.
+            schema: The columns that the expressions use, with their types.
             columns: Output columns and their expressions.
             where: The filter, if there is one.
             context: Location and DuckDB connection.
 
         Returns:
-            The rows that the filter keeps, in order; None if the source cannot, in which case the
-            worker reads the fragment and computes in memory.
+            The rows that pass the filter, in order; None if the source cannot compute SQL. The
+            worker then reads the fragment and computes in memory.
 
         Raises:
             SourceError: If the files cannot be read.
@@ -295,7 +295,7 @@ class Source(ABC):
         return None
 
     def current(self, file: FileRecord) -> FileRecord:
-        """A listed file as it is now.
+        """Return the current record of a listed file.
 
         Raises:
             FileNotFoundError: If it is gone.
@@ -307,15 +307,15 @@ class Source(ABC):
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Finds the row with an id, which is in one span at most.
+        """Find the row with an id, which is in at most one span.
 
         Args:
-            spans: Where to look.
+            spans: The spans to search.
             column: The source's id column.
             id: The id.
 
         Returns:
-            The span, and the row's number in its file, counted from 0; None if it is in none.
+            The span, and the row's number in its file, counted from 0; None if no span has the row.
 
         Raises:
             FileNotFoundError: If a file is gone and the row is in none of the others.
@@ -334,12 +334,12 @@ class Source(ABC):
 def fragment_record(
     spans: Sequence[tuple[FileRecord, int, int]], size: int, extra: str = ""
 ) -> FragmentRecord:
-    """A fragment, with the identity that keys what is computed from it.
+    """Make the record of a fragment, with the identity that is part of its fragment keys.
 
     Args:
         spans: Files, each with its first row and the row after its last.
-        size: Bytes of the rows in memory, as an estimate.
-        extra: What else the rows depend on.
+        size: Estimated bytes of the rows in memory.
+        extra: Anything else that the rows depend on.
     """
     text = "\n".join(f"{file_identity(file)}\n{start}\n{stop}" for file, start, stop in spans)
     identity = hashlib.blake2b(f"{text}{extra}".encode(), digest_size=16).hexdigest()
@@ -352,13 +352,13 @@ def fragment_record(
 
 
 def unreadable(url: str, error: Exception, location: str, fix: str | None = None) -> SourceError:
-    """The error for a file that cannot be read.
+    """Return the error for a file that cannot be read.
 
     Args:
         url: The file.
-        error: What its driver or reader raised.
+        error: The error of its driver or reader.
         location: Stage and fragment.
-        fix: What to do about it, if the kind of error does not tell.
+        fix: How to fix it, if this does not follow from the class of the error.
     """
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return SourceError(f"{location}: {url!r} cannot be read: {reason}. {fix or advice(error)}")

@@ -1,4 +1,4 @@
-"""`FileSource`: a source of files that a URL pattern finds, partition by partition."""
+"""`FileSource`: a source of files that match a URL pattern, partition by partition."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """Files of one format, found by a URL pattern for each partition.
+    """Files of one format that match a URL pattern for each partition.
 
     A subclass sets `kind` and `suffix`, and defines `split` and `read`.
 
     Attributes:
-        suffix: How the names of files below a folder end, as ".parquet".
-        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
-            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        suffix: The suffix of the names of files in a folder, such as ".parquet".
+        url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
+            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
-        allow_empty: Whether a partition whose files hold no rows is accepted.
+        allow_empty: Whether a partition with files but no rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
     """
 
@@ -64,7 +64,12 @@ class FileSource(Source):
         return tuple(PLACEHOLDER.findall(self.url))
 
     def url_for(self, partition_key: str | None, escape: Callable[[str], str] = str) -> str:
-        """The URL pattern of one partition, with the key's text passed through `escape`."""
+        """Return the URL pattern of one partition.
+
+        Args:
+            partition_key: The key; None for an unpartitioned pipeline.
+            escape: Converts the key's text before it is inserted.
+        """
         return fill_placeholders(self.url, partition_key, escape)
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
@@ -80,7 +85,7 @@ class FileSource(Source):
         return (self.url,)
 
     def schema(self, location: str) -> pa.Schema:
-        """The columns of the last file of all partitions."""
+        """Return the columns of the last file of all partitions."""
         source = replace(self, url=PLACEHOLDER.sub("*", self.url))
         files = source.required(source.list_files([None], location)[None], None, location)
         return source.split(files[-1:], default_rule([]), location).schema
@@ -110,10 +115,18 @@ class FileSource(Source):
 def list_source(
     source: FileSource, partitions: Sequence[str | None], location: str
 ) -> dict[str | None, Listed]:
-    """The source files of some partitions.
+    """List the source files of some partitions.
 
-    Few partitions are listed one by one, side by side. Many are found by one recursive listing of
-    the folder that they have in common.
+    Up to 64 partitions are listed separately, in parallel. More are listed by one recursive listing
+    of their common folder.
+
+    Args:
+        source: The source.
+        partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+        location: The pipeline, for messages.
+
+    Returns:
+        For each partition its files, or the error.
     """
     source_fs = Location(source.url, source.storage_options).fs
     source_fs.invalidate_cache()
@@ -125,7 +138,7 @@ def list_source(
 
 
 def _hint(source: FileSource, partition: str | None) -> str:
-    """What to do where a source has no files."""
+    """Say how to fix a source without files."""
     if others := _other_files(source, partition):
         reader = "vd.parquet" if source.suffix == ".parquet" else type(source).__name__
         return (
@@ -136,19 +149,19 @@ def _hint(source: FileSource, partition: str | None) -> str:
 
 
 def _other_files(source: FileSource, partition: str | None) -> list[str]:
-    """The files in the place of a partition's data, but for hidden ones."""
+    """List the files at a partition's path, except hidden ones."""
     try:
         file_location = _place(source, partition)
         fs, path = file_location.fs, file_location.path
         found = fs.glob(path) if glob.has_magic(path) else [path]
         below = [(folder, name) for folder in found for name in files_below(fs, folder)]
         return sorted(name for folder, name in below if not _is_hidden(name[len(folder) + 1 :]))
-    except Exception:  # drivers have exceptions of their own, of many kinds
+    except Exception:  # drivers raise their own exception classes
         return []
 
 
 def _escape_hint(source: FileSource, partition: str | None) -> str:
-    """How to name a path that exists as it is written, if the URL was taken as a pattern."""
+    """Say how to escape the URL if its literal path exists but was read as a pattern."""
     place = _place(source, partition)
     literal = Location(source.url_for(partition), source.storage_options).path
     for pattern, name in zip(place.path.split("/"), literal.split("/")):
@@ -166,7 +179,7 @@ def _escape_hint(source: FileSource, partition: str | None) -> str:
 def _exists(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     try:
         return bool(fs.exists(path))
-    except Exception:  # drivers have exceptions of their own, of many kinds
+    except Exception:  # drivers raise their own exception classes
         return False
 
 
@@ -180,7 +193,7 @@ def _list_one(source: FileSource, partition: str | None, location: str) -> Liste
         return _recorded(fs, _expand(fs, path, source.suffix))
     except SourceError as error:
         return SourceError(f"{location}: {error}")
-    except Exception as error:  # drivers have exceptions of their own, of many kinds
+    except Exception as error:  # drivers raise their own exception classes
         return _unlisted(source.url_for(partition), error, location)
 
 
@@ -195,7 +208,7 @@ def _unlisted(url: str, error: Exception, location: str) -> SourceError:
 
 
 def _place(source: FileSource, partition: str | None) -> Location:
-    """A partition's pattern, in which the key stands for itself."""
+    """Return a partition's URL pattern, with the key escaped."""
     return Location(source.url_for(partition, escape=_escaped), source.storage_options)
 
 
@@ -222,7 +235,7 @@ def _expand(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> list[dict[
 
 
 def _data_below(fs: fsspec.AbstractFileSystem, path: str, suffix: str) -> Iterator[dict[str, Any]]:
-    """The file at a path, or the files of the format in the folder there."""
+    """Yield the file at a path, or the files of the format in the folder at that path."""
     base = len(path.rstrip("/")) + 1
     for name, info in files_below(fs, path).items():
         if name == path or _is_data(name[base:], suffix):
@@ -234,7 +247,7 @@ def _is_data(relative: str, suffix: str) -> bool:
 
 
 def _is_hidden(relative: str) -> bool:
-    """Whether a path goes through a name as `.x` or `_x`, which readers pass over."""
+    """Return whether a path contains a name such as `.x` or `_x`, which readers ignore."""
     return any(part[:1] in (".", "_") for part in PurePosixPath(relative).parts)
 
 
@@ -245,7 +258,13 @@ def _recorded(
 
 
 class _Pattern:
-    """Which files are a partition's: those that `literal` leads to, or a glob matches."""
+    """The files of a partition: those that a literal path or a glob matches.
+
+    Attributes:
+        partition: The partition's key.
+        literal: The pattern up to its first wildcard.
+        names: The components of the pattern's path.
+    """
 
     def __init__(self, partition: str | None, path: str, suffix: str) -> None:
         self.partition = partition
@@ -256,7 +275,7 @@ class _Pattern:
         self._fixed = len(self.literal.rpartition("/")[0]) + 1 if self._glob else len(path) + 1
 
     def matches(self, path: str) -> bool:
-        """Whether it takes a file whose path begins with `literal`."""
+        """Return whether a file belongs to the partition. Its path must begin with `literal`."""
         relative = path[self._fixed :]
         if self._glob is None:
             return path == self.literal or (
@@ -275,7 +294,7 @@ class _Pattern:
 
 
 class _Patterns:
-    """Patterns with one literal beginning, told apart by a name in their paths where one does."""
+    """Patterns with the same literal prefix, indexed by a path component in which they differ."""
 
     def __init__(self, patterns: Sequence[_Pattern]) -> None:
         self._patterns = patterns
@@ -288,7 +307,7 @@ class _Patterns:
             self._by_name.setdefault(name, []).append(pattern)
 
     def candidates(self, path: str) -> Iterator[_Pattern]:
-        """Those that may match a path."""
+        """Yield the patterns that may match a path."""
         if not self._by_name:
             yield from self._patterns
             return
@@ -311,7 +330,7 @@ def _list_together(
         return found
     try:
         matched = _matched(fs, patterns)
-    except Exception as error:  # drivers have exceptions of their own, of many kinds
+    except Exception as error:  # drivers raise their own exception classes
         return {**dict.fromkeys(partitions, _unlisted(source.url, error, location)), **found}
     for pattern in patterns:
         key = pattern.partition
@@ -325,7 +344,7 @@ def _list_together(
 def _matched(
     fs: fsspec.AbstractFileSystem, patterns: Sequence[_Pattern]
 ) -> dict[str | None, list[dict[str, Any]]]:
-    """The files of each partition, by one recursive listing."""
+    """Return the files of each partition, from one recursive listing."""
     by_literal: dict[str, list[_Pattern]] = {}
     for pattern in patterns:
         by_literal.setdefault(pattern.literal, []).append(pattern)
@@ -345,6 +364,6 @@ def _matched(
 
 
 def _common(texts: Collection[str]) -> str:
-    """What all texts begin with."""
+    """Return the common prefix of all texts."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts)))
     return "".join(letter for letter, _ in same)

@@ -1,4 +1,4 @@
-"""Which file a source file is, and in which version."""
+"""The identity and version of source files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 
 def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileRecord:
-    """A file as its file system describes it, with a version that changes when it does.
+    """Convert a file system's description of a file to a record.
 
-    That of a part stands in its name, whoever wrote it last.
+    The version changes when the file does. The version of a part is in its name, no matter which
+    run wrote it last.
+
+    Args:
+        fs: The file system.
+        info: The description, as of `fs.info`.
     """
     name = info["name"]
     url, size = fs.unstrip_protocol(name), int(info["size"])
@@ -36,7 +41,11 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
 
 
 def listed_file(url: str, source: Source) -> FileRecord:
-    """A source file as it is now.
+    """Return the current record of a source file.
+
+    Args:
+        url: The file.
+        source: The source, with the options of the file system.
 
     Raises:
         FileNotFoundError: If it is gone.
@@ -47,25 +56,36 @@ def listed_file(url: str, source: Source) -> FileRecord:
 
 
 def file_version(file: FileRecord) -> str:
-    """Size and version of a file; of a part, whose footer may be written anew, its rows alone."""
+    """Return the size and version of a file; for a part, the digest of its rows alone.
+
+    The footer of a part may be rewritten with the same rows.
+    """
     is_part = parse_part_name(file.url.rpartition("/")[2]) is not None
     return file.version if is_part else f"{file.size}\n{file.version}"
 
 
 def file_identity(file: FileRecord) -> str:
-    """Digest of which file it is, in which version; 32 hex digits. Its content stays out of it."""
+    """Return a digest of a file's URL and version, as 32 hex digits. It excludes the content."""
     text = f"{file.url}\n{file_version(file)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def source_version(files: Iterable[FileRecord]) -> str:
-    """Digest of which files a partition has, in which versions; its data version in Dagster."""
+    """Return a digest of a partition's files and versions: its data version in Dagster."""
     identities = "\n".join(file_identity(file) for file in files)
     return hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
 
 
 def content_hash(file: FileRecord, source: Source) -> str | None:
-    """Digest of a local file's bytes; None if it is not the recorded version any more."""
+    """Hash the bytes of a local file.
+
+    Args:
+        file: The file, as it was listed.
+        source: The source, with the options of the file system.
+
+    Returns:
+        The digest; None if the file is no longer in the listed version.
+    """
     state = hashlib.sha256()
     location = Location(file.url, source.options_for(file.url))
     try:
@@ -82,10 +102,15 @@ def content_hash(file: FileRecord, source: Source) -> str | None:
 def reconcile(
     files: Sequence[FileRecord], known: Iterable[FileRecord], source: Source
 ) -> tuple[FileRecord, ...]:
-    """Keeps the identity of files that were touched and not changed.
+    """Keep the identity of files that were touched but not changed.
 
-    A local file whose size is as recorded and whose time is not is read once, and keeps the
-    recorded version where its content is the same.
+    A local file with the recorded size but another time is read once. It keeps the recorded version
+    if its content is the same.
+
+    Args:
+        files: The files, as they are listed now.
+        known: The records of an earlier run.
+        source: The source, with the options of the file system.
     """
     recorded = {file.url: file for file in known}
 

@@ -1,14 +1,14 @@
-"""Groups of small files, which an added file does not move.
+"""Grouping of small files that stays stable when files are added.
 
-Files are sorted by path. A group ends after a file whose path hashes below a threshold, so a cut
-depends on that file alone. The threshold is proportional to the file's size: a file that is one
+Files are sorted by path. A group ends after a file if the hash of its path is below a threshold, so
+a cut depends on that file alone. The threshold is proportional to the file's size: a file of one
 hundredth of the target is a cut with probability 1/100, and groups reach the target on average
 (content-defined chunking, with files in place of bytes). Between two cuts, files are packed in
 order up to the target.
 
-So an added, removed or rewritten file changes groups between its two neighbouring cuts only: its
-own group, and those packed after it before the next cut. A new file that is a cut itself splits a
-group in two.
+An added, removed or rewritten file therefore changes groups between its two neighbouring cuts only:
+its own group, and those packed after it before the next cut. A new file that is a cut itself splits
+a group in two.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MOST_FILES = 1024
-"""Files of a group, at most."""
+"""Maximum number of files in a group."""
 SMALL_SHARE = 1 / 8
-"""Share of a fragment's rows and bytes up to which a file is small."""
+"""Maximum share of a fragment's rows and bytes that a small file has."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class FileSize:
 
 
 def is_small(file: FileSize, rows: int, size: int) -> bool:
-    """Whether a file is small enough to be grouped.
+    """Return whether a file is small enough to be grouped.
 
     Args:
         file: The file.
-        rows: Rows of a fragment, at most.
-        size: Bytes of a fragment, at most.
+        rows: Maximum rows of a fragment.
+        size: Maximum bytes of a fragment.
     """
     return file.rows <= rows * SMALL_SHARE and file.bytes <= size * SMALL_SHARE
 
 
 def group(files: Sequence[FileSize], rows: int, size: int) -> Iterator[list[FileSize]]:
-    """Groups small files.
+    """Group small files.
 
     Args:
         files: The files, in any order.
-        rows: Rows of a group, at most.
-        size: Bytes of a group, at most.
+        rows: Maximum rows of a group.
+        size: Maximum bytes of a group.
 
     Yields:
         The files of a group, sorted by URL.
@@ -75,12 +75,12 @@ def group(files: Sequence[FileSize], rows: int, size: int) -> Iterator[list[File
 
 
 def is_cut(file: FileSize, rows: int, size: int) -> bool:
-    """Whether a group always ends after a file.
+    """Return whether a group always ends after a file.
 
     Args:
         file: The file.
-        rows: Rows of a group, at most.
-        size: Bytes of a group, at most.
+        rows: Maximum rows of a group.
+        size: Maximum bytes of a group.
     """
     share = max(file.rows / rows, file.bytes / size, 1 / MOST_FILES)
     hashed = hashlib.blake2b(file.url.encode(), digest_size=8).digest()

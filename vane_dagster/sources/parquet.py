@@ -35,13 +35,13 @@ from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 SmallFiles = Literal["separate", "group"]
 
 PARQUET = "parquet"
-"""The kind of every source whose files are Parquet."""
+"""The kind of every source of Parquet files."""
 ROW_NUMBER = "file_row_number"
-"""What DuckDB calls a row's place in its file."""
+"""DuckDB's name for a row's position in its file."""
 
 
 class ParquetFiles(Source):
-    """A source whose files are Parquet, however they are listed."""
+    """A source of Parquet files, independent of how they are listed."""
 
     kind: ClassVar[str] = PARQUET
 
@@ -60,7 +60,7 @@ class ParquetFiles(Source):
         return read_footers(files, self, rule, location)
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Reads whole row groups where the rows allow it, else by DuckDB."""
+        """Read whole row groups if the range allows it, else read by DuckDB."""
         return pa.concat_tables(
             scan(span, schema, self.options_for(span.url), context) for span in fragment.spans
         )
@@ -73,7 +73,7 @@ class ParquetFiles(Source):
         where: str | None,
         context: ReadContext,
     ) -> pa.Table | None:
-        """Pushes SQL into DuckDB's scan."""
+        """Push SQL into DuckDB's scan."""
         return pa.concat_tables(
             scan_projected(span, schema, columns, where, self.options_for(span.url), context)
             for span in fragment.spans
@@ -82,7 +82,7 @@ class ParquetFiles(Source):
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any
     ) -> tuple[FileSpan, int] | None:
-        """Reads the id column of row groups whose statistics allow the id."""
+        """Find a row by reading the id column of row groups with matching statistics."""
         places = [Location(span.url, self.options_for(span.url)) for span in spans]
         files = [RowFile(p, "", span.start, span.stop) for p, span in zip(places, spans)]
         hit = find_any(files, [column.name], id)
@@ -91,13 +91,13 @@ class ParquetFiles(Source):
 
 @dataclass(frozen=True)
 class ParquetSource(FileSource, ParquetFiles):
-    """Parquet files, found by a URL pattern for each partition.
+    """Parquet files that match a URL pattern for each partition.
 
     Attributes:
-        url: A local path or fsspec URL: a file, a folder or a glob, with ``{partition_key}``, or
-            ``{partition_key.<dimension>}`` of a multi-partition, where the key stands.
+        url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
+            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
-        allow_empty: Whether a partition whose files hold no rows is in order.
+        allow_empty: Whether a partition with files but no rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
         small_files: "separate" or "group"; see `parquet`.
     """
@@ -129,21 +129,21 @@ def parquet(
     storage_options: Mapping[str, Any] | None = None,
     small_files: SmallFiles = "separate",
 ) -> ParquetSource:
-    """Declares Parquet files as a pipeline's source.
+    """Declare Parquet files as a pipeline's source.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob. A user
-            and password in it are taken as storage options, and stand in no key or manifest.
-            ``{partition_key}`` stands for the partition's key, ``{partition_key.<dimension>}`` for
-            one dimension of a multi-partition.
+            and password in it become storage options, and are in no key or manifest.
+            ``{partition_key}`` is replaced by the partition's key, ``{partition_key.<dimension>}``
+            by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
-        allow_empty: Whether files without any rows are in order; an error by default.
+        allow_empty: Whether files without any rows are accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
         small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
-            puts files of at most 1/8 of ``fragment_rows`` rows, and 1/8 of a fragment's 64 MiB,
-            together, up to 1,024 in a fragment. An added or rewritten file recomputes the group
-            that it falls in, and at most those that follow up to the next file whose path's hash
-            marks a cut. Changing the value recomputes the rows of small files.
+            combines files of at most 1/8 of ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB,
+            up to 1,024 in a fragment. An added or rewritten file recomputes its own group, and at
+            most the groups that follow up to the next file with a path hash that marks a cut.
+            Changing the value recomputes the rows of small files.
 
     Raises:
         DefinitionError: If the URL is empty or has an unknown placeholder.
@@ -157,7 +157,11 @@ def parquet(
 
 
 def asset_path(asset: Any, location: str) -> str | None:
-    """The key of an asset, as "a/b".
+    """Return the key of an asset, as "a/b".
+
+    Args:
+        asset: An asset key, "a/b", or a decorated asset; None for none.
+        location: The caller, for messages.
 
     Raises:
         DefinitionError: If it is not one asset.
@@ -183,7 +187,13 @@ def asset_path(asset: Any, location: str) -> str | None:
 def read_footers(
     files: Sequence[FileRecord], source: ParquetFiles, rule: FragmentRule, location: str
 ) -> SourceTable:
-    """Reads the files' footers and cuts the files into fragments, or groups small ones.
+    """Read the files' footers, cut the files into fragments, and group small ones.
+
+    Args:
+        files: The files.
+        source: The source.
+        rule: The maximum size of a fragment.
+        location: The pipeline, for messages.
 
     Raises:
         SourceError: If a file is not Parquet, or its columns differ from the first file's.
@@ -199,7 +209,7 @@ def read_footers(
         try:
             metadata = with_retries(_failpoints.failing("read", file.url, read))
             return metadata.schema.to_arrow_schema(), metadata
-        except Exception as error:  # of pyarrow, or of a file system's driver
+        except Exception as error:  # from pyarrow, or from a file system's driver
             if file.size and not _begins_as_parquet(file_location):
                 raise SourceError(
                     f"{location}: {file.url!r} ({file.size} bytes) is not a Parquet file, and "
@@ -244,23 +254,23 @@ def read_footers(
 
 
 def _begins_as_parquet(file_location: Location) -> bool:
-    """Whether a file begins as a Parquet file does; true where that cannot be read."""
+    """Return whether a file begins with Parquet's magic bytes; true if it cannot be read."""
     try:
         with file_location.fs.open(file_location.path, "rb") as stream:
             return stream.read(4) in (b"PAR1", b"PARE")
-    except Exception:  # drivers have exceptions of their own, of many kinds
+    except Exception:  # drivers raise their own exception classes
         return True
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A file's columns, each in the plain encoding of its type."""
+    """Return the columns of a file, each in the plain encoding of its type."""
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
 def _common(
     first: pa.Schema, other: pa.Schema, first_url: str, url: str, location: str
 ) -> pa.Schema:
-    """The columns of two files, where types differ in the type as which SQL sees both."""
+    """Return the columns of two files; types that differ become the type SQL reads for both."""
     fields = []
     for field in first:
         index = other.get_field_index(field.name)
@@ -278,17 +288,23 @@ def _common(
 
 
 def _kept_types(schema: pa.Schema) -> str:
-    """The types that are kept although SQL has others for them; none for most files."""
+    """Return the types that are kept although SQL reads them as others; empty for most files."""
     return "".join(f"\n{f.name}: {f.type}" for f in schema if seen_by_sql(f.type) != f.type)
 
 
 def cut(
     file: FileRecord, footer: Any, rule: FragmentRule, types: str = ""
 ) -> Iterator[FragmentRecord]:
-    """Cuts a file into fragments along its row groups, and inside those that are too large.
+    """Cut a file into fragments along its row groups, and within row groups that are too large.
 
-    How many rows a fragment has is told by the file's mean row. Row groups whose rows are much
-    larger are cut by their own bytes, at twice the rule's. `types` counts in the digests.
+    The file's mean row size determines the number of rows of a fragment. Row groups with much
+    larger rows are cut by their own bytes, at twice the rule's.
+
+    Args:
+        file: The file.
+        footer: Its Parquet metadata.
+        rule: The maximum size of a fragment.
+        types: A text that is included in the fragments' digests.
     """
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     rows, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
@@ -305,9 +321,9 @@ def cut(
 def _ranges(
     groups: Sequence[int], most: int, sizes: Sequence[int], max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Row ranges of at most `most` rows that end where row groups do, where they can.
+    """Yield row ranges of at most `most` rows, cut at row group boundaries if possible.
 
-    Of more than `max_bytes` only where the rows of a row group differ, or a row has more.
+    A range exceeds `max_bytes` only if rows of a row group differ in size, or one row is larger.
     """
     start = end = held = 0
     for rows, size in zip(groups, sizes):

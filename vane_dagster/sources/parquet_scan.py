@@ -1,4 +1,4 @@
-"""Rows of a Parquet file, read in a worker: only the columns, rows and filter that are wanted."""
+"""Reads of a Parquet file in a worker, limited to the columns, rows and filter of a task."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _FileRows:
         url: The file.
         start: First row.
         stop: Row after the last.
-        schema: What is read.
+        schema: The columns to read.
         storage_options: Options of the fsspec file system.
     """
 
@@ -55,7 +55,7 @@ class _FileRows:
 def scan(
     span: FileSpan, schema: pa.Schema, storage_options: Mapping[str, Any], context: ReadContext
 ) -> pa.Table:
-    """The rows as they are: by whole row groups where the range allows, else by DuckDB.
+    """Read rows unchanged: by whole row groups if the range allows it, else by DuckDB.
 
     Args:
         span: The rows.
@@ -84,13 +84,13 @@ def scan_projected(
     storage_options: Mapping[str, Any],
     context: ReadContext,
 ) -> pa.Table:
-    """SQL columns and a filter, pushed into the scan.
+    """Compute SQL columns and a filter, pushed into the scan.
 
-    Columns that SQL would change are read beside it, and put to the rows that it leaves.
+    Columns that SQL would change are read separately, and joined to the rows that pass the filter.
 
     Args:
         span: The rows.
-        schema: The columns that the expressions name.
+        schema: The columns that the expressions use.
         columns: Output columns and their expressions.
         where: The filter, if there is one.
         storage_options: Options of the file's fsspec file system.
@@ -116,7 +116,7 @@ def scan_projected(
 
 
 def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
-    """The columns whose types SQL would change."""
+    """Return the columns with types that SQL would change."""
     kinds = {name: rows.schema.field(name).type for name in names}
     return [name for name, kind in kinds.items() if seen_by_sql(kind) != kind]
 
@@ -124,9 +124,9 @@ def _kept_out_of_sql(names: Iterable[str], rows: _FileRows) -> list[str]:
 def _read_row_groups(
     rows: _FileRows, columns: Sequence[str], context: ReadContext, whole: bool = True
 ) -> pa.Table:
-    """Columns of the rows as Parquet's own reader gives them, which decodes whole row groups.
+    """Read columns with Arrow's Parquet reader, which decodes whole row groups.
 
-    With `whole`, all columns of a range that is made of whole row groups.
+    With `whole`, read all columns if the range consists of whole row groups.
     """
     location = Location(rows.url, rows.storage_options)
 
@@ -142,7 +142,7 @@ def _read_row_groups(
 
     try:
         table = with_retries(_failpoints.failing("read", rows.url, read))
-    except Exception as error:  # drivers have exceptions of their own, of many kinds
+    except Exception as error:  # drivers raise their own exception classes
         raise _unreadable(rows, context, error) from error
     return table.cast(pa.schema([rows.schema.field(name) for name in table.column_names]))
 
@@ -154,7 +154,7 @@ def _opened(location: Location, stream: object) -> pq.ParquetFile:
 
 
 def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], int, int]:
-    """The row groups that a range reaches into, their first row, and the one after their last."""
+    """Return the row groups that overlap a range, their first row, and the row after their last."""
     edges = [0]
     for index in range(footer.num_row_groups):
         edges.append(edges[-1] + footer.row_group(index).num_rows)
@@ -168,9 +168,10 @@ def _row_groups(footer: pq.FileMetaData, rows: _FileRows) -> tuple[list[int], in
 def _computed(
     columns: Sequence[tuple[str, str]], where: str | None, rows: _FileRows, context: ReadContext
 ) -> pa.Table:
-    """Expressions over the rows that a filter leaves.
+    """Compute expressions over the rows that pass a filter.
 
-    An error is of the file if its columns cannot be read as they are either, else of the SQL.
+    An error is attributed to the file if its columns cannot be read without SQL either, else to the
+    SQL.
     """
 
     def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
@@ -210,7 +211,7 @@ def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext
 
 
 def _casts(schema: pa.Schema) -> str:
-    """Casts to the types as which SQL sees columns, where a Parquet file may tell it others."""
+    """Return casts to the types that SQL reads, because a Parquet file may declare others."""
     seen = [(field.name, field.type, seen_by_sql(field.type)) for field in schema]
     kinds = [
         (n, sql_name(s)) for n, kind, s in seen if s is not None and (s != kind or _has_sizes(s))
@@ -219,7 +220,7 @@ def _casts(schema: pa.Schema) -> str:
 
 
 def _has_sizes(kind: pa.DataType) -> bool:
-    """Whether a type holds lists of a fixed size, which Parquet does not know."""
+    """Return whether a type contains fixed-size lists, which Parquet does not have."""
     inner = [kind.field(index).type for index in range(kind.num_fields)]
     return pa.types.is_fixed_size_list(kind) or any(_has_sizes(child) for child in inner)
 
@@ -241,7 +242,7 @@ _registered: dict[str, fsspec.AbstractFileSystem] = {}
 
 
 def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) -> None:
-    """Has DuckDB read by this file system, which may stand for the same protocol as another did."""
+    """Make DuckDB read through this file system, instead of an earlier one of its protocol."""
     names = protocols(fs)
     if all(_registered.get(name) is fs for name in names):
         return

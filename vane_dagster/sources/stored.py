@@ -1,4 +1,4 @@
-"""`StoredSource`: rows in the pipeline's own store, of another asset."""
+"""`StoredSource`: rows of another asset in the pipeline's own store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READERS = 16
 
 @dataclass(frozen=True)
 class StoredSource(ParquetFiles):
-    """Rows in the pipeline's own store: another pipeline's stage, or an ordinary asset's.
+    """Rows in the pipeline's own store: those of another pipeline's stage, or of an ordinary asset.
 
     Attributes:
         asset: Key of the Dagster asset, as "a/b".
@@ -36,7 +36,7 @@ class StoredSource(ParquetFiles):
     root: Location | None = field(default=None, init=False, repr=False, compare=False)
 
     def url_for(self, partition_key: str | None) -> str:
-        """Names the asset, in messages."""
+        """Return the name of the asset, for messages."""
         return f"asset {self.asset}"
 
     def bind(self, store: Store) -> Source:
@@ -62,7 +62,11 @@ class StoredSource(ParquetFiles):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        """The files that the manifests in force name.
+        """List the files of the manifests in force.
+
+        Args:
+            partitions: Keys; ``[None]`` for an unpartitioned pipeline.
+            location: The pipeline, for messages.
 
         Raises:
             StoreError: If the manifests cannot be listed or read.
@@ -83,7 +87,7 @@ class StoredSource(ParquetFiles):
                 )
             try:
                 return tuple(file for m in groups[partition] for file in _files(store, m))
-            except Exception as error:  # drivers have exceptions of their own, of many kinds
+            except Exception as error:  # drivers raise their own exception classes
                 return SourceError(
                     f"{location}: the files of asset {self.asset!r}{_where(partition)} cannot be "
                     f"listed: {type(error).__name__}: {error}. Materialize it again"
@@ -93,7 +97,7 @@ class StoredSource(ParquetFiles):
             return dict(zip(partitions, threads.map(listed, partitions)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        """None: a partition that was materialized without rows has no files."""
+        """Return None: a partition that was materialized without rows has no files."""
         return None
 
     def split(
@@ -113,15 +117,15 @@ class StoredSource(ParquetFiles):
 
 
 def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
-    """Declares what the store holds of another asset as a pipeline's source.
+    """Declare the stored rows of another asset as a pipeline's source.
 
     A partition of the pipeline reads the partition of that key; an unpartitioned pipeline reads all
     partitions that were materialized.
 
     Args:
-        asset: A stage of another pipeline, an ordinary asset whose rows are kept by the
-            `FragmentStore` as its IO manager, or the key of either, as "a/b".
-        allow_empty: Whether a partition without any rows is in order; an error by default.
+        asset: A stage of another pipeline, an ordinary asset that uses the `FragmentStore` as its
+            IO manager, or the key of either, as "a/b".
+        allow_empty: Whether a partition without any rows is accepted; an error by default.
 
     Raises:
         DefinitionError: If it is not one asset.
@@ -133,7 +137,11 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
 
 
 def as_source(location: str, source: Any) -> Source:
-    """A pipeline's source as it was declared, or by an asset alone.
+    """Convert a declared source, or an asset, to a `Source`.
+
+    Args:
+        location: The pipeline, for messages.
+        source: The source or asset.
 
     Raises:
         DefinitionError: If it is neither.

@@ -1,1 +1,1 @@
-"""Where results become visible: parts written once, and the manifest that names them, last."""
+"""Storage of results: parts are written once, then the manifest that names them."""

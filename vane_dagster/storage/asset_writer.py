@@ -1,6 +1,6 @@
-"""Rows of ordinary assets, written as a stage's are: as parts and a manifest.
+"""Writer of ordinary assets in the format of a stage: as parts and a manifest.
 
-A part's name tells its rows, so that rows which stay the same keep their files from one
+The digest of the rows is part of a part's name, so unchanged rows keep their files from one
 materialization to the next.
 """
 
@@ -23,12 +23,12 @@ from vane_dagster.storage.store import Store
 
 _MAX_ROWS = 131_072
 _MAX_BYTES = 64 << 20
-_BLOCK = 256  # rows between two looks at the bytes
+_BLOCK = 256  # rows between two checks of the size in bytes
 
 
 @dataclass(frozen=True)
 class AssetRun:
-    """Who materializes an asset.
+    """An asset and the run that materializes it.
 
     Attributes:
         path: The asset's key.
@@ -42,7 +42,13 @@ class AssetRun:
 def write_asset(
     store: Store, asset: AssetRun, partition: str | None, rows: pa.RecordBatchReader
 ) -> tuple[Manifest, str]:
-    """Writes rows as they come, and puts them in force when all are written.
+    """Write rows as they arrive, and commit a manifest when all are written.
+
+    Args:
+        store: The store.
+        asset: The asset and the run.
+        partition: The partition's key; None for an unpartitioned asset.
+        rows: The rows.
 
     Returns:
         The manifest, and its URL.
@@ -61,7 +67,7 @@ def write_asset(
         try:
             part = write_part(table, target)
             again = 0
-            while part.name in taken:  # rows that stand there twice
+            while part.name in taken:  # two pieces with the same rows
                 again += 1
                 part = write_part(table, replace(target, salt=str(again)))
         except pa.ArrowException as error:
@@ -95,7 +101,7 @@ def write_asset(
 
 
 def _pieces(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """The rows in pieces of bounded size, which do not depend on how they come; one at least."""
+    """Yield the rows in pieces of bounded size, at least one, independent of input batches."""
     held: list[pa.RecordBatch] = []
     count = size = given = 0
     for batch in rows:
@@ -114,5 +120,5 @@ def _pieces(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
 
 
 def _whole(held: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """One chunk a column, as the file's bytes depend on how the rows are chunked."""
+    """Combine batches into one chunk per column, because chunking changes the file's bytes."""
     return pa.Table.from_batches(held, schema).combine_chunks()

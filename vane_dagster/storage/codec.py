@@ -1,8 +1,8 @@
-"""Records as JSON: the names of fields on disk, which stay when an attribute is renamed.
+"""Conversion of records to JSON, with stable field names on disk if an attribute is renamed.
 
-Stores hold these names, so a table gains names and never changes or loses one. A new attribute has
-a default, by which older records are read. A change that older releases would misread raises the
-format's number.
+Stores contain these names, so a table gains names and never changes or loses one. A new attribute
+has a default, which is used for older records. A change that older releases would misread increases
+the format's number.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from vane_dagster.errors import NewerFormatError
 T = TypeVar("T")
 
 FORMAT = "format"
-"""The field that holds a file's format. One that has none is of the first."""
+"""The field with a file's format. A file without the field has format 1."""
 
 
 @dataclass(frozen=True)
 class Codec(Generic[T]):
-    """How objects of a dataclass are written.
+    """The JSON representation of a dataclass.
 
     Attributes:
         kind: The dataclass.
         names: Each field's name on disk, and its attribute.
-        read: By name on disk, what makes the attribute of what JSON holds, where it is not that.
+        read: Functions that convert a JSON value to the attribute, by name on disk; fields without
+            one are used as they are.
         write: The reverse.
     """
 
@@ -36,21 +37,21 @@ class Codec(Generic[T]):
     write: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def record(self, value: T) -> dict[str, Any]:
-        """An object as JSON holds it."""
+        """Convert an object to a JSON record."""
         return {
             name: self.write.get(name, _same)(getattr(value, attribute))
             for name, attribute in self.names.items()
         }
 
     def load(self, record: Mapping[str, Any], **known: Any) -> T:
-        """The object that a record holds; fields that it lacks have their default.
+        """Convert a record to an object; missing fields get their default.
 
         Args:
-            record: The record. Fields that no table names are passed over.
+            record: The record. Unknown fields are ignored.
             **known: Attributes that are known from elsewhere.
 
         Raises:
-            TypeError: If one without a default is in neither.
+            TypeError: If an attribute without a default is in neither.
         """
         given = {
             attribute: self.read.get(name, _same)(record[name])
@@ -65,11 +66,11 @@ def _same(value: Any) -> Any:
 
 
 def require_format(record: Any, newest: int, file: str) -> None:
-    """Refuses what a newer release has written in another format.
+    """Reject a record that a newer release has written in another format.
 
     Args:
-        record: What the file holds.
-        newest: The newest format that is known here.
+        record: The content of the file.
+        newest: The newest format known to this release.
         file: The file, for the message.
 
     Raises:

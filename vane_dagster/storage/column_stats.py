@@ -1,4 +1,4 @@
-"""What is counted of a part's columns, for checks. Runs in the worker for each part."""
+"""Statistics of a part's columns, for checks. Computed in the worker for each part."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def measure(
     sums: Mapping[str, Sequence[str]] | None = None,
     wasted: Mapping[str, int] | None = None,
 ) -> Measures:
-    """Counts what checks need to know of columns, without a loop over rows.
+    """Compute the statistics of columns that checks need, without a loop over rows.
 
     Args:
         table: The rows.
-        columns: The columns that are measured.
-        sums: Fields of struct columns that are added up.
-        wasted: What rows took of which nothing came out, by the names of these fields.
+        columns: The columns to measure.
+        sums: Fields of struct columns to add up.
+        wasted: Amounts spent on rows without output, by the names of these fields.
 
     Returns:
-        For every column ``nulls``. For texts also ``empty``, those of no characters or white space
-        alone. For lists of floating-point numbers also ``not_finite``, the vectors that hold a
-        null, NaN or infinity, ``zero``, those of other vectors whose norm is 0, and, where there is
-        any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For structs
-        the sums of the fields that are added up, with what was wasted.
+        For every column ``nulls``. For texts also ``empty``: texts without characters or of white
+        space only. For lists of floating-point numbers also ``not_finite``, the number of vectors
+        with a null, NaN or infinity; ``zero``, the number of other vectors with norm 0; and, if
+        there is any vector, the smallest and largest dimension, ``dim_min`` and ``dim_max``. For
+        structs the sums of the fields to add up, including the wasted amounts.
     """
     sums = sums or {}
     found = {name: _measured(table.column(name), sums.get(name, ())) for name in columns}
@@ -47,7 +47,7 @@ def measure(
 
 
 def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measures:
-    """The measures of many parts together."""
+    """Combine the statistics of many parts."""
     merged: Measures = {}
     for part in parts:
         for column, found in part.items():
@@ -84,14 +84,14 @@ def _sum(numbers: pa.ChunkedArray) -> int:
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without a dictionary or views, which kernels and null counts pass over."""
+    """Decode a dictionary or views, which kernels and null counts do not handle."""
     kind = column.type
     encoded = pa.types.is_dictionary(kind) or pa.types.is_string_view(kind)
     return column.cast(plain_type(kind)) if encoded else column
 
 
-# Below, no plain number is handed to a kernel, and pyarrow's `to_numpy` is not called: both import
-# pandas where it is installed, which takes a worker longer than to measure many parts.
+# The functions that follow pass no plain number to a kernel, and do not call pyarrow's `to_numpy`:
+# both import pandas if it is installed, which takes longer than measuring many parts.
 
 
 def _empty(texts: pa.Array) -> int:
@@ -101,7 +101,7 @@ def _empty(texts: pa.Array) -> int:
 
 
 def _vectors(vectors: pa.Array) -> dict[str, float]:
-    """Measures of an array of lists without nulls."""
+    """Measure an array of lists without nulls."""
     if not len(vectors):
         return {}
     values = vectors.flatten()
@@ -122,14 +122,14 @@ def _vectors(vectors: pa.Array) -> dict[str, float]:
 
 
 def _numpy(numbers: pa.Array, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The numbers of an array without nulls, as they are in memory."""
+    """View the numbers of an array without nulls as a numpy array, without a copy."""
     buffer = numbers.buffers()[1]
     offset = numbers.offset * kind.itemsize
     return np.frombuffer(buffer, kind, len(numbers), offset) if buffer else np.empty(0, kind)
 
 
 def _of_matrix(vectors: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Counts of the vectors of one dimension that are not finite, and that are zero."""
+    """Count the vectors of one dimension that are not finite, and those that are zero."""
     bad = zero = 0
     step = max(1, _BLOCK // vectors.shape[1])
     for start in range(0, len(vectors), step):
@@ -137,14 +137,14 @@ def _of_matrix(vectors: np.ndarray[Any, Any]) -> tuple[int, int]:
         finite = np.isfinite(block)
         if not finite.all():
             bad += int(np.count_nonzero(~finite.all(axis=1)))
-        # No squares, which overflow and underflow: a norm is 0 where every number is.
+        # A norm is 0 if every number is; squares would overflow and underflow.
         begins_with_zero = block[block[:, 0] == 0]
         zero += int(np.count_nonzero(~begins_with_zero.any(axis=1)))
     return bad, zero
 
 
 def _of_ragged(numbers: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """The same of vectors of different dimensions, one after the other."""
+    """Count the same for vectors of different dimensions, concatenated."""
     filled = lengths > 0
     starts = (np.cumsum(lengths) - lengths)[filled]
     finite = np.logical_and.reduceat(np.isfinite(numbers), starts)

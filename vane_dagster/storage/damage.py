@@ -1,9 +1,9 @@
-"""Damaged parts: told from storage that fails, and from parts that are whole.
+"""Detection of damaged parts, as opposed to storage failures.
 
-Every page of a part carries a checksum, which is verified whenever a part is read for work. That
-costs about a fifth of the time that decoding takes, and nothing where columns are not read, while
-the digest in a part's name could only be verified by reading all of it. Without either, nine in ten
-flipped bits would become wrong rows without an error.
+Every page of a part has a checksum, which is verified whenever a part is read for a task. This
+costs about a fifth of the decoding time, and nothing for columns that are not read. Verifying the
+digest in a part's name would need a read of the whole part. Without either, nine in ten flipped
+bits would become wrong rows without an error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ _T = TypeVar("_T")
 
 
 def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
-    """What `read` makes of a part, which it is given as an open file.
+    """Open a part and apply `read` to the file.
 
-    What cannot be read as a part is fetched once more: the way here may have damaged it.
+    A part that looks damaged is read once more, because the transfer may have damaged it.
+
+    Args:
+        folder: The folder of the part.
+        name: The part's file name.
+        read: Converts the open file to the result.
 
     Raises:
         DamagedPartError: If it is damaged or gone.
@@ -52,7 +57,7 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error is of a file's content, and not of the storage that holds it.
+    """Return whether an error comes from a file's content, and not from the storage.
 
     Arrow raises a plain OSError without a number for pages that it cannot decode.
     """
@@ -64,7 +69,11 @@ def is_damage(error: BaseException) -> bool:
 
 
 def damage_of(folder: Location, name: str) -> DamagedPartError | None:
-    """What is wrong with a part, all of which is read; None of one that is whole.
+    """Read all of a part, and return its damage; None if it is whole.
+
+    Args:
+        folder: The folder of the part.
+        name: The part's file name.
 
     Raises:
         StoreError: If the file system refuses.
@@ -77,8 +86,8 @@ def damage_of(folder: Location, name: str) -> DamagedPartError | None:
 
 
 def verified() -> Any:
-    """The format in which datasets read parts, whose checksums are verified."""
-    import pyarrow.dataset as ds  # which imports pandas where there is one
+    """Return the file format for datasets of parts, with verification of checksums."""
+    import pyarrow.dataset as ds  # imports pandas if it is installed
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     return ds.ParquetFileFormat(default_fragment_scan_options=options)

@@ -1,6 +1,6 @@
-"""The forms that rows have in memory: tables, frames, relations and datasets of several libraries.
+"""In-memory forms of rows: tables, frames, relations and datasets of several libraries.
 
-A form is told by its type's module and name, so that nothing is imported that the user did not.
+A form is recognized by its type's module and name, which imports only what the user imported.
 """
 
 from __future__ import annotations
@@ -34,29 +34,33 @@ FORMS: Mapping[tuple[str, str], str] = {
     ("duckdb", "DuckDBPyRelation"): "duckdb.DuckDBPyRelation",
     ("ray", "Dataset"): "ray.data.Dataset",
 }
-"""The forms, by the package and name of their type."""
+"""The names of the forms, by package and name of the type."""
 
 NEEDS_RAY = "ray.data.Dataset"
 
 
 def form_of(kind: Any) -> str | None:
-    """The form that a type is; None for another type."""
+    """Return the form of a type; None for another type."""
     package = str(getattr(kind, "__module__", "")).partition(".")[0].lstrip("_")
     return FORMS.get((package, str(getattr(kind, "__qualname__", ""))))
 
 
 def form_of_value(value: Any) -> str | None:
-    """The form of an object, also where its type is derived from a form; None for another."""
+    """Return the form of an object, including subclasses of a form's type; None for other types."""
     return next((form for kind in type(value).__mro__ if (form := form_of(kind))), None)
 
 
 def known_forms() -> str:
-    """The forms, for messages."""
+    """List the forms, for messages."""
     return ", ".join(FORMS.values())
 
 
 def loaded(rows: StoredRows, form: str) -> Any:
-    """Rows in a form. Datasets, lazy frames, relations and readers read the files as they are used.
+    """Load rows in a form. Datasets, lazy frames, relations and readers read files on use.
+
+    Args:
+        rows: The rows.
+        form: The name of the form.
 
     Raises:
         StoreError: If a library is missing, or Ray is not connected.
@@ -71,12 +75,16 @@ def loaded(rows: StoredRows, form: str) -> Any:
 
 
 def batches(value: Any, label: str) -> pa.RecordBatchReader:
-    """The rows of an object, batch by batch; lazy forms are read as they are asked for.
+    """Read the rows of an object, batch by batch; lazy forms are read on demand.
 
-    Types have one encoding: large strings become strings, dictionaries their values.
+    Each type gets one encoding: large strings become strings, dictionaries their values.
+
+    Args:
+        value: The object.
+        label: The asset, for messages.
 
     Raises:
-        StoreError: If it has no form, or its rows are not what Parquet can hold.
+        StoreError: If it has no form, or Parquet cannot hold its rows.
     """
     form = form_of_value(value)
     if form is None:
@@ -117,13 +125,13 @@ def _table(rows: StoredRows) -> pa.Table:
 
 
 def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
-    """The error of files that cannot be read, with the first of them."""
+    """Return the error for files that cannot be read, which names the first of them."""
     fs, where = rows.base.fs, ""
     for path, partition in zip(rows.paths, rows.partitions):
         try:
             with fs.open(path, "rb") as file:
                 pq.read_table(file, page_checksum_verification=True)
-        except Exception:  # of the storage too: that is where it is
+        except Exception:  # storage errors too: this is the file that fails
             where = "" if partition is None else f", partition {partition!r}"
             where += f", file {fs.unstrip_protocol(path)!r}"
             break
@@ -134,11 +142,11 @@ def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
 
 
 def _dataset(rows: StoredRows) -> Any:
-    import pyarrow.dataset as ds  # which imports pandas where there is one
+    import pyarrow.dataset as ds  # imports pandas if it is installed
 
     if not rows.paths:
         return ds.dataset(rows.schema.empty_table())
-    # Else keys as "day=1", which are folders, would be taken for columns.
+    # Without this, folders named after keys such as "day=1" would become columns.
     return ds.dataset(
         list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format=verified(),
         partitioning=None,
@@ -146,7 +154,7 @@ def _dataset(rows: StoredRows) -> Any:
 
 
 def _pandas(rows: StoredRows) -> Any:
-    importlib.import_module("pandas")  # without it pyarrow's error would not tell
+    importlib.import_module("pandas")  # pyarrow's own error does not name the package
     return _table(rows).to_pandas()
 
 
@@ -199,7 +207,7 @@ def _relation(rows: StoredRows) -> Any:
 
 
 def _selected(field: pa.Field) -> str:
-    """A column; one of fixed-size lists, which DuckDB reads as lists, as what it is."""
+    """Return the SQL of a column, with a cast for fixed-size lists, which DuckDB reads as lists."""
     name, kind = quote(field.name), sql_name(field.type)
     fixed = pa.types.is_fixed_size_list(field.type) and kind
     return f"{name}::{kind} AS {name}" if fixed else name
@@ -216,7 +224,7 @@ def _literal(text: str) -> str:
 def _ray_dataset(rows: StoredRows) -> Any:
     ray: Any = importlib.import_module("ray")
     data: Any = importlib.import_module("ray.data")
-    importlib.import_module("pandas")  # which ray.data needs and imports late
+    importlib.import_module("pandas")  # ray.data needs it and imports it late
     if not ray.is_initialized():
         raise StoreError(
             f"{rows.label!r} cannot be read as {NEEDS_RAY}: this process is not connected to Ray. "
@@ -248,7 +256,7 @@ def _of_reader(reader: pa.RecordBatchReader) -> _Batches:
 
 
 def _of_pandas(frame: Any) -> _Batches:
-    """An index with names becomes columns; one without is left out."""
+    """Read a pandas frame. An index with names becomes columns; one without is left out."""
     named = [name for name in frame.index.names if name is not None]
     if named:
         frame = frame.reset_index(level=named)

@@ -33,12 +33,12 @@ _EXTRAS = {
 }
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 TEMPORARY = ".writing-"
-"""How the names of files begin that are being written."""
+"""The prefix of the names of files that are being written."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file as it is listed: bytes, and Unix time in seconds of its last change."""
+    """A listed file: its size in bytes, and the Unix time of its last change, in seconds."""
 
     size: int
     modified: float
@@ -46,9 +46,13 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Location:
-    """A folder by its URL, cheap to send to a worker.
+    """A folder, identified by its URL. It is cheap to send to a worker.
 
     A user and password in the URL are moved to the options.
+
+    Attributes:
+        url: A local path or fsspec URL.
+        storage_options: Options of the fsspec file system.
     """
 
     url: str
@@ -62,7 +66,7 @@ class Location:
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
-        """The file system, one instance a process (kept by fsspec)."""
+        """The file system. fsspec keeps one instance per process."""
         return self._resolved()[0]
 
     @property
@@ -83,7 +87,7 @@ class Location:
             options.setdefault("use_listings_cache", False)  # other processes write there too
         url = os.path.expanduser(self.url) if protocol == "file" else self.url
         try:
-            # By hand, as fsspec takes "::" for a chain of file systems, also in a partition's key.
+            # By hand: fsspec reads "::" as a chain of file systems, even in a partition's key.
             kind = fsspec.get_filesystem_class(protocol)
             fs = kind(**{**kind._get_kwargs_from_urls(url), **options})
             path = kind._strip_protocol(url)
@@ -101,19 +105,19 @@ class Location:
         return fs, path
 
     def child(self, *parts: str) -> Location:
-        """A folder below this one."""
+        """Return a folder below this one."""
         return Location(_joined(self.url, *parts), self.storage_options)
 
     def file(self, name: str) -> str:
-        """Path of a file in the folder, on its file system."""
+        """Return the path of a file in the folder, on its file system."""
         return f"{self.path}/{name}" if self.path != "/" else f"/{name}"
 
     def file_url(self, name: str) -> str:
-        """URL of a file in the folder."""
+        """Return the URL of a file in the folder."""
         return _joined(self.url, name)
 
     def names(self) -> dict[str, int]:
-        """Names and sizes in bytes of the files directly in the folder; none if it is missing."""
+        """List names and sizes in bytes of the folder's own files; none if it is missing."""
         found = {
             PurePosixPath(e["name"]).name: int(e["size"] or 0)
             for e in self.with_storage_errors("listed", self._entries)
@@ -122,7 +126,7 @@ class Location:
         return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
 
     def walk(self) -> dict[str, int]:
-        """Paths relative to the folder, and sizes, of all files below it."""
+        """List all files below the folder: paths relative to it, and sizes in bytes."""
         return {
             path: stored.size
             for path, stored in self.entries().items()
@@ -130,7 +134,7 @@ class Location:
         }
 
     def entries(self) -> dict[str, FileInfo]:
-        """All files below the folder, those being written too, by path relative to it."""
+        """List all files below the folder, including unfinished ones, by path relative to it."""
         found = self.with_storage_errors("listed", self._below)
         start = len(self.path.lstrip("/")) + 1
         return {
@@ -139,13 +143,17 @@ class Location:
         }
 
     def folders(self) -> list[str]:
-        """Names of the folders directly in the folder, sorted."""
+        """List the names of the folders directly in the folder, sorted."""
         entries = self.with_storage_errors("listed", self._entries)
         names = (PurePosixPath(e["name"]).name for e in entries if e["type"] == "directory")
         return sorted(name for name in names if name)
 
     def write(self, name: str, data: Any) -> None:
-        """Writes a file so that it is seen whole or not at all.
+        """Write a file atomically: readers see it whole or not at all.
+
+        Args:
+            name: The file's name in the folder.
+            data: Its bytes.
 
         Raises:
             StoreError: If the file system refuses.
@@ -157,7 +165,7 @@ class Location:
         self.with_storage_errors("written", pipe, name)
 
     def read(self, name: str) -> bytes:
-        """A file's bytes.
+        """Read a file's bytes.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -173,7 +181,11 @@ class Location:
             raise
 
     def put(self, name: str, path: str) -> None:
-        """Writes a file from one on the local disk, so that it is seen whole or not at all.
+        """Copy a file from the local disk into the folder, atomically.
+
+        Args:
+            name: The new file's name in the folder.
+            path: The local file.
 
         Raises:
             StoreError: If the file system refuses.
@@ -183,20 +195,30 @@ class Location:
         )
 
     def delete(self, names: list[str]) -> None:
-        """Deletes files of the folder; those already gone are passed over."""
+        """Delete files of the folder; those already gone are ignored."""
         for name in names:
             self.with_storage_errors(
                 "deleted from", functools.partial(self._remove, self.file(name)), name
             )
 
     def move(self, name: str, target: Location, new_name: str) -> None:
-        """Moves a file to another folder of the same file system, replacing what is there."""
+        """Move a file to another folder of the same file system, and replace any file there.
+
+        Args:
+            name: The file's name in this folder.
+            target: The other folder.
+            new_name: The file's name in the other folder.
+        """
         self.with_storage_errors(
             "moved from", lambda: self._move(self.file(name), target, new_name), name
         )
 
     def copy(self, name: str, target: Location) -> None:
-        """Copies a file to another folder of the same file system, as a link where that works.
+        """Copy a file to another folder of the same file system, as a hard link if possible.
+
+        Args:
+            name: The file's name in both folders.
+            target: The other folder.
 
         Raises:
             StoreError: If the file system refuses.
@@ -204,15 +226,18 @@ class Location:
         self.with_storage_errors("copied from", lambda: self._copy(name, target), name)
 
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
-        """What an operation on the folder gives, tried again a few times if its error may pass.
+        """Run an operation on the folder, and retry it a few times after transient errors.
 
         Args:
-            verb: What cannot be done where it fails, as "read".
-            action: The operation, which may have been done in part before.
+            verb: The participle for the message "cannot be ...", such as "read".
+            action: The operation. An earlier attempt may have done part of it.
             name: The file, for an operation on one.
 
+        Returns:
+            The result of the operation.
+
         Raises:
-            StoreError: If the file system refuses, with what can be done about it.
+            StoreError: If the file system refuses. The message says what can be done about it.
         """
         with self._as_store_error(verb):
             return with_retries(_failpoints.failing(verb, self.file_url(name), action))
@@ -229,7 +254,7 @@ class Location:
         return files_below(self.fs, self.path)
 
     def _place(self, name: str, write: Callable[[str], None]) -> None:
-        """Has a file written under its own name, or under another one first."""
+        """Write a file under its own name if that is atomic, else under a temporary name first."""
         if _PUT_IS_ATOMIC & set(protocols(self.fs)):
             write(self.file(name))
             return
@@ -239,7 +264,7 @@ class Location:
             write(temporary)
             self.fs.mv(temporary, self.file(name))
         except BaseException:
-            with suppress(Exception):  # a collection of garbage finds it later
+            with suppress(Exception):  # garbage collection removes it later
                 self.fs.rm_file(temporary)
             raise
 
@@ -256,7 +281,7 @@ class Location:
         try:
             self.fs.mv(path, target.file(new_name))
         except FileNotFoundError:
-            if new_name not in target.names():  # a former attempt has moved it
+            if new_name not in target.names():  # else an earlier attempt has moved it
                 raise
 
     def _copy(self, name: str, target: Location) -> None:
@@ -275,20 +300,20 @@ class Location:
             yield
         except StoreError:
             raise
-        except Exception as error:  # drivers have exceptions of their own, of many kinds
+        except Exception as error:  # drivers raise their own exception classes
             raise StoreError(
                 f"{self.url!r} cannot be {verb}: {type(error).__name__}: {error}. {advice(error)}"
             ) from without_secrets(error)
 
 
 def protocol_of(url: str) -> str:
-    """The protocol of a URL; "file" for a path."""
+    """Return the protocol of a URL; "file" for a path."""
     match = _PROTOCOL.match(url)
     return match.group(1) if match else "file"
 
 
 def modified(info: Mapping[str, Any]) -> float:
-    """When a file was last changed, in Unix seconds; infinite where nobody tells."""
+    """Return the Unix time of a file's last change, in seconds; infinity if it is unknown."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
         if (value := info.get(name)) is None:
             continue
@@ -321,34 +346,34 @@ def _write_local(path: str, data: Any) -> None:
 def files_below(
     fs: fsspec.AbstractFileSystem, path: str, prefix: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """Every file below a folder, or the file that is there, by path; none if there is neither.
+    """List every file below a folder, by path; a path to a file lists that file.
 
     Args:
         fs: The file system.
-        path: The folder.
-        prefix: How the paths below it begin that are wanted. Where the file system cannot select
-            by it, others come too.
+        path: The folder. If it does not exist, the result is empty.
+        prefix: A prefix of the wanted paths below it. If the file system cannot filter by it, the
+            result has other files too.
 
     Raises:
-        OSError: If a folder cannot be listed; it is not passed over. Also, with ELOOP, if a link
-            leads back to a folder that holds it.
+        OSError: If a folder cannot be listed. With ELOOP, if a link leads back to a folder that
+            contains it.
     """
     if "file" in protocols(fs):
         return _local_files(path)
     options = {"prefix": prefix} if prefix and set(protocols(fs)) & _OBJECT_STORES else {}
     try:
         found: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
-    except FileNotFoundError:  # of a bucket
+    except FileNotFoundError:  # the bucket does not exist
         return {}
     return found
 
 
 def _local_files(path: str) -> dict[str, dict[str, Any]]:
-    """As fsspec's `find`, which passes over folders that it cannot list."""
+    """List local files as fsspec's `find` does, but raise for folders that cannot be listed."""
     if os.path.isfile(path):
         return {path: _local_info(path)}
     found = {}
-    above: dict[str, dict[tuple[int, int], str]] = {path: {}}  # of each folder, those it lies in
+    above: dict[str, dict[tuple[int, int], str]] = {path: {}}  # the parent folders of each folder
     for folder, folders, names in os.walk(path, onerror=_unless_missing, followlinks=True):
         outer = above.pop(folder)
         try:
@@ -383,10 +408,15 @@ def _unless_missing(error: OSError) -> None:
 
 
 def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
-    """The names that a file system goes by."""
+    """Return the protocol names of a file system."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def duckdb_path(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    """A file as DuckDB is told it, which expands patterns."""
+    """Return a file's path or URL for DuckDB, escaped because DuckDB expands patterns.
+
+    Args:
+        fs: The file system.
+        path: The file's path on it.
+    """
     return glob.escape(path if "file" in protocols(fs) else fs.unstrip_protocol(path))

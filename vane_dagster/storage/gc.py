@@ -1,9 +1,9 @@
-"""Garbage: what no manifest in force needs any more, removed so that nobody misses it.
+"""Garbage collection: the safe removal of files that no manifest in force needs.
 
-A part goes in two steps. A first collection condemns it, and from then on no plan builds on it. A
-later one, when every run and reader that may have begun before is over, deletes it, unless a
-manifest names it by then. So do the parts that killed runs have staged in the target of a `write`
-stage; what is published there is not looked at.
+A part is removed in two steps. The first collection condemns it, and from then on no plan builds on
+it. A later collection deletes it, unless a manifest names it by then. This happens after the grace
+period, when every run and reader that began before is over. The same applies to parts that killed
+runs have staged in the target of a `write` stage. Published files are not examined.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _Needed = dict[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class GcPolicy:
-    """When something may go.
+    """When files may be removed.
 
     Attributes:
         now: Unix time in seconds.
-        keep: Seconds that a part nobody names, or a manifest not in force, is kept in any case.
-        grace: Seconds between condemning and deleting, longer than any run or reader goes on.
+        keep: Seconds that an unreferenced part, or a manifest not in force, is kept in any case.
+        grace: Seconds between condemning and deleting; longer than any run or reader takes.
         dry_run: Whether to change nothing.
     """
 
@@ -49,15 +49,15 @@ class GcPolicy:
 
 @dataclass
 class GcReport:
-    """What was found in one stage, as URLs and sizes in bytes.
+    """The garbage of one stage, as URLs and sizes in bytes.
 
     Attributes:
         stage: Pipeline and stage, as "docs/embedding".
         condemned: Parts that the next collection after the grace period may delete.
-        deleted: Parts that nobody needs any more.
-        manifests: Manifests that are not in force any more.
-        temporaries: What killed processes were writing.
-        unreadable: Targets of `write` stages that could not be looked at, and why.
+        deleted: Parts that are no longer needed.
+        manifests: Manifests that are no longer in force.
+        temporaries: Unfinished files of killed processes.
+        unreadable: Targets of `write` stages that could not be examined, and why.
     """
 
     stage: str
@@ -69,13 +69,20 @@ class GcReport:
 
 
 def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
-    """Collects the garbage of every pipeline below a store's root, stage by stage.
+    """Collect the garbage of every pipeline below a store's root, stage by stage.
 
-    All pipelines are surveyed first: where a newer release has written into one of them, nothing is
-    deleted in any, as what it has written may need parts of the others.
+    All pipelines are surveyed first. If a newer release has written into one of them, nothing is
+    deleted in any, because its manifests may need parts of the others.
+
+    Args:
+        store: The store.
+        policy: When files may be removed.
+
+    Yields:
+        The report of each stage.
 
     Raises:
-        NewerFormatError: If a newer release has written a manifest that is to be kept.
+        NewerFormatError: If a newer release has written a manifest to keep.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
     surveyed = [_survey(store, pipeline, policy) for pipeline in store.root.folders()]
@@ -84,14 +91,14 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
 
 
 class _ChangedError(Exception):
-    """A manifest that was listed is gone: a run or another collection works on the same stage."""
+    """A listed manifest is gone: a run or another collection is changing the same stage."""
 
 
 def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
-    """The stages of a pipeline, each with the manifests to keep, at one moment.
+    """List the stages of a pipeline, each with the manifests to keep, at one moment.
 
     Raises:
-        StoreError: If they change again and again while they are looked at.
+        StoreError: If they keep changing during the survey.
     """
     for _ in range(_LOOKS):
         folders = store.root.child(pipeline).folders()
@@ -110,9 +117,10 @@ def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageF
 
 
 def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]:
-    """The manifests to keep, by stage and path, with the names of their parts.
+    """Return the manifests to keep, by stage and path, with the names of their parts.
 
-    They are those in force, those superseded of late, and those that one of them was made from.
+    These are the ones in force, those superseded recently, and those that one of them was made
+    from.
     """
     by_name = {stage.name: stage for stage in stages}
     needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
@@ -135,15 +143,14 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
 
 
 class _StageFolders:
-    """A stage's folders as they are listed; paths are relative to `parts` and to `manifests`."""
+    """The listed folders of a stage; paths are relative to `parts` and to `manifests`."""
 
     def __init__(self, store: Store, pipeline: str, name: str) -> None:
         self.name = name
         self._folder = store.root.child(pipeline, name)
         self._store = store
         self._label = f"{pipeline}/{name}"
-        # Parts first: a part that is listed is named by a manifest that is listed after it, or by
-        # none yet.
+        # Parts first: the manifest of a listed part is then listed too, or not written yet.
         self._listed = time.monotonic()
         self._parts = self._folder.child("parts").entries()
         self.manifests = self._folder.child("manifests").entries()
@@ -151,11 +158,11 @@ class _StageFolders:
         self._target = store.target(pipeline, name)
 
     def holds_any(self) -> bool:
-        """Whether it is a stage's folder: that of a wrong root or of another program is not."""
+        """Return whether this is a stage's folder, not a wrong root or another program's folder."""
         return bool(self._parts or self.manifests or self._condemned or self._target)
 
     def open(self, path: str) -> Manifest:
-        """Reads a manifest."""
+        """Read a manifest."""
         folder, _, name = path.rpartition("/")
         try:
             return self._store.opened(self._folder.child("manifests", folder), name)
@@ -165,7 +172,7 @@ class _StageFolders:
             raise
 
     def current(self, policy: GcPolicy) -> Iterator[str]:
-        """The manifests in force, announced, or superseded of late."""
+        """Yield the manifests that are in force, announced, or recently superseded."""
         by_folder: dict[str, list[tuple[ManifestName, str]]] = {}
         unfinished = set()
         for path in self.manifests:
@@ -184,7 +191,12 @@ class _StageFolders:
             yield found[-1][1]
 
     def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
-        """Condemns and deletes; what was condemned and is needed again is pardoned."""
+        """Condemn and delete parts; condemned parts that are needed again are released.
+
+        Args:
+            needed: The manifests to keep, with the names of their parts.
+            policy: When files may be removed.
+        """
         found = GcReport(self._label)
         kept = {
             f"{path.rpartition('/')[0]}/{name}" for path, names in needed.items() for name in names
@@ -214,7 +226,7 @@ class _StageFolders:
         found: GcReport,
         condemned: dict[str, float],
     ) -> None:
-        """Decides about a part that no manifest needs, under its name among the condemned."""
+        """Decide about a part that no manifest needs, under its path among the condemned parts."""
         name = path.rpartition("/")[2]
         if policy.now - stored.modified <= policy.keep:
             return
@@ -224,14 +236,14 @@ class _StageFolders:
             since = self._condemned.get(path)
             gone = since is not None and policy.now - since >= policy.grace
             (found.deleted if gone else found.condemned)[url] = stored.size
-            # What is deleted stays condemned until it is seen to be gone: a plan that lists it
-            # meanwhile must not build on it.
+            # A deleted part stays condemned until a listing shows that it is gone: a plan that
+            # listed it before must not build on it.
             condemned[path] = since or policy.now + time.monotonic() - self._listed
 
     def _collect_staged(
         self, policy: GcPolicy, found: GcReport, condemned: dict[str, float]
     ) -> None:
-        """Goes over what is staged in the target of a `write` stage."""
+        """Decide about the parts that are staged in the target of a `write` stage."""
         if self._target is None:
             return
         url, format = self._target
@@ -265,7 +277,7 @@ class _StageFolders:
             list(deletions)
 
     def _delete(self, found: GcReport, folder: str, names: list[str]) -> None:
-        """Deletes files; a target that refuses stops nothing."""
+        """Delete files; a target that refuses does not stop the collection."""
         try:
             Location(folder, options_for(self._store, folder)).delete(names)
         except StoreError as error:

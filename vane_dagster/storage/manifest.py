@@ -1,4 +1,4 @@
-"""Manifests: the one commit record of a stage in a partition, and the parts that it names."""
+"""Manifests: the commit record of a stage in a partition, and the parts that it names."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pyarrow as pa
 from vane_dagster.storage.codec import FORMAT, Codec, require_format
 
 MANIFEST_FORMAT = 3
-"""Raised when an older release would misread a manifest.
+"""The newest manifest format. It is incremented if an older release would misread a manifest.
 
 Format 3 has fragments of several files, or of a source that is not Parquet. A manifest that has
 neither is written in format 2, which older releases read.
 """
 PART_FORMAT = 1
-"""Raised when an older release would misread a part's footer."""
+"""The newest format of part footers. It is incremented if an older release would misread one."""
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True)
 class PartProvenance:
-    """Who made a part.
+    """The origin of a part: the run and the workers that made it.
 
     Attributes:
         run_id: The run.
         workers: Names of the workers that computed its rows.
         at: Unix time in seconds at which it was written.
-        seconds: What the workers took, all together.
+        seconds: Seconds that all workers took together.
         packages: The installed packages that the user's code imports, as "name==version" on the
-            workers; one in several versions if workers differed.
+            workers; one package in several versions if workers differed.
     """
 
     run_id: str
@@ -53,17 +53,17 @@ class PartInfo:
     Attributes:
         key: The fragment key.
         digest: Digest of the rows as they are stored.
-        rows: Rows in it.
+        rows: Number of rows.
         bytes: Its size in the store.
         id_min: Smallest id, None without rows.
         id_max: Largest id, None without rows.
-        rows_in: Rows that it was made from.
-        filtered: Of which nothing came out, as the stage declares.
-        quarantined: Of which nothing came out, because of errors.
-        nulled: Rows that came out as nulls, because of errors.
-        faults: Name of the file beside it that tells of these errors; empty without any.
+        rows_in: Input rows.
+        filtered: Input rows without output, as the stage declares.
+        quarantined: Input rows without output, because of errors.
+        nulled: Input rows with nulls as output, because of errors.
+        faults: Name of the file beside it with the records of these errors; empty without any.
         made: Which run made it, on which workers, when, and how long it took.
-        measures: What was counted of its columns, for checks: by column and measure.
+        measures: Statistics of its columns for checks, by column and measure.
         sample: Some rows as texts, of a part just written.
     """
 
@@ -88,34 +88,39 @@ class PartInfo:
         return part_name(self.key, self.digest)
 
     def as_record(self) -> dict[str, Any]:
-        """The fields as JSON holds them, without those that are empty."""
+        """Convert the part to a JSON record, without empty fields."""
         record = _PART_CODEC.record(self)
         return {n: v for n, v in record.items() if v or n in ("rows", "id_min", "id_max")}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PartInfo:
-        """Reads what `as_record` wrote."""
+        """Read a record that `as_record` wrote."""
         return _PART_CODEC.load(record)
 
 
 def part_name(key: str, digest: str) -> str:
-    """File name of a part."""
+    """Return the file name of a part.
+
+    Args:
+        key: The fragment key.
+        digest: Digest of the rows.
+    """
     return f"{key}-{digest}.parquet"
 
 
 def parse_part_name(name: str) -> tuple[str, str] | None:
-    """Fragment key and digest of a part's file name; None for another file."""
+    """Return fragment key and digest of a part's file name; None for another file."""
     match = _PART.fullmatch(name)
     return (match.group(1), match.group(2)) if match else None
 
 
 def part_footer(part: PartInfo) -> str:
-    """What a part says of itself in its footer."""
+    """Return the text that describes a part in its footer."""
     return json.dumps({"part": part.as_record(), "sample": part.sample})
 
 
 def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
-    """Reads what `part_footer` wrote.
+    """Read a text that `part_footer` wrote.
 
     Args:
         text: The footer's text.
@@ -124,9 +129,9 @@ def read_part_footer(text: bytes, file: str, **known: Any) -> PartInfo:
 
     Raises:
         NewerFormatError: If a newer release has written it.
-        ValueError: If it is no JSON.
-        KeyError: If something is missing in it.
-        TypeError: If something is missing in it.
+        ValueError: If it is not JSON.
+        KeyError: If a field is missing.
+        TypeError: If a field is missing.
     """
     record = json.loads(text)
     require_format(record, PART_FORMAT, file)
@@ -150,11 +155,11 @@ class FragmentRecord:
     """A fragment as a manifest records it: rows of one source file, or of several.
 
     Attributes:
-        url: The file; of several, the first.
+        url: The file; the first of several.
         start: First row in the file; 0 for several files.
         stop: The row after the last; the number of rows for several files.
         identity: Digest of the rows' files, their versions and ranges.
-        bytes: Bytes of the rows in memory, as an estimate.
+        bytes: Estimated bytes of the rows in memory.
         files: The rows of several files, in order; empty for one.
     """
 
@@ -172,7 +177,7 @@ class FragmentRecord:
 
     @property
     def record_label(self) -> str:
-        """The fragment in the records of failed rows."""
+        """The name of the fragment in the records of failed rows."""
         return str(self) if self.files else f"{self.url}, rows {self.start} to {self.stop}"
 
     def __str__(self) -> str:
@@ -184,7 +189,14 @@ class FragmentRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A source file as a manifest records it."""
+    """A source file as a manifest records it.
+
+    Attributes:
+        url: The file.
+        size: Its size in bytes.
+        version: Its version, which changes when the file does.
+        content: Digest of its bytes, if it was computed.
+    """
 
     url: str
     size: int
@@ -194,14 +206,14 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class ManifestName:
-    """What a manifest's file name tells without opening it.
+    """The fields of a manifest's file name, known without opening it.
 
     Attributes:
         sequence: Count of commits of the stage in the partition; the largest is in force.
-        generation: Raised by a forced run.
-        plan: Digest of what the partition was computed from.
-        content: Digest of what it consists of.
-        unfinished: Whether a publication was begun and not ended beside it; not part of the name.
+        generation: A counter that a forced run increments.
+        plan: Digest of everything that the partition was computed from.
+        content: Digest of the parts.
+        unfinished: Whether a publication beside it has begun and not ended; not part of the name.
     """
 
     sequence: int
@@ -215,7 +227,7 @@ class ManifestName:
 
     @classmethod
     def parse(cls, name: str) -> ManifestName | None:
-        """The name's fields; None for another file."""
+        """Parse a file name; return None for another file."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -224,16 +236,16 @@ class ManifestName:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check of a stage found in a partition.
+    """The result of a check of a stage in a partition.
 
     Attributes:
         name: The check's name.
         passed: Whether it passed.
-        blocking: Whether what lies below is withheld where it did not.
+        blocking: Whether a failure withholds the stages downstream.
         severity: "ERROR" or "WARN", of a check that did not pass.
-        description: What was found, in a sentence.
+        description: The result, in a sentence.
         metadata: The numbers.
-        definition: Digest of the check's own thresholds, by which a change of them is seen.
+        definition: Digest of the check's own thresholds, to detect changes of them.
     """
 
     name: str
@@ -247,7 +259,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Published:
-    """Where a `write` stage has put a partition.
+    """The files that a `write` stage has published for a partition.
 
     Attributes:
         url: The folder, or the table.
@@ -270,8 +282,8 @@ class Manifest:
         pipeline: The pipeline's name.
         stage: The stage's name.
         partition: The partition's key, None for an unpartitioned pipeline.
-        generation: Raised by a forced run.
-        plan: Digest of what the partition was computed from.
+        generation: A counter that a forced run increments.
+        plan: Digest of everything that the partition was computed from.
         definition: The stage's definition, which is its code version.
         schema: The rows' schema.
         fragments: The fragments, in the order of the source.
@@ -280,16 +292,16 @@ class Manifest:
         upstream: Manifest names of the upstream stages, by stage.
         run_id: The run that committed it.
         committed_at: Unix time in seconds.
-        info: What else is worth keeping: versions, counts.
+        info: Further information, such as versions and counts.
         kind: The stage's kind, as "map_batches".
         keys: The columns that identify a row: its id, then the ids of the rows it came from.
-        reads: What the stage reads: "source", or names of stages.
+        reads: The inputs of the stage: "source", or names of stages.
         model: The user's class or function, and the pool that ran it; empty without one.
-        lineage: For each column the columns that it came from, as [node, column] pairs.
-        checks: What the stage's checks found.
+        lineage: For each column the columns that it came from, as [stage, column] pairs.
+        checks: The results of the stage's checks.
         sample: Some rows as texts, for people.
-        published: Where a `write` stage has put the rows.
-        source: Kind of the source whose files the fragments are; empty for Parquet files.
+        published: Where a `write` stage has published the rows.
+        source: Kind of the source that the fragments come from; empty for Parquet files.
     """
 
     pipeline: str
@@ -335,11 +347,11 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """Digest of the parts: the same rows from the same computation have the same."""
+        """Digest of the parts, equal for the same rows from the same computation."""
         return content_digest(self.parts)
 
     def dumps(self) -> bytes:
-        """The manifest as JSON."""
+        """Convert the manifest to JSON."""
         record = _MANIFEST_CODEC.record(self)
         if not self.source:
             del record["source"]
@@ -348,17 +360,17 @@ class Manifest:
 
     @classmethod
     def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
-        """Reads what `dumps` wrote.
+        """Read a manifest that `dumps` wrote.
 
         Args:
             data: The manifest as JSON.
-            file: Where it was read, for messages.
+            file: The manifest's file, for messages.
 
         Raises:
             NewerFormatError: If a newer release has written it.
-            ValueError: If it is no JSON.
-            KeyError: If something is missing in it.
-            TypeError: If something is missing in it.
+            ValueError: If it is not JSON.
+            KeyError: If a field is missing.
+            TypeError: If a field is missing.
         """
         record = json.loads(data)
         require_format(record, MANIFEST_FORMAT, file)
@@ -385,7 +397,7 @@ def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value and convert(value)
 
 
-# What is on disk: the names on the left are in every store and stay as they are.
+# The format on disk. The names on the left are in every store and must not change.
 
 _PROVENANCE_CODEC = Codec(
     PartProvenance,
@@ -516,7 +528,7 @@ _MANIFEST_CODEC = Codec(
 
 
 def content_digest(parts: Sequence[PartInfo]) -> str:
-    """Digest of what a partition consists of; 16 hex digits."""
+    """Return a digest of the parts of a partition, as 16 hex digits."""
     state = hashlib.blake2b(digest_size=8)
     for part in parts:
         state.update(f"{part.key}-{part.digest}\n".encode())

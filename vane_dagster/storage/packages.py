@@ -10,14 +10,14 @@ _OWN = "vane_dagster"
 
 
 def distributions(imported: Iterable[str]) -> tuple[str, ...]:
-    """The installed packages that top-level modules belong to.
+    """Return the installed packages that top-level modules belong to.
 
-    A module that is not installed here is taken for a package of its own name, which the workers
-    may have.
+    A module that is not installed in this process is assumed to be a package of the same name,
+    which the workers may have.
     """
-    wanted = sorted(set(imported) - {_OWN})  # whose code has numbers of its own in the keys
+    wanted = sorted(set(imported) - {_OWN})  # keys have separate version numbers for our own code
     own = {name: _package_of_its_name(name) for name in wanted}
-    known = {} if all(own.values()) else _by_module()  # reads what all packages have installed
+    known = {} if all(own.values()) else _by_module()  # slow: reads the files of all packages
     found: set[str] = set()
     for module, package in own.items():
         found.update([package] if package else known.get(module, [module]))
@@ -25,14 +25,14 @@ def distributions(imported: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed(packages: Iterable[str]) -> tuple[str, ...]:
-    """The packages that are installed here, as "name==version"."""
+    """Return the packages that are installed in this process, as "name==version"."""
     found = ((name, version_of(name)) for name in packages)
     return tuple(f"{name}=={version}" for name, version in found if version)
 
 
 @functools.cache
 def version_of(package: str) -> str | None:
-    """The version of a package; None if it is not installed here. Looked up once a process."""
+    """Return the version of a package; None if it is not installed. Cached per process."""
     try:
         return importlib.metadata.version(package)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -40,7 +40,7 @@ def version_of(package: str) -> str | None:
 
 
 def _package_of_its_name(module: str) -> str | None:
-    """The package of a module's name, as it writes it, if it has installed the module."""
+    """Return the package with a module's name, in its own spelling, if it installed the module."""
     try:
         package = importlib.metadata.distribution(module)
     except (importlib.metadata.PackageNotFoundError, ValueError):

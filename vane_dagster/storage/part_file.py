@@ -1,4 +1,4 @@
-"""Parts as files: one Parquet file for a stage's output of one fragment. Runs in the worker."""
+"""Part files: one Parquet file with a stage's output for one fragment. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Where a part goes, and how it is written.
+    """The location of a part, and how it is written.
 
     Attributes:
-        folder: Where it goes.
+        folder: The folder.
         key: Its fragment key.
-        id: Name of the id column; none for rows that have none.
-        measured: The columns of which checks want counts.
+        id: Name of the id column; None for rows without one.
+        measured: The columns that checks need statistics of.
         compression: A codec; without one, each column has the best for it.
-        sums: Fields of struct columns that are added up, of those that are measured.
-        salt: Makes the file another one than any with the same rows, which is about to be deleted.
+        salt: A text that changes the digest, because a file with the same rows is about to be
+            deleted.
+        sums: Fields of measured struct columns to add up.
     """
 
     folder: Location
@@ -55,13 +56,13 @@ def write_part(
     faults: str = "",
     made: PartProvenance | None = None,
 ) -> PartInfo:
-    """Writes a table as a part, once and atomically, under its key and the digest of its rows.
+    """Write a table as a part, once and atomically, under its key and the digest of its rows.
 
     Args:
         table: The rows.
-        target: Where they go.
-        wasted: What rows took of which nothing came out; see `measure`.
-        rows_in: See `PartInfo`; so are all others.
+        target: The location of the part.
+        wasted: Amounts spent on rows without output; see `measure`.
+        rows_in: See `PartInfo`.
         filtered: See `PartInfo`.
         quarantined: See `PartInfo`.
         nulled: See `PartInfo`.
@@ -96,9 +97,14 @@ def write_part(
 
 
 def rows_digest(data: memoryview, salt: str | None = None) -> str:
-    """Digest of a Parquet file's rows; of its footer, which tells who wrote it, the schema alone.
+    """Return a digest of a Parquet file's rows and schema, as 16 hex digits.
 
-    16 hex digits. The same rows written by two runs have the same.
+    The rest of the footer, which names the run, is left out: the same rows written by two runs have
+    the same digest.
+
+    Args:
+        data: The file.
+        salt: A text that changes the digest.
     """
     footer = int.from_bytes(data[-8:-4], "little") + 8
     state = hashlib.sha256(data[: data.nbytes - footer])
@@ -108,7 +114,12 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
 
 
 def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a part, or some of its columns.
+    """Read a part, or some of its columns.
+
+    Args:
+        folder: The folder of the part.
+        name: The part's file name.
+        columns: The columns; None for all.
 
     Raises:
         DamagedPartError: If it is damaged or gone.
@@ -123,7 +134,7 @@ def read_part(folder: Location, name: str, columns: Sequence[str] | None = None)
 
 
 def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Smallest and largest id, as JSON holds them; a pair of None without rows."""
+    """Return smallest and largest id in their JSON form; a pair of None without rows."""
     if not len(ids):
         return None, None
     if not (pa.types.is_integer(ids.type) or pa.types.is_string(ids.type)):
@@ -133,7 +144,7 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
 
 
 def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
-    """The codec of each column: floating-point numbers hardly shrink, so they get the fastest."""
+    """Return the codec of each column; floats hardly compress, and get the fastest."""
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     return {
         path: declared or ("lz4" if pa.types.is_floating(kind) else "zstd") for path, kind in leaves
@@ -141,7 +152,7 @@ def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns of a Parquet file that a column becomes, by the paths that it gives them."""
+    """Yield the Parquet columns of a column, with their paths and types."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(f"{path}.{field.name}", field.type)
@@ -155,7 +166,10 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _is_repetitive(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary pays, judged by the first rows: on distinct values it costs the most."""
+    """Return whether a dictionary pays off, based on the first rows.
+
+    A dictionary costs the most for distinct values.
+    """
     kind = column.type
     if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind):
         return False

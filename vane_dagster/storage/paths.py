@@ -1,4 +1,4 @@
-"""Folders of partitions: whatever a key holds, never outside their parent, never two in one."""
+"""Folder names of partitions: safe for any key, and different for different keys."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MAX_BYTES = 200
 
 
 def partition_folder(key: str | None) -> str:
-    """The store's folder of a partition: its key where that is a safe name everywhere.
+    """Return the store's folder of a partition: its key if that is a safe name everywhere.
 
-    Else a digest of the key, also where a file system that ignores case would confuse it.
+    Other keys become a digest, including those that a case-insensitive file system would confuse.
     """
     if key is None:
         return UNPARTITIONED
@@ -23,10 +23,10 @@ def partition_folder(key: str | None) -> str:
 
 
 def published_folder(key: str) -> str:
-    """A partition's key as it stands in the URL of a published folder.
+    """Return a partition's key as a folder name in the URL of a published folder.
 
-    It is one name, so that no key leads elsewhere; one that Parquet's readers don't pass over; and
-    any two keys have two.
+    The result is a single name, so no key leads elsewhere. Parquet readers do not ignore it, and
+    any two keys have different names.
     """
     presentable = (
         _PRESENTABLE.fullmatch(key)

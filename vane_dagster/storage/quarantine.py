@@ -1,4 +1,4 @@
-"""Rows that could not be computed, kept beside the parts with what went wrong."""
+"""Quarantine: rows that could not be computed, stored beside the parts with their errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _METADATA = b"vane_faults"
 
 
 def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.Schema:
-    """The columns of quarantined rows; the id has the type that it has in the stage's input.
+    """Return the schema of the records of failed rows.
 
-    `parents` are the ids of the rows that a row was made from, if it was made from any.
+    Args:
+        id_type: The type of the id in the stage's input.
+        parents: The ids of the rows that a row was made from, if it was made from any.
     """
     return pa.schema(
         [
@@ -42,7 +44,12 @@ def fault_schema(id_type: pa.DataType, parents: Sequence[pa.Field] = ()) -> pa.S
 
 
 def attach(table: pa.Table, faults: pa.Table | None) -> pa.Table:
-    """A table that carries faults along, so that they go where the rows go."""
+    """Attach error records to a table, to pass them on with the rows.
+
+    Args:
+        table: The rows.
+        faults: The records; None for none.
+    """
     if faults is None or not faults.num_rows:
         return table
     sink = pa.BufferOutputStream()
@@ -52,19 +59,24 @@ def attach(table: pa.Table, faults: pa.Table | None) -> pa.Table:
 
 
 def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """The faults that tables carry, one below the other; None if there are none."""
+    """Return the concatenated error records that tables carry; None if there are none."""
     held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
     found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
     return concat_faults(found) if found else None
 
 
 def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
-    """Records of quarantined rows, one below the other; former versions wrote no parents."""
+    """Concatenate records of quarantined rows; earlier releases wrote no parents."""
     return pa.concat_tables(found, promote_options="default")
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
-    """Writes the faults of a fragment beside its part, and before it.
+    """Write the error records of a fragment beside its part, before the part is written.
+
+    Args:
+        folder: The folder of the part.
+        key: The fragment key.
+        faults: The records.
 
     Returns:
         The file's name.
@@ -82,7 +94,11 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
 
 
 def read_faults(store: Store, manifest: Manifest) -> pa.Table:
-    """The rows that a partition of a stage has set aside, as a table that may be empty.
+    """Read the records of the quarantined rows of a stage in a partition; possibly empty.
+
+    Args:
+        store: The store.
+        manifest: The manifest of the stage in the partition.
 
     Raises:
         StoreError: If a file cannot be read.

@@ -1,7 +1,7 @@
-"""What the store holds of an asset, found through the manifests in force alone.
+"""Reads of an asset in the store, only through the manifests in force.
 
-An asset is a stage, whose folder is ``<pipeline>/<stage>``, or an ordinary asset whose rows
-`asset_writer` has stored, with the folder ``~assets/<its key>``.
+An asset is a stage in the folder ``<pipeline>/<stage>``, or an ordinary asset that `asset_writer`
+has stored in the folder ``~assets/<its key>``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 
 ASSETS = "~assets"
-"""The folder that holds ordinary assets, which no pipeline can have for a name."""
+"""The folder of ordinary assets. No pipeline can have this name."""
 
 _READERS = 16
 _LOOKS = 3
@@ -35,8 +35,8 @@ class StoredRows:
 
     Attributes:
         label: The asset, as "docs/embedding".
-        base: Where the files are; all are on its file system.
-        paths: The files, on that file system.
+        base: A folder on the file system of all files.
+        paths: The paths of the files on that file system.
         schema: The rows' schema.
         partitions: The partition of each file.
     """
@@ -48,10 +48,13 @@ class StoredRows:
     partitions: tuple[str | None, ...]
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
-        """The same rows with some columns.
+        """Select columns.
+
+        Args:
+            columns: Their names; None for all.
 
         Raises:
-            StoreError: If there is none of a name.
+            StoreError: If a column does not exist.
         """
         if columns is None:
             return self
@@ -66,19 +69,19 @@ class StoredRows:
 
 
 def asset_folder(path: Sequence[str]) -> str:
-    """The folder of an ordinary asset, below `ASSETS`."""
+    """Return the folder of an ordinary asset, below `ASSETS`."""
     return partition_folder("/".join(part.replace("/", "\\/") for part in path))
 
 
 def find(
     store: Store, path: Sequence[str], partitions: Iterable[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """The manifests in force of an asset, by partition; a partition that has none is left out.
+    """Return the manifests in force of an asset, by partition; partitions without one are left out.
 
     Args:
         store: The store.
         path: The asset's key.
-        partitions: Keys; None for the unpartitioned one or, where there is none, all that were
+        partitions: Keys. None means the unpartitioned one or, if there is none, all that were
             materialized, sorted by key.
 
     Raises:
@@ -89,7 +92,7 @@ def find(
     if len(path) == 2 and all(map(_NAME.fullmatch, path)):
         places.append((path[0], path[1]))
     found = [opened for place in places if (opened := _opened(store, *place, wanted))]
-    # A key may have been a stage once and be an ordinary asset now, or the other way round.
+    # A key may have changed from a stage to an ordinary asset, or the reverse.
     return max(found, key=_newest, default={})
 
 
@@ -99,17 +102,17 @@ def read(
     partitions: Iterable[str | None] | None,
     allow_missing: bool = False,
 ) -> StoredRows:
-    """The rows of an asset, each partition as one manifest has it.
+    """Return the rows of an asset, each partition as in one manifest.
 
     Args:
         store: The store.
         path: The asset's key.
         partitions: As for `find`.
-        allow_missing: Whether partitions that were never materialized are passed over.
+        allow_missing: Whether to ignore partitions that were never materialized.
 
     Raises:
-        StoreError: If a partition was never materialized, files of one are gone, or partitions do
-            not have the same columns.
+        StoreError: If a partition was never materialized, its files are gone, or partitions have
+            different columns.
     """
     label = "/".join(path)
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
@@ -140,12 +143,16 @@ def read(
 
 
 def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
-    """Where the files are that a manifest names, and their names; those without rows are left out.
+    """Return the folder and names of a manifest's files, without those that have no rows.
 
-    What a `write` stage has published is read with the store's options, where they fit.
+    The published files of a `write` stage are read with the store's options, if they fit.
+
+    Args:
+        store: The store.
+        manifest: The manifest.
 
     Raises:
-        StoreError: If it was published in a format whose files are not Parquet.
+        StoreError: If they were published in a format other than Parquet.
     """
     empty = {part.name for part in manifest.parts if not part.rows}
     if manifest.published is None:
@@ -162,7 +169,12 @@ def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
 
 
 def options_for(store: Store, url: str) -> Mapping[str, Any]:
-    """The store's storage options, for a URL with the store's protocol."""
+    """Return the store's storage options for a URL with the store's protocol, else none.
+
+    Args:
+        store: The store.
+        url: The URL.
+    """
     same = protocol_of(url) == protocol_of(store.root.url)
     return store.root.storage_options if same else {}
 
@@ -174,7 +186,7 @@ def _newest(manifests: Mapping[str | None, Manifest]) -> float:
 def _opened(
     store: Store, pipeline: str, stage: str, partitions: Sequence[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """The manifests in force of a folder; looks again where one was replaced and collected."""
+    """Open the manifests in force of a folder; retry if one was replaced and collected."""
     for look in range(_LOOKS):
         try:
             if partitions is None:
@@ -203,7 +215,7 @@ def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
     by_key: dict[str | None, Manifest] = {
         manifest.partition: manifest for manifest in found.values()
     }
-    # Where an asset's partitions were taken away or added, what was materialized last holds.
+    # An asset that gained or lost its partitions has both: the latest materialization wins.
     if single is not None and (not by_key or single.committed_at >= _newest(by_key)):
         return {None: single}
     return dict(sorted(by_key.items(), key=lambda item: str(item[0])))
@@ -216,7 +228,7 @@ def _require(
     found: Mapping[str | None, Manifest],
     allow_missing: bool,
 ) -> None:
-    """Raises StoreError for partitions that are not there, or where nothing tells the columns."""
+    """Raise StoreError for missing partitions, or if no partition defines the columns."""
     missing = [key for key in wanted or () if key not in found]
     if wanted is not None and not missing:
         return
@@ -234,7 +246,7 @@ def _require(
 
 
 def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
-    """A file that is not there."""
+    """Return a file that is missing; None if all are there."""
 
     def lost(place: tuple[Location, Sequence[str]]) -> str | None:
         folder, wanted = place
@@ -249,9 +261,9 @@ def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
 
 
 def _common_schema(label: str, manifests: Sequence[Manifest]) -> pa.Schema:
-    """The schema of all manifests, whatever the order of columns in each.
+    """Return the schema of all manifests, for any order of columns in each.
 
-    The first manifest with rows tells it; those without rows may have columns of nulls.
+    The first manifest with rows defines it; those without rows may have columns of nulls.
     """
     first = next((m for m in manifests if m.rows), manifests[0])
     for manifest in manifests:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files found by an id, reading as little as the footers allow."""
+"""Search for rows of Parquet files by id, reading as little as the footers allow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READERS = 16
 _COMPARED_ONE_BY_ONE = 64
 
 Row = tuple[Any, ...]
-"""A row's keys: its id, then the ids of the rows it was made from."""
+"""A row's key values: its id, then the ids of the rows it was made from."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RowFile:
     """A Parquet file, or rows `start` to `stop` of it.
 
     Attributes:
-        place: The folder, or the file itself where `name` is empty.
+        place: The folder, or the file itself if `name` is empty.
         name: The file's name in the folder.
         start: The first row.
         stop: The row after the last; None for all.
@@ -51,7 +51,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class Found:
-    """A row: its file, its number in it, counted from 0, and its keys."""
+    """A row that was found: its file, its number in the file counted from 0, and its keys."""
 
     file: RowFile
     row: int
@@ -65,17 +65,17 @@ def find(
     wanted: Collection[Any],
     unique: bool = False,
 ) -> list[Found]:
-    """The rows of a file whose key is one of those wanted.
+    """Return the rows of a file with one of the wanted keys.
 
-    Of the row groups whose statistics allow one, that column alone is read; the other keys only
-    of row groups that have a row.
+    Only row groups with matching statistics are read, and of these only the key column. The other
+    keys are read only from row groups with a match.
 
     Args:
         file: The file.
         keys: The columns of the rows' keys.
-        position: Which of them is looked for.
-        wanted: Its values.
-        unique: Whether each stands in one row at most, so that the search may end.
+        position: The key column to search, as an index into `keys`.
+        wanted: The values to search for.
+        unique: Whether each value is in at most one row, so the search may end early.
 
     Raises:
         FileNotFoundError: If the file is gone.
@@ -105,10 +105,15 @@ def find(
 def find_any(
     files: Sequence[RowFile], keys: Sequence[str], wanted: Any
 ) -> tuple[int, Found] | None:
-    """The row with an id, which stands in one of several files at most.
+    """Return the row with an id that is in at most one of several files.
+
+    Args:
+        files: The files.
+        keys: The columns of the rows' keys, the id first.
+        wanted: The id.
 
     Returns:
-        Which file, and the row; None if it is in none.
+        The index of the file, and the row; None if no file has the row.
 
     Raises:
         FileNotFoundError: If a file is gone and the row is in none of the others.
@@ -131,7 +136,12 @@ def find_any(
 
 
 def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
-    """The row with a number, counted from 0.
+    """Return the row with a number.
+
+    Args:
+        file: The file.
+        keys: The columns of the rows' keys.
+        row: The row's number, counted from 0.
 
     Raises:
         FileNotFoundError: If the file is gone.
@@ -150,7 +160,7 @@ def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
 
 @contextmanager
 def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
-    # What is wanted is known exactly, so that nothing should be read ahead.
+    # No read-ahead: the ranges to read are known exactly.
     options = {} if file.place.is_local else {"cache_type": "none"}
     try:
         with (
@@ -160,7 +170,7 @@ def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
             yield parquet
     except (FileNotFoundError, StoreError):
         raise
-    except Exception as error:  # of pyarrow, or of a file system's driver
+    except Exception as error:  # from pyarrow, or from a file system's driver
         raise StoreError(
             f"{file.url!r} cannot be read: {type(error).__name__}: {error}. Check that it is whole "
             "and that the credentials reach it"
@@ -179,7 +189,7 @@ def _read(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Tab
 def _groups(
     footer: pq.FileMetaData, file: RowFile, column: str, wanted: Collection[Any]
 ) -> Iterator[tuple[int, int]]:
-    """Row groups that may have a value, by their statistics, each with its first row."""
+    """Yield row groups that may have a value, by their statistics, each with its first row."""
     paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if column not in paths:
         raise StoreError(f"{file.url!r} has no column {column!r}; was the file written anew?")
@@ -203,4 +213,4 @@ def _may_hold(column: pq.ColumnChunkMetaData, wanted: Collection[Any]) -> bool:
             return bool(min(wanted) <= high and max(wanted) >= low)
         return any(low <= value <= high for value in wanted)
     except (TypeError, UnicodeDecodeError, pa.ArrowException):
-        return True  # statistics of another kind, or texts cut amid a letter
+        return True  # statistics of another type, or texts cut within a character

@@ -1,4 +1,4 @@
-"""A few rows as texts, for people: long text cut, vectors shortened."""
+"""A sample of rows as texts, for people: long text truncated, vectors shortened."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Sample = tuple[Mapping[str, str], ...]
 
 
 def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
-    """The first rows, each value as a short text.
+    """Return the first rows, each value as a short text.
 
     Args:
         table: The rows.
-        rows: How many, at most.
+        rows: Maximum number of rows.
     """
     first = table.slice(0, rows).select(table.column_names[:_MAX_COLUMNS])
     columns = {name: _texts(first.column(name)) for name in first.column_names}
@@ -28,7 +28,7 @@ def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values; as texts where Python has no such value, as a year after 9999."""
+    """Return a column's values, as texts if Python cannot represent them, such as year 10000."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):

@@ -22,14 +22,14 @@ from vane_dagster.storage.manifest import (
 from vane_dagster.storage.paths import partition_folder
 
 _SETTING_FORMAT = 1
-"""Of `condemned.json`, `target.json` and a pipeline's settings, which do not name the first."""
+"""The format of `condemned.json`, `target.json` and pipeline settings; format 1 is not written."""
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
-"""How the names of manifests begin whose publication is not ended."""
+"""The name prefix of manifests with an unfinished publication."""
 TARGET = "target.json"
-"""The file of a `write` stage that says where it publishes."""
+"""The file with the target of a `write` stage."""
 CONDEMNED = "condemned.json"
-"""The file of a stage that names the parts no plan builds on; see `garbage`."""
+"""The file with the parts of a stage that no plan may build on; see `storage.gc`."""
 
 
 class Store:
@@ -43,17 +43,35 @@ class Store:
         self.root = root
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """The folder of a stage's parts in a partition."""
+        """Return the folder of a stage's parts in a partition.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+        """
         return self.root.child(pipeline, stage, "parts", partition_folder(partition))
 
     def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """The folder of a stage's manifests in a partition."""
+        """Return the folder of a stage's manifests in a partition.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+        """
         return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
 
     def latest(
         self, pipeline: str, stage: str, partitions: Iterable[str | None]
     ) -> dict[str | None, ManifestName]:
-        """The manifests in force of a stage, by partition, found by listings alone."""
+        """Return the names of the manifests in force of a stage, by partition, from listings alone.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partitions: The keys of the partitions.
+        """
         wanted = {partition_folder(key): key for key in partitions}
         if len(wanted) > _LISTED_ONE_BY_ONE:
             listed = self.latest_of_all(pipeline, stage)
@@ -66,7 +84,12 @@ class Store:
         return found
 
     def latest_of_all(self, pipeline: str, stage: str) -> dict[str, ManifestName]:
-        """The manifests in force of a stage, by the partition's folder, found by one listing."""
+        """Return the manifests in force of a stage, by partition folder, from one listing.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+        """
         listed: dict[str, list[str]] = {}
         for path in self.root.child(pipeline, stage, "manifests").walk():
             folder, _, name = path.rpartition("/")
@@ -77,7 +100,13 @@ class Store:
     def read(
         self, pipeline: str, stage: str, partition: str | None, name: ManifestName
     ) -> Manifest:
-        """Opens a manifest.
+        """Open a manifest.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+            name: The manifest's name.
 
         Raises:
             StoreError: If it cannot be read as one.
@@ -85,7 +114,11 @@ class Store:
         return self.opened(self.manifests(pipeline, stage, partition), str(name))
 
     def opened(self, location: Location, name: str) -> Manifest:
-        """Opens a manifest by its place.
+        """Open a manifest by its folder and file name.
+
+        Args:
+            location: The folder.
+            name: The file name.
 
         Raises:
             NewerFormatError: If a newer release has written it.
@@ -100,22 +133,28 @@ class Store:
             ) from error
 
     def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
-        """The manifest in force of a partition, opened; None if it was never materialized."""
+        """Open the manifest in force of a partition; None if it was never materialized.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+        """
         name = self.latest(pipeline, stage, [partition]).get(partition)
         return None if name is None else self.read(pipeline, stage, partition, name)
 
     def commit(self, manifest: Manifest) -> ManifestName:
-        """Puts a manifest in force, as the last step of a partition.
+        """Put a manifest in force, as the last step of a partition.
 
         Returns:
-            Its name, one sequence number after the one in force before.
+            Its name, with the next sequence number.
         """
         return self._commit(manifest, self._manifest_names(manifest))
 
     def commit_once(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName]:
-        """Puts a manifest in force, unless another run has committed the same content meanwhile.
+        """Put a manifest in force, unless another run has since committed the same content.
 
         Args:
             manifest: The manifest.
@@ -133,7 +172,12 @@ class Store:
     def committed_since(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName] | None:
-        """The manifest in force where it has the same content and `former` is another."""
+        """Return the manifest in force if it has the same content and is not `former`.
+
+        Args:
+            manifest: The manifest to compare with.
+            former: The manifest that was in force when the run was planned.
+        """
         if (other := _same(manifest, former, self._manifest_names(manifest))) is None:
             return None
         return self.read(manifest.pipeline, manifest.stage, manifest.partition, other), other
@@ -151,21 +195,27 @@ class Store:
         return name
 
     def announce(self, manifest: Manifest) -> None:
-        """Records what is about to be published, so that it is found if this run is killed."""
+        """Record a planned publication, to detect it if this run is killed."""
         location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
         location.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
 
     def published_before(
         self, pipeline: str, stage: str, partition: str | None
     ) -> Iterator[Sequence[str]]:
-        """The published files of each former or announced manifest, the newest first."""
+        """Yield the published files of each earlier or announced manifest, the newest first.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+        """
         location = self.manifests(pipeline, stage, partition)
         for name in sorted(location.names(), reverse=True):
             if (manifest := self._opened_if_there(location, name)) is not None:
                 yield manifest.published_files
 
     def _opened_if_there(self, location: Location, name: str) -> Manifest | None:
-        """Opens a manifest; None if it is gone, as another run has ended its publication."""
+        """Open a manifest; None if it is gone because another run has ended its publication."""
         try:
             return self.opened(location, name)
         except StoreError as error:
@@ -174,10 +224,15 @@ class Store:
             raise
 
     def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Sees that announced publications can be read, before another one takes their place.
+        """Check that announced publications can be read, before another one replaces them.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
 
         Raises:
-            StoreError: If one cannot.
+            StoreError: If one cannot be read.
         """
         location = self.manifests(pipeline, stage, partition)
         for name in location.names():
@@ -185,14 +240,20 @@ class Store:
                 self._opened_if_there(location, name)
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Removes what `announce` wrote."""
+        """Remove the records that `announce` wrote.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+            partition: The partition's key; None for an unpartitioned pipeline.
+        """
         location = self.manifests(pipeline, stage, partition)
         location.delete([name for name in location.names() if name.startswith(ANNOUNCED)])
 
     def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
-        """The part files in the folders, by fragment key: name and folder of each.
+        """Return the part files in the folders, by fragment key: name and folder of each.
 
-        Two runs that computed the same fragment at once leave two.
+        Two runs that computed the same fragment at once leave two parts.
         """
         found: dict[str, dict[str, Location]] = {}
         for folder in folders:
@@ -202,7 +263,15 @@ class Store:
         return found
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
-        """Parts of a stage that are about to be deleted: path below its parts, and since when."""
+        """Return the parts of a stage that are about to be deleted.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+
+        Returns:
+            The Unix time at which each part was condemned, by its path below the stage's parts.
+        """
         folder = self.root.child(pipeline, stage)
         try:
             record = json.loads(folder.read(CONDEMNED))
@@ -216,7 +285,12 @@ class Store:
             ) from error
 
     def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
-        """The URL pattern and format of a `write` stage's target, as the last run has kept it."""
+        """Return the URL pattern and format of a `write` stage's target, as the last run kept it.
+
+        Args:
+            pipeline: The pipeline's name.
+            stage: The stage's name.
+        """
         folder = self.root.child(pipeline, stage)
         try:
             record = json.loads(folder.read(TARGET))
@@ -230,12 +304,12 @@ class Store:
             ) from error
 
     def keep_target(self, pipeline: str, stage: str, url: str, format: str = "parquet") -> None:
-        """Keeps the URL pattern of a `write` stage's target, so that garbage in it is found.
+        """Store the URL pattern of a `write` stage's target, for garbage collection in it.
 
         Args:
             pipeline: The pipeline's name.
             stage: The stage's name.
-            url: The target's URL, as `write` was given it.
+            url: The target's URL, as passed to `write`.
             format: The name of its format.
         """
         if protocol_of(url) == "file":
@@ -245,7 +319,13 @@ class Store:
             self.root.child(pipeline, stage).write(TARGET, json.dumps(record).encode())
 
     def setting(self, pipeline: str, name: str, default: Mapping[str, Any]) -> dict[str, Any]:
-        """A decision taken once for a pipeline and kept: the stored one, else `default`, stored."""
+        """Return a pipeline's stored setting; on first use, store `default` and return it.
+
+        Args:
+            pipeline: The pipeline's name.
+            name: The setting's name.
+            default: Its value on first use.
+        """
         folder = self.root.child(pipeline)
         try:
             record = dict(json.loads(folder.read(f"{name}.json")))
@@ -262,7 +342,7 @@ class Store:
 
 
 def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:
-    """The manifest in force, if it is of the same plan and content, complete, and not `former`."""
+    """Return the manifest in force if it is complete, not `former`, and has the same content."""
     name = _in_force(names)
     if name is None or name == former or name.unfinished:
         return None
@@ -271,7 +351,7 @@ def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> 
 
 
 def _in_force(names: list[str]) -> ManifestName | None:
-    """Of the files in a folder of manifests, the name of the one in force."""
+    """Return the name of the manifest in force, from the file names in a folder of manifests."""
     parsed = [name for name in map(ManifestName.parse, names) if name is not None]
     if not parsed:
         return None
@@ -280,7 +360,11 @@ def _in_force(names: list[str]) -> ManifestName | None:
 
 
 def read_part_info(folder: Location, name: str) -> PartInfo:
-    """What a part says of itself in its footer.
+    """Read the description of a part in its footer.
+
+    Args:
+        folder: The folder of the part.
+        name: The part's file name.
 
     Raises:
         DamagedPartError: If it is damaged, gone, or not a part.

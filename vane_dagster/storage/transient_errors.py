@@ -1,4 +1,4 @@
-"""Errors that may pass, of any library, and operations that are tried again after them."""
+"""Transient errors of any library, and retries after them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRANSIENT = frozenset(
         "ServiceResponseError",
     }
 )
-"""Names of classes, of any library, whose errors may pass: the class itself or one of its bases."""
+"""Names of transient error classes of any library: the error's own class or one of its bases."""
 TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_CODES = frozenset(
     {
@@ -54,11 +54,16 @@ _TRANSIENT_CODES = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""What an object store calls such errors, some of them under the status of a bad request."""
+"""Codes of transient errors of object stores, some of them with the status of a bad request."""
 
 
 def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
-    """Whether an error may pass: of a connection, a time-out, or a busy or failing server."""
+    """Return whether an error is transient: of a connection, a time-out, or a busy server.
+
+    Args:
+        error: The error.
+        names: Names of further error classes that are transient.
+    """
     if _code_of(error) in _TRANSIENT_CODES:
         return True
     status = http_status(error)
@@ -68,28 +73,34 @@ def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error carries, as libraries put it there."""
+    """Return the HTTP status of an error, from the attributes that libraries use for it."""
     response = getattr(error, "response", None)
     for holder in (error, response):
         for name in ("status_code", "status", "code"):
             value = getattr(holder, name, None)
             if type(value) is int and 100 <= value < 600:
                 return value
-    if isinstance(response, Mapping):  # of botocore
+    if isinstance(response, Mapping):  # from botocore
         value = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
         return value if type(value) is int else None
     return None
 
 
 def _code_of(error: BaseException) -> str | None:
-    """The code by which an object store calls an error."""
+    """Return the object store's code of an error."""
     response = getattr(error, "response", None)
     found = response.get("Error") if isinstance(response, Mapping) else None
     return str(found.get("Code")) if isinstance(found, Mapping) else None
 
 
 def backoff_seconds(error: BaseException, attempt: int, first: float = _INITIAL_BACKOFF) -> float:
-    """Seconds to wait: what the server asks for, else exponentially more, with jitter."""
+    """Return the seconds to wait: as the server asks, else exponential backoff with jitter.
+
+    Args:
+        error: The error.
+        attempt: Number of the attempt that failed, counted from 1.
+        first: Maximum seconds after the first attempt.
+    """
     headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
     try:
         asked = headers.get("retry-after") or headers.get("Retry-After")
@@ -101,25 +112,25 @@ def backoff_seconds(error: BaseException, attempt: int, first: float = _INITIAL_
 
 
 def class_names(error: BaseException) -> set[str]:
-    """The names of an error's class and its bases."""
+    """Return the names of an error's class and its bases."""
     kinds = type(error).__mro__
     return {kind.__name__ for kind in kinds} | {kind.__qualname__ for kind in kinds}
 
 
 def is_transient_storage_error(error: BaseException) -> bool:
-    """Whether an error of a file system, or what its driver made it from, may pass."""
+    """Return whether an error of a file system, or one of its causes, is transient."""
     return any(is_transient(found) for found in _causes(error))
 
 
 def with_retries(action: Callable[[], _T]) -> _T:
-    """What an operation on storage gives, which is tried again while its error may pass.
+    """Run an operation on storage, and retry it after transient errors.
 
-    Drivers try again on their own too, some of them, and not after every such error.
+    Some drivers also retry on their own, but not after every transient error.
     """
     for attempt in range(1, _ATTEMPTS):
         try:
             return action()
-        except Exception as error:  # drivers have exceptions of their own, of many kinds
+        except Exception as error:  # drivers raise their own exception classes
             if not is_transient_storage_error(error):
                 raise
             time.sleep(backoff_seconds(error, attempt, _INITIAL_STORAGE_BACKOFF))
@@ -127,7 +138,7 @@ def with_retries(action: Callable[[], _T]) -> _T:
 
 
 def advice(error: Exception) -> str:
-    """What can be done about an error of a file system."""
+    """Say what the user can do about an error of a file system."""
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (

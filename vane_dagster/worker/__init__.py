@@ -1,1 +1,1 @@
-"""All that runs in a worker process, and nothing else."""
+"""The code that runs in a worker process, and nothing else."""

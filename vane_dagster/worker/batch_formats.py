@@ -1,4 +1,4 @@
-"""Batches as users see them, and what they return made to fit the declared schema."""
+"""Conversion of batches to the user's format, and of results to the declared schema."""
 
 from __future__ import annotations
 
@@ -21,29 +21,37 @@ from vane_dagster.worker.protocol import CallUdf, Work
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column in memory of its own: nobody else reads what is written into it, or the reverse.
+    """Copy a column into memory that nothing else shares.
 
-    It is a plain copy of memory, some 15 GB/s, and cuts slices to their size.
+    This is a plain memory copy, at about 15 GB/s. It trims slices to their own size.
     """
     return pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type)
 
 
 def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
-    """A batch for one call of the user's code, in memory of its own.
+    """Convert a copy of a batch to the format of the user's code, for one call.
 
-    Code may write into a batch, for example by `torch.from_numpy`, which knows no read-only memory.
-    A second attempt, a half of the batch and the stages beside this one must not see that.
+    The code may write into the batch, for example through `torch.from_numpy`, which ignores
+    read-only memory. Retries, halves of the batch and other stages must not see such writes.
+
+    Args:
+        batch: The rows.
+        form: The format that the user asked for.
     """
     own = [copied(column) for column in batch.columns]
     return to_format(pa.Table.from_arrays(own, schema=batch.schema), form)
 
 
 def to_format(batch: pa.Table, form: BatchFormat) -> Any:
-    """A batch as the user asked for it.
+    """Convert a batch to the format that the user asked for.
+
+    Args:
+        batch: The rows.
+        form: The format.
 
     Returns:
-        A `pyarrow.Table`, a dict of column to array, or a `pandas.DataFrame`. A column of
-        fixed-size lists of numbers is an array of shape (rows, size) in the dict.
+        A `pyarrow.Table`, a dict of column to array, or a `pandas.DataFrame`. In the dict, a column
+        of fixed-size lists of numbers is an array of shape (rows, size).
     """
     if form == "pyarrow":
         return batch
@@ -64,12 +72,12 @@ def _to_numpy(column: pa.ChunkedArray) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """What one call returned, or one of the results that it yielded.
+    """The result of one call, or one of the results that a call yielded.
 
     Attributes:
-        rows: The rows as a table of the declared schema, without the ids that were left out.
-        index: The places in the batch that the index of a pandas data frame without the id names,
-            -1 for what is no place; None where the rows have no index.
+        rows: The rows as a table of the declared schema, without the ids that the user left out.
+        index: For a pandas data frame without the id, the row positions in the batch that its index
+            holds, -1 for an entry that is no position; None if the rows have no index.
     """
 
     rows: pa.Table
@@ -79,20 +87,20 @@ class Result:
 def from_result(
     result: Any, schema: pa.Schema, carried: Collection[str], id: str, location: str
 ) -> Result:
-    """What a user's call returned, as a table of `schema`, without the ids that it left out.
+    """Convert a user's result to a table of `schema`, without the ids that it leaves out.
 
-    The table is a copy: a function may keep its arrays and fill them anew for the next batch.
+    The table is a copy, because a function may keep its arrays and refill them for the next batch.
 
     Args:
         result: A table in any form that exports Arrow streams (`__arrow_c_stream__`): pyarrow,
             polars, DuckDB, nanoarrow; a pandas data frame; or a dict of column to array.
         schema: The declared columns with the ids.
         carried: The ids, which may be left out.
-        id: The id among them by which rows are matched to the rows that were given.
+        id: The id among them that matches output rows to input rows.
         location: Stage and fragment, for messages.
 
     Raises:
-        UdfError: If it is none of these, a column is missing, or a type does not fit.
+        UdfError: If the result has another form, a column is missing, or a type does not fit.
     """
     columns, rows, index = _columns(result, schema, id, location)
     missing = [name for name in schema.names if name not in columns and name not in carried]
@@ -141,7 +149,7 @@ def _columns(
 
 
 def _streamed(result: Any, location: str) -> pa.Table:
-    """The table that a result exports; an error while it is read is the user's and passes."""
+    """Read the table that a result exports. Errors of the user's reader propagate."""
     try:
         reader = pa.RecordBatchReader.from_stream(result)
     except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
@@ -153,16 +161,16 @@ def _streamed(result: Any, location: str) -> pa.Table:
 
 
 def _qualified(value: Any) -> str:
-    """The name of a value's class with that of its package: several packages have a DataFrame."""
+    """Return a class name with its package, because several packages have a DataFrame."""
     kind = type(value)
     package = kind.__module__.split(".")[0]
     return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
 
 
 def _places(index: Any) -> npt.NDArray[np.int64]:
-    """The places that a pandas index names, -1 for what is no place.
+    """Return the row positions that a pandas index holds, -1 for an entry that is no position.
 
-    An index with a name holds values of a column, as after `set_index` and `groupby`.
+    A named index holds values of a column, as after `set_index` and `groupby`.
     """
     if index.inferred_type != "integer" or index.hasnans or index.name is not None:
         return np.full(len(index), -1, np.int64)
@@ -171,16 +179,16 @@ def _places(index: Any) -> npt.NDArray[np.int64]:
 
 
 def _counts_up(places: npt.NDArray[np.int64]) -> bool:
-    """Whether places are 0, 1, 2 and so on, as those of a default index."""
+    """Return whether positions are 0, 1, 2 and so on, as in a default index."""
     return bool(np.array_equal(places, np.arange(len(places))))
 
 
 def _series_index(
     result: Mapping[str, Any], schema: pa.Schema, id: str, pandas: Any, location: str
 ) -> Any:
-    """The index that a dict's pandas series have in common; None if it holds none.
+    """Return the index that the pandas series of a dict share; None if it holds no series.
 
-    Arrays have none. They are in the order of the series only where the id is one of the series.
+    Arrays have no index. They are in the order of the series only if the id is one of the series.
     """
     declared = {name: result[name] for name in schema.names if name in result}
     series = {name: v for name, v in declared.items() if isinstance(v, pandas.Series)}
@@ -208,19 +216,19 @@ def _series_index(
 def put_together(
     results: Sequence[Result], places: Sequence[int], schema: pa.Schema, location: str
 ) -> pa.Table:
-    """The rows of a call's results, one below the other.
+    """Concatenate the results of a call.
 
-    Data frames without the id, as many rows as were given, are put into the order of their index.
-    A default index stands for this order only where all places are expected.
+    Data frames without the id are sorted by their index if they have as many rows as the input. A
+    default index means input order only if all positions are expected.
 
     Args:
-        results: What was returned or yielded.
-        places: The places in the batch of the rows that are expected.
-        schema: For no results.
+        results: The results that the call returned or yielded.
+        places: The positions in the batch of the rows that are expected.
+        schema: The schema of the empty table, if there are no results.
         location: Stage and fragment, for messages.
 
     Raises:
-        UdfError: If an index does not name these places, each once.
+        UdfError: If an index does not hold each of these positions once.
     """
     if not results:
         return schema.empty_table()
@@ -304,14 +312,14 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
     if is_array and not pa.types.is_nested(kind):
         raise TypeError("values are arrays")
     if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
-        return pa.array(values)  # inferred, so that a wrong type is found and not converted
+        return pa.array(values)  # inferred, to detect a wrong type instead of converting it
     return pa.array(values, kind)
 
 
 def _exports_stream(values: Any) -> bool:
-    """Whether a column is read as an Arrow stream; a pandas Series is not, for its missing values.
+    """Return whether a column is read as an Arrow stream. A pandas Series is not.
 
-    pandas exports NaN as a number, and columns of objects not at all.
+    pandas exports NaN as a number, and cannot export columns of objects.
     """
     pandas = sys.modules.get("pandas")
     is_pandas = pandas is not None and isinstance(values, (pandas.Series, pandas.Index))
@@ -338,7 +346,7 @@ def _kind_of(values: Any) -> str:
 
 
 def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast keeps the meaning: number to number, text to text, list to list, and so on."""
+    """Return whether a cast keeps the meaning: number to number, text to text, list to list."""
     if pa.types.is_null(found):
         return True
     if pa.types.is_dictionary(found):
@@ -360,7 +368,7 @@ def _has_view_values(kind: pa.DataType) -> bool:
 
 
 def _as_lists(views: Any) -> pa.ChunkedArray:
-    """List views as lists, in the order of the rows; Arrow's own cast keeps offsets as they are."""
+    """Convert list views to lists in row order; Arrow's own cast keeps the offsets as they are."""
     chunks = []
     for chunk in views.chunks if isinstance(views, pa.ChunkedArray) else [views]:
         lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
@@ -376,16 +384,19 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
-    """A call's output with its ids checked against the batch's, or carried over if left out.
+    """Check the ids of a call's output against the batch, or copy them if they are left out.
 
     Args:
-        output: What `from_result` made of it.
-        batch: What was given, with the ids of the rows that its rows were made from.
-        work: Its schema, id and culprit.
-        op: Its cardinality, and the names of the batch's ids.
+        output: The result of `from_result`.
+        batch: The input rows, with the ids of the rows that they were made from.
+        work: The task: its schema, id and location.
+        op: The call: its cardinality, and the names of the batch's ids.
+
+    Returns:
+        The output with all ids, as a table of the task's schema.
 
     Raises:
-        UdfError: If a row is missing, invented or there twice.
+        UdfError: If a row is missing, duplicated, or has an id that is not in the batch.
     """
     ids = batch.column(op.ids[0])
     origin = op.parent or op.ids[0]
@@ -446,7 +457,7 @@ def _check_returned(
 
 
 def _numbered(parents: pa.ChunkedArray) -> pa.Array:
-    """An id for each row: its parent's, and its number among the rows of the same parent."""
+    """Make an id for each row: its parent's id, and its number among the rows of that parent."""
     codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
@@ -458,7 +469,7 @@ def _numbered(parents: pa.ChunkedArray) -> pa.Array:
 
 
 def _carried(output: pa.Table, batch: pa.Table, origin: str, op: CallUdf) -> pa.Table:
-    """The output with the ids that the batch's rows were made from."""
+    """Add the ids that the batch's rows were made from to the output."""
     if len(op.ids) == 1:
         return output
     ids, given = output.column(origin), batch.column(op.ids[0])

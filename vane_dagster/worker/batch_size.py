@@ -1,4 +1,4 @@
-"""The batch size of a worker: as the stage says, what fits into memory, or found by trying."""
+"""The batch size of a worker: declared by the stage, limited by memory, or measured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _EASED_SECONDS = 600.0
 
 
 class BatchSizer:
-    """What a worker knows of batch sizes; it keeps it as long as it lives, and so does its pool.
+    """The batch sizes that a worker has learned, kept while the worker and its pool live.
 
-    To find the size it doubles it for as long as throughput rises by a tenth. Only batches of
-    exactly that size count, the median of three of them.
+    The search doubles the size as long as throughput rises by a tenth. Throughput is the median of
+    three batches of exactly that size.
 
-    What did not fit into memory is tried again at twice the size that did after ten minutes, since
-    memory may have been short for a while only.
+    Ten minutes after a batch did not fit into memory, the limit is doubled and tried again, since
+    memory may have been short only for a while.
+
+    Attributes:
+        fits: Rows of the largest batch that is expected to fit into memory; None without a limit.
     """
 
     def __init__(self) -> None:
@@ -37,12 +40,22 @@ class BatchSizer:
         self._found = False
 
     def of(self, asked: int | Literal["auto"] | None, rows: int) -> int:
-        """Rows of the next batch, of `rows` that are left."""
+        """Return the size of the next batch, in rows.
+
+        Args:
+            asked: The size that the stage declares, "auto", or None for no limit.
+            rows: Rows that are left.
+        """
         size = self._size if asked == AUTO else asked or rows
         return max(1, min(size, self.fits or size, rows))
 
     def cut(self, table: pa.Table, asked: int | Literal["auto"] | None) -> Iterator[pa.Table]:
-        """Batches of a table, each of the size that is the best by then."""
+        """Cut a table into batches, each of the best size known at that time.
+
+        Args:
+            table: The rows.
+            asked: The size that the stage declares, "auto", or None for one batch.
+        """
         if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
             self.fits, self._limited_at = 2 * self.fits, time.monotonic()
         start = 0
@@ -52,7 +65,12 @@ class BatchSizer:
             start += size
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Takes in how long a batch took."""
+        """Record how long a batch took.
+
+        Args:
+            rows: Rows of the batch.
+            seconds: Seconds that the call took.
+        """
         if self._found or rows != self._size or seconds <= 0:
             return
         self._rates.append(rows / seconds)
@@ -68,12 +86,12 @@ class BatchSizer:
             self._best, self._size = (rate, self._size), larger
 
     def limit(self, fits: int | None) -> None:
-        """Takes in that a batch did not fit into memory, and which size did."""
+        """Record the batch size that fit after a larger one did not; None changes nothing."""
         if fits is not None:
             self.fits, self._limited_at = min(fits, self.fits or fits), time.monotonic()
             if self._size > self.fits:
                 self._size, self._found = min(self._best[1], self.fits), True
 
     def used(self, asked: int | Literal["auto"] | None) -> int | None:
-        """The size to show: the one that was found, or what memory allows; None if neither is."""
+        """Return the size to report, measured or limited by memory; None if it is neither."""
         return self._size if asked == AUTO and self._found else self.fits

@@ -1,4 +1,4 @@
-"""The worker's DuckDB."""
+"""The DuckDB connection of a worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from vane_dagster.types.duckdb_connection import shared, spill_below
 
 @functools.lru_cache(maxsize=1)
 def connection() -> duckdb.DuckDBPyConnection:
-    """The worker's DuckDB, opened once, with what it imports to read Arrow tables."""
+    """Return the worker's DuckDB connection, opened once.
+
+    The first query imports the modules that DuckDB needs to read Arrow tables.
+    """
     opened = shared()
     spill_below(opened, worker_folder("spill"))
     opened.from_arrow(pa.table({"warm": [0]})).fetchall()

@@ -1,6 +1,6 @@
-"""Knowledge of deep learning frameworks: tensors, devices, threads and their errors.
+"""Support for deep learning frameworks: tensors, devices, threads and errors.
 
-A framework is used only if the process has imported it already.
+A framework is used only if the process has already imported it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
 
 
 def without_tensor(value: Any) -> Any:
-    """A tensor as an array in host memory; any other value unchanged."""
+    """Convert a tensor to an array in host memory; return any other value unchanged."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def tensor_version(value: Any) -> int | None:
-    """A number that each in-place change of a tensor raises; None for any other value."""
+    """Return a number that grows with each in-place change of a tensor; None for other values."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.is_inference():
         return None
@@ -33,7 +33,7 @@ def tensor_version(value: Any) -> int | None:
 
 
 def set_threads(threads: int) -> None:
-    """Sets the threads of numeric libraries, including those that are imported later."""
+    """Set the number of threads of numeric libraries, including those imported later."""
     if threads < 1:
         return
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -44,7 +44,7 @@ def set_threads(threads: int) -> None:
 
 
 def device() -> str:
-    """The device that this process computes on: the name of the GPU in use, or "cpu"."""
+    """Return the device that this process computes on: the name of the GPU in use, or "cpu"."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return str(torch.cuda.get_device_name())
@@ -52,7 +52,7 @@ def device() -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device is out of memory."""
+    """Return whether an error means that a device is out of memory."""
     if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
         return True
     if not class_names(error) & _OUT_OF_MEMORY:
@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Releases the device memory that a framework caches."""
+    """Release the device memory that a framework caches."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -69,10 +69,10 @@ def free_memory() -> None:
 
 
 def is_dead(error: BaseException) -> bool:
-    """Whether an error says that the process has lost its engine or device.
+    """Return whether an error means that the process has lost its engine or device.
 
-    After an illegal access or a failed assertion of a kernel, each later call of CUDA in the
-    process fails with the same error:
+    After an illegal access or a failed assertion of a kernel, each later CUDA call in the process
+    fails with the same error:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
     """
     if is_out_of_memory(error):

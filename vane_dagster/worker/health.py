@@ -1,4 +1,4 @@
-"""Whether a model is dead while its process lives: by its own word, and by what it raises."""
+"""Health checks of a model in a live process: by its own method, and by the errors it raises."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vane_dagster.worker.user_errors import contained, is_shutdown
 from vane_dagster.worker.watchdog import deadline
 
 PROBE = "check_health"
-"""The method by which a model says, by raising, that it is dead; named as in Ray Serve."""
+"""The method of a model that raises if the model is dead; named as in Ray Serve."""
 _EVERY_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
 
 
 class UnhealthyModelError(Exception):
-    """A model is dead while its process lives.
+    """A model is dead in a process that still runs.
 
     Attributes:
-        cause: What it raised.
-        rows: Whether rows were at work, so that they may be the reason.
+        cause: The error that the model raised.
+        rows: Whether rows were being computed, and may be the reason.
     """
 
     def __init__(self, cause: BaseException, rows: bool) -> None:
@@ -35,7 +35,7 @@ class UnhealthyModelError(Exception):
 
 
 def worst(error: BaseException) -> BaseException:
-    """The error of a call; of errors of some rows, one by which a model is dead, else any."""
+    """Return one error of a call: if rows have errors of their own, preferably a fatal one."""
     if not isinstance(error, RowErrors) or not error.errors:
         return error
     found = [*error.errors.values()]
@@ -43,17 +43,17 @@ def worst(error: BaseException) -> BaseException:
 
 
 def check_alive(error: BaseException) -> None:
-    """Raises UnhealthyModelError for an error of a call by which the model is dead."""
+    """Raise UnhealthyModelError if an error of a call means that the model is dead."""
     if is_dead(error):
         raise UnhealthyModelError(error, rows=True)
 
 
 class Health:
-    """Asks a model how it is, where it has a method for that.
+    """The health check of a model, if the model has a method for it.
 
     Args:
         target: The model.
-        loop: Where its coroutines run.
+        loop: The event loop that runs its coroutines.
     """
 
     def __init__(self, target: Any, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -63,13 +63,13 @@ class Health:
         self._asked = time.monotonic()
 
     def check(self, now_and_then: bool = False) -> None:
-        """Asks it before it is given rows.
+        """Check the model before it gets rows.
 
         Args:
-            now_and_then: Whether to do nothing if it was asked in the last ten seconds.
+            now_and_then: Whether to skip a check within ten seconds of the last one.
 
         Raises:
-            UnhealthyModelError: If it is dead.
+            UnhealthyModelError: If the model is dead.
         """
         if self._probe is None or (
             now_and_then and time.monotonic() - self._asked < _EVERY_SECONDS
@@ -91,10 +91,10 @@ class Health:
         self._asked = time.monotonic()
 
     def check_after_error(self) -> None:
-        """Asks it after a call has raised.
+        """Check the model after a call has raised.
 
         Raises:
-            UnhealthyModelError: If it is dead.
+            UnhealthyModelError: If the model is dead.
         """
         try:
             self.check()
@@ -102,7 +102,7 @@ class Health:
             raise UnhealthyModelError(unhealthy_reason.cause, rows=True) from None
 
     async def check_after_error_async(self) -> None:
-        """As `check_after_error`, in the model's own loop."""
+        """Check the model as `check_after_error` does, in the model's own event loop."""
         if self._probe is None:
             return
         asked = asyncio.ensure_future(self._probed(self._probe))
@@ -115,7 +115,7 @@ class Health:
             raise UnhealthyModelError(cause, rows=True)
 
     async def _probed(self, probe: Callable[[], Any]) -> BaseException | None:
-        """What a model raises when it is asked in its own loop."""
+        """Run the check in the model's own event loop, and return its error; None if it passes."""
         begin_user_code()
         try:
             with deadline(_ANSWER_SECONDS), one_process():

@@ -1,7 +1,6 @@
 """The host: the one generic object that runs in every worker, Ray actor or subprocess.
 
-It unpacks the user's modules by digest, constructs the model once, and does one piece of work after
-another.
+It unpacks the user's modules by digest, constructs the model once, and runs one task after another.
 """
 
 from __future__ import annotations
@@ -58,7 +57,14 @@ from vane_dagster.worker.user_errors import contained, is_shutdown
 
 
 class Host:
-    """Holds a model and does work. One instance a worker process."""
+    """The model of a worker process, and the tasks that run on it. One instance per process.
+
+    Attributes:
+        models: The model, in each version of its code.
+        startup: The state of the model's construction.
+        served: Calls of the model, or tasks of a worker without one, completed so far.
+        busy: Tasks that are running.
+    """
 
     def __init__(self) -> None:
         self.models = ModelVersions()
@@ -80,7 +86,15 @@ class Host:
         env: Mapping[str, str],
         lifecycle: WorkerLifecycle,
     ) -> LoadReport:
-        """Constructs the model, unless it is there already; a failure is reported, not raised."""
+        """Construct the model, unless it is loaded. A failure is reported, not raised.
+
+        Args:
+            model: The model; None for a worker without one.
+            archive: The user's modules, as a zip.
+            threads: Threads that the worker computes with.
+            env: Environment variables to set.
+            lifecycle: When the worker times out, or is replaced.
+        """
         with self._lock:
             _failpoints.follow(env)
             os.environ.update(env)
@@ -116,7 +130,7 @@ class Host:
     def _loaded_before(
         self, load: LoadReport, model: ModelSpec | None, archive: bytes
     ) -> LoadReport:
-        """The report for a model that an earlier run has loaded."""
+        """Return the report for a model that an earlier run has loaded."""
         unhealthy_reason = outdated = ""
         imported = False
         if model is not None:
@@ -136,7 +150,7 @@ class Host:
         )
 
     def _unhealthy_reason(self, model: ModelSpec) -> str:
-        """Why a model that was there already can't be used; empty if it can."""
+        """Return why a warm model cannot be used; empty if it can."""
         try:
             with self.models.turn(model.version) as caller:
                 caller.health.check()
@@ -145,11 +159,19 @@ class Host:
         return ""
 
     def revoke(self, lease: str) -> None:
-        """Stops what is done or queued under a lease, at the next batch."""
+        """Stop the running and queued tasks of a lease at the next batch."""
         self._revoked.add(lease)
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
-        """Does a piece of work; a failure is reported, not raised."""
+        """Run a task. A failure is reported, not raised.
+
+        Args:
+            work: The task.
+            *tables: The tables that its inputs refer to.
+
+        Returns:
+            The rows, if the task keeps them, and the report.
+        """
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
         started = time.perf_counter()
@@ -173,7 +195,7 @@ class Host:
             return None, WorkReport(
                 unhealthy_reason=masked(str(error)), fault=fault, output=self._printed.drain()
             )
-        except BaseException as error:  # of the user's code, or of what it was given
+        except BaseException as error:  # from the user's code or its inputs
             if is_shutdown(error):
                 raise
             fault = work_fault(work, contained(error))
@@ -258,7 +280,7 @@ class Host:
 
 
 def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
-    """Raises ModelLoadError for a limit that a fresh worker is beyond already."""
+    """Raise ModelLoadError if a fresh worker already exceeds its memory limit."""
     if (
         model is not None
         and lifecycle.max_rss is not None
@@ -271,7 +293,12 @@ def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
 
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
-    """A failed construction as text."""
+    """Convert the error of a failed construction to a `Fault`.
+
+    Args:
+        model: The model; None for a worker without one.
+        error: The error.
+    """
     if isinstance(error, ModelLoadError):
         return Fault("ModelLoadError", str(error))
     label = model.label if model else "worker"
@@ -289,7 +316,12 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
 
 
 def work_fault(work: Work, error: BaseException) -> Fault:
-    """A failed piece of work as text."""
+    """Convert the error of a failed task to a `Fault`.
+
+    Args:
+        work: The task.
+        error: The error.
+    """
     where = work.location
     if isinstance(error, BatchError):
         where, error = f"{where}: {error}", error.cause

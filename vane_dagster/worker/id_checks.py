@@ -1,7 +1,7 @@
-"""Whether ids are unique, and whether some are among others: by sorting, which is the fastest way.
+"""Checks that ids are unique, and that ids are among others. Sorting is the fastest way.
 
-Whole numbers are sorted as they are, many texts by their hashes: where all of these differ so do
-the texts, and where two are the same the texts are counted.
+Integers are sorted as they are. Many texts are sorted by their hashes: if all hashes differ, so do
+the texts; if two hashes are equal, the texts are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Sorted = np.ndarray[Any, Any]
 
 
 def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
-    """What is wrong with ids that should be unique and not null; None if nothing is."""
+    """Describe why ids are not unique and non-null; None if they are."""
     if ids.null_count:
         return f"{ids.null_count} null ids"
     if len(ids) < 2 or is_increasing(ids) or is_distinct(ids):
@@ -32,12 +32,12 @@ def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
 
 
 def is_increasing(ids: pa.ChunkedArray) -> bool:
-    """Whether each id is larger than the one before, which says that they are unique too."""
+    """Return whether each id is larger than the previous one, which implies that ids are unique."""
     return bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())
 
 
 def is_distinct(ids: pa.ChunkedArray) -> bool:
-    """Whether ids, of which none is null, are unique."""
+    """Return whether ids, none of which is null, are unique."""
     prints = _sorted_prints(ids)
     if prints is not None and _differ(prints):
         return True
@@ -45,7 +45,12 @@ def is_distinct(ids: pa.ChunkedArray) -> bool:
 
 
 def are_distinct_and_among(some: pa.ChunkedArray, ids: pa.ChunkedArray) -> bool:
-    """Whether some ids are unique, and all of them among others that are."""
+    """Return whether ids are unique and all among other ids.
+
+    Args:
+        some: The ids to check.
+        ids: The other ids, which are unique.
+    """
     if some.null_count or some.type != ids.type:
         return False
     if not pa.types.is_integer(ids.type):
@@ -65,7 +70,7 @@ def _differ(prints: Sorted) -> bool:
 
 
 def _sorted_prints(ids: pa.ChunkedArray) -> Sorted | None:
-    """Numbers that differ only where the ids do, sorted; None where counting ids is as quick."""
+    """Return sorted numbers that differ only if the ids do; None if counting ids is as fast."""
     if pa.types.is_integer(ids.type):
         return np.sort(ids.to_numpy())
     if len(ids) < _HASHED_FROM:

@@ -1,4 +1,4 @@
-"""Keeps user code from taking over the worker process: its forks, files and asyncio tasks."""
+"""Protection of the worker process from user code: its forks, files and asyncio tasks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SPARE_DESCRIPTORS = 8
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Ends a child process that user code in the body has forked and that returns from the body.
+    """End a child process that user code forked in the body, when it leaves the body.
 
-    Only the parent may go on: the child shares its connection and would answer a second time.
+    Only the parent may continue: the child shares its connection and would answer a second time.
     """
     pid = os.getpid()
     try:
@@ -30,7 +30,7 @@ def one_process() -> Iterator[None]:
 
 
 def check_descriptors() -> None:
-    """Ends this process if too few file descriptors are left to read and write tables.
+    """End this process if too few file descriptors are left to read and write tables.
 
     The driver then treats the rows like those of any worker that died.
     """
@@ -47,16 +47,16 @@ def check_descriptors() -> None:
 
 
 _running: ContextVar[asyncio.Task[Any] | None] = ContextVar("_running", default=None)
-"""The task whose user code runs in this context; None in the worker's own code."""
+"""The task that runs user code in this context; None in the worker's own code."""
 
 
 def protect_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Keeps user code from cancelling the worker's tasks in a loop, such as by `all_tasks`."""
+    """Keep user code from cancelling the worker's tasks in a loop, for example by `all_tasks`."""
     loop.set_task_factory(_new_task)
 
 
 def begin_user_code() -> None:
-    """Marks what follows in the current task, and in what it starts, as user code."""
+    """Mark the rest of the current task, and the tasks that it starts, as user code."""
     _running.set(asyncio.current_task())
 
 

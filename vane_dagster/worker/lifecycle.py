@@ -1,4 +1,4 @@
-"""A worker's life: how the construction of its model goes, and when a fresh worker is due."""
+"""The lifecycle of a worker: the progress of its model's construction, and its replacement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Startup:
-    """The one construction that a worker may be at."""
+    """The construction that a worker may be running. There is at most one."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -28,11 +28,14 @@ class Startup:
 
     @contextmanager
     def watched(self, limit: float) -> Iterator[None]:
-        """Takes note of a construction in this thread.
+        """Track a construction in this thread.
 
-        The driver asks for it once it has taken `limit` seconds, and ends the worker. Where native
-        code never lets another thread answer, the process is ended a minute later, and its stack
-        is printed to its standard error.
+        After `limit` seconds the driver asks for its state and ends the worker. If native code
+        never lets another thread answer, the process is ended a minute later, and its stack is
+        printed to its standard error.
+
+        Args:
+            limit: Seconds that the construction may take.
         """
         self._began, self._thread = time.monotonic(), threading.get_ident()
         try:
@@ -42,7 +45,7 @@ class Startup:
             self._thread = None
 
     def status(self) -> Starting:
-        """What the construction is at; asked from another thread."""
+        """Return the state of the construction. Called from another thread."""
         thread, began = self._thread, self._began
         frame = sys._current_frames().get(thread) if thread is not None else None
         if frame is None:
@@ -55,10 +58,10 @@ class Startup:
 
 
 def own_memory() -> int:
-    """Bytes that this process and those that it has started hold in memory.
+    """Return the bytes that this process and its child processes hold in memory.
 
-    Without mapped files and shared memory, where the system tells them apart: weights may be the
-    first, tables from other workers are the second, and neither is a leak.
+    Mapped files and shared memory are left out where the system reports them: weights may be
+    mapped, tables from other workers are shared, and neither is a leak.
     """
     import psutil
 
@@ -77,10 +80,10 @@ def _own(process: Any) -> int:
 
 
 def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
-    """Why a worker is to be replaced by a fresh one; empty if it is not.
+    """Return why a worker should be replaced by a fresh one; empty if it should not.
 
     Args:
-        lifecycle: What its stage asks for.
+        lifecycle: The limits that its stage declares.
         batches: Calls that it has answered.
     """
     if lifecycle.max_batches is not None and batches >= lifecycle.max_batches:
@@ -91,5 +94,5 @@ def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
 
 
 def in_gib(size: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

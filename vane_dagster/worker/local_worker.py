@@ -29,11 +29,11 @@ from vane_dagster.worker.protocol import (
 from vane_dagster.worker.user_errors import contained
 
 CLOSED_STATUS = 88
-"""The exit code of a worker whose connection was closed by the user's code."""
+"""The exit code of a worker after the user's code has closed its connection."""
 
 
 class _Channel:
-    """The connection to the driver; ends this process when either end of it is gone."""
+    """The connection to the driver. It ends this process when either end is gone."""
 
     def __init__(self, connection: Connection, folder: str) -> None:
         self._connection, self._folder = connection, folder
@@ -58,9 +58,9 @@ class _Channel:
             self._end()
 
     def _check_is_ours(self) -> None:
-        """Ends this process if the descriptor was closed; it may be that of another file by now.
+        """End this process if the descriptor was closed; it may belong to another file now.
 
-        Ends a forked child too: the connection is its parent's.
+        Also end a forked child: the connection belongs to its parent.
         """
         if os.getpid() != self._pid:
             os._exit(1)
@@ -72,15 +72,22 @@ class _Channel:
         os._exit(CLOSED_STATUS)
 
     def _end(self) -> NoReturn:
-        """Ends this process and what the user's code has started, and leaves nothing in memory."""
+        """End this process and its child processes, and delete its Arrow files."""
         self._check_is_ours()
-        shutil.rmtree(self._folder, ignore_errors=True)  # the driver is gone
+        shutil.rmtree(self._folder, ignore_errors=True)  # the driver can no longer do it
+
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("unreachable")
 
 
 def serve(connection: Connection, folder: str, slots: int) -> None:
-    """Answers requests, up to `slots` of them at the same time."""
+    """Answer requests until the connection closes.
+
+    Args:
+        connection: The connection to the driver.
+        folder: The folder of the Arrow files that results are written to.
+        slots: Calls that run at the same time.
+    """
     host = Host()
     channel = _Channel(connection, folder)
 
@@ -93,7 +100,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
             else:
                 table, report = host.run(call.work, *(read_table(path) for path in call.tables))
                 path = None if table is None else write_table(table, folder)
-        except BaseException as error:  # the driver waits for an answer, whatever was raised
+        except BaseException as error:  # the driver waits for an answer in any case
             error = contained(error)
             fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
             report = load_failed(fault) if isinstance(call, LoadCall) else WorkReport(fault=fault)
@@ -109,7 +116,15 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
 
 
 def write_table(table: pa.Table, folder: str) -> str:
-    """Writes a table as an Arrow file that others map into memory; gives its path."""
+    """Write a table as an Arrow file that other processes map into memory.
+
+    Args:
+        table: The rows.
+        folder: The folder of the file.
+
+    Returns:
+        The path of the file.
+    """
     path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
         file.write_table(table)
@@ -117,13 +132,13 @@ def write_table(table: pa.Table, folder: str) -> str:
 
 
 def read_table(path: str) -> pa.Table:
-    """Maps a table into memory."""
+    """Map the table in an Arrow file into memory."""
     with pa.memory_map(path) as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def main() -> None:
-    """Serves the driver at the other end of the socket that the command line names."""
+    """Serve the driver at the other end of the socket given on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)

@@ -1,10 +1,10 @@
-"""The versions of a model's code in one worker, over the state that was constructed once.
+"""The versions of a model's code in one worker, on the state that was constructed once.
 
-A version is what the run's driver had on disk: a folder of modules, and the class or function in
-them. An edit that its constructor does not reach makes a new version of the pool's model. Its
-modules are imported beside the old ones, and a view of the new class shares the state of the
-constructed instance. Only one version's modules are in `sys.modules` at a time, those of the calls
-at work, so that imports inside of calls find the right ones.
+A version is the code that the run's driver had on disk: a folder of modules, and the class or
+function in them. An edit that does not affect the constructor makes a new version of the pool's
+model. Its modules are imported beside the old ones, and a view of the new class shares the state of
+the constructed instance. Only one version's modules are in `sys.modules` at a time, those of the
+running calls, so imports inside calls resolve to the right modules.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from vane_dagster.worker.udf_caller import UdfCaller
 from vane_dagster.worker.user_errors import contained, is_shutdown
 
 MAX_VERSIONS = 8
-"""Versions kept in a worker; of more, the one is dropped that was called the longest ago."""
+"""Versions kept in a worker; the least recently called one is dropped first."""
 
 
 class OtherCodeError(Exception):
-    """A worker cannot serve a run, because other code has made what it holds."""
+    """A worker cannot serve a run, because it holds a model that other code constructed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Version:
 
 
 class ModelVersions:
-    """What a worker has constructed, and the versions of the code that may be called on it."""
+    """The constructed model of a worker, and the versions of the code that can be called on it."""
 
     def __init__(self) -> None:
         self._made: ModelSpec | None = None
@@ -53,7 +53,13 @@ class ModelVersions:
         self._turns = VersionLock()
 
     def construct(self, model: ModelSpec, archive: bytes, root: Path) -> None:
-        """Constructs the model from the run's own code; the first thing that a worker does."""
+        """Construct the model from the run's own code, as the first action of a worker.
+
+        Args:
+            model: The model.
+            archive: The user's modules, as a zip.
+            root: The folder to unpack them below.
+        """
         folder = user_code.unpack(archive, model.code, root)
         user_code.activate(folder)
         target, args, kwargs = user_code.load(model.payload)
@@ -64,7 +70,13 @@ class ModelVersions:
         self.hold(model, made, folder)
 
     def hold(self, model: ModelSpec, made: Any, folder: Path | None = None) -> None:
-        """Takes a constructed model, or a function, whose modules are active."""
+        """Store a constructed model, or a function. Its modules are already active.
+
+        Args:
+            model: The model.
+            made: The constructed instance, or the function.
+            folder: The folder of its modules, if there is one.
+        """
         self._made, self._instance = model, made
         if model.shares_state and model.stateful:
             names = [] if folder is None else [path.stem for path in folder.iterdir()]
@@ -74,13 +86,18 @@ class ModelVersions:
         self._turns.active = model.content
 
     def adopt(self, model: ModelSpec, archive: bytes, root: Path) -> bool:
-        """Makes ready for calls of a run's code what is constructed already.
+        """Prepare the constructed model for calls of a run's code.
+
+        Args:
+            model: The model as the run specifies it.
+            archive: The user's modules, as a zip.
+            root: The folder to unpack them below.
 
         Returns:
             Whether modules were imported for it.
 
         Raises:
-            OtherCodeError: If other code has constructed it, and it cannot be shared.
+            OtherCodeError: If other code constructed the model, and it cannot be shared.
         """
         made = self._made
         assert made is not None, "nothing is constructed yet"
@@ -89,13 +106,13 @@ class ModelVersions:
         if model.exact:
             raise OtherCodeError("holds a model that other code has constructed")
         if not model.shares_state or model.content in self._versions:
-            return False  # the same identity, though other text, where state is not shared
+            return False  # state is not shared: the text differs, the identity is the same
         with self._turns.turn(model.content, lambda: self._import(model, archive, root)):
             self._keep(model.content)
         return True
 
     def _import(self, model: ModelSpec, archive: bytes, root: Path) -> None:
-        """Imports a version's modules, and makes a caller that shares the state."""
+        """Import the modules of a version, and make a caller that shares the state."""
         assert self._made is not None
         self._check_state()
         folder = user_code.unpack(archive, model.code, root)
@@ -115,13 +132,13 @@ class ModelVersions:
         self._versions[model.content] = _Version(folder, first.of_version(model, shared))
 
     def _check_state(self) -> None:
-        """Raises OtherCodeError if calls may have changed the state since it was constructed."""
+        """Raise OtherCodeError if calls may have changed the state since it was constructed."""
         assert self._made is not None
         if self._made.stateful and self._mark != state_fingerprint(self._instance, self._packages):
             raise OtherCodeError("holds a model whose state calls of other code may have changed")
 
     def _drop(self, folder: Path) -> None:
-        """Drops a folder's modules, unless another version has the same."""
+        """Drop the modules of a folder, unless another version uses it."""
         assert self._made is not None
         self._activate(self._versions[self._made.content])
         self._discard(folder)
@@ -131,17 +148,17 @@ class ModelVersions:
             user_code.discard(folder)
 
     def _keep(self, content: str) -> None:
-        """Notes that a version is in use; drops the one that was not for the longest time."""
+        """Mark a version as used, and drop the least recently used one if there are too many."""
         assert self._made is not None
         self._versions.move_to_end(content)
-        self._versions.move_to_end(self._made.content)  # which is what the others are views of
+        self._versions.move_to_end(self._made.content)  # the other versions are views of it
         if len(self._versions) > MAX_VERSIONS:
             _, gone = self._versions.popitem(last=False)
             self._discard(gone.folder)
 
     @contextlib.contextmanager
     def turn(self, content: str) -> Iterator[UdfCaller]:
-        """Gives the caller of a version, with its modules active; "" is the constructed one.
+        """Yield the caller of a version, with its modules active; "" means the constructed version.
 
         Raises:
             UnhealthyModelError: If the worker does not have the version.
@@ -170,14 +187,23 @@ class ModelVersions:
 
 
 def view(cls: type, instance: Any) -> Any:
-    """An object of a class with the state of an instance of another version of the class."""
+    """Create an object that shares the state of an instance of another version of its class.
+
+    Args:
+        cls: The class.
+        instance: An instance of another version of the class.
+    """
     shared: Any = object.__new__(cls)
     object.__setattr__(shared, "__dict__", instance.__dict__)  # a frozen class has its own
     return shared
 
 
 class VersionLock:
-    """Lets calls of one version run at a time, in the order in which they were made."""
+    """A lock that runs calls of one version at a time, in the order of their arrival.
+
+    Attributes:
+        active: The version with active modules; empty if there is none.
+    """
 
     def __init__(self) -> None:
         self.active = ""
@@ -187,11 +213,11 @@ class VersionLock:
 
     @contextlib.contextmanager
     def turn(self, content: str, switch: Callable[[], None]) -> Iterator[None]:
-        """Waits until no call of another version is at work, or before this one.
+        """Wait until no call of another version is running, or waits ahead of this one.
 
         Args:
             content: The version.
-            switch: Makes its modules the active ones, if they are not.
+            switch: Activates the version's modules, if they are not active.
         """
         ticket = object()
         with self._changed:
@@ -199,7 +225,7 @@ class VersionLock:
             try:
                 self._changed.wait_for(lambda: self._is_next(ticket, content))
                 if self.active != content:
-                    self.active = ""  # unless all goes well
+                    self.active = ""  # in case the switch fails
                     switch()
                     self.active = content
                 self._running += 1

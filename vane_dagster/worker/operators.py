@@ -1,4 +1,4 @@
-"""What workers do with rows without user code: take them in, project, join, gather, arrange."""
+"""Operations on rows without user code: read inputs, project, join, gather, arrange."""
 
 from __future__ import annotations
 
@@ -43,11 +43,17 @@ from vane_dagster.worker.protocol import (
 from vane_dagster.worker.source_rows import checked_ids, scan, scan_projected, scan_unchecked
 
 _PLACE = "__place"
-"""The column with the place that a row had before it was arranged."""
+"""The column with the position that a row had before it was arranged."""
 
 
 def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
-    """The rows of an input as a table."""
+    """Read the rows of an input as a table.
+
+    Args:
+        rows: The input.
+        tables: The tables that inputs refer to by index.
+        work: The task, for messages.
+    """
     if isinstance(rows, TableRows):
         table = tables[rows.index]
         return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
@@ -61,10 +67,16 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
 def project(
     op: Project, rows: Rows, tables: Sequence[pa.Table], work: Work
 ) -> tuple[pa.Table, int]:
-    """Columns and a filter in SQL, pushed into the source where it can compute them.
+    """Compute SQL columns and a filter, pushed into the source if it can compute them.
+
+    Args:
+        op: The columns and the filter.
+        rows: The input.
+        tables: The tables that inputs refer to by index.
+        work: The task, for messages.
 
     Returns:
-        The rows, and how many there were before the filter.
+        The rows, and the number of rows before the filter.
     """
     if not isinstance(rows, SourceRows):
         return _projected(op, resolve(rows, tables, work), work)
@@ -90,12 +102,12 @@ def _projected(op: Project, table: pa.Table, work: Work) -> tuple[pa.Table, int]
 def _computed(
     columns: Sequence[tuple[str, str]], where: str | None, table: pa.Table, work: Work
 ) -> pa.Table:
-    """Expressions over the rows that a filter leaves, and the places of these rows."""
+    """Compute expressions over the rows that pass a filter, and the positions of these rows."""
     wanted = computed_from(columns, where, table.schema)
     seen = pa.schema([(f.name, seen_by_sql(f.type) or f.type) for f in map(table.field, wanted)])
     place = unused("row", [*table.column_names, *(name for name, _ in columns)])
     given = dict(zip(wanted, table.select(wanted).cast(seen).columns))
-    given[place] = pa.array(np.arange(table.num_rows))  # rows that need no column are rows, too
+    given[place] = pa.array(np.arange(table.num_rows))  # keeps the row count without columns
     connection().register("source", pa.table(given))
 
     def run(columns: Sequence[tuple[str, str]], where: str | None) -> pa.Table:
@@ -110,12 +122,17 @@ def _computed(
 
 
 def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, int]:
-    """Inputs side by side by id, in the order of the base.
+    """Join inputs by id, in the order of the base.
 
-    An inner join keeps the base's rows that every input has, a left join all of them.
+    An inner join keeps the base's rows that every input has, a left join keeps all of them.
+
+    Args:
+        op: The join.
+        inputs: The tables, in the order of `op.nodes`.
+        work: The task, with the output schema.
 
     Returns:
-        The rows, and how many the base has.
+        The rows, and the number of rows of the base.
     """
     by_node = dict(zip(op.nodes, inputs))
     base = by_node[op.shape.base]
@@ -137,7 +154,7 @@ def join(op: Join, inputs: Sequence[pa.Table], work: Work) -> tuple[pa.Table, in
 
 
 def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:
-    """A node's columns under their new names, without the ids that the base has."""
+    """Return the columns of an input under their new names, without ids that the base has."""
     everything = dict(zip(table.column_names, table.columns))
     chosen = op.columns.get(node, [(name, name) for name in everything])
     return {
@@ -148,7 +165,7 @@ def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) ->
 
 
 def _present(base: pa.Table, other: pa.Table, op: Join, side: JoinSide) -> pa.Array | None:
-    """Which of the base's rows a node has something for; None for all of them."""
+    """Return a mask of the base's rows that have a match in an input; None if all have one."""
     if side.label is None:
         positions = _positions(base.column(side.match), other.column(side.id))
         missing = positions is not None and positions.null_count
@@ -157,7 +174,7 @@ def _present(base: pa.Table, other: pa.Table, op: Join, side: JoinSide) -> pa.Ar
 
 
 def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
-    """Where each id stands in `other`, null where it does not; None if both are the same."""
+    """Return the position of each id in `other`, null if it is absent; None if both are equal."""
     if other.equals(ids):
         return None
     return pc.index_in(ids, value_set=other.combine_chunks()).combine_chunks()
@@ -166,9 +183,9 @@ def _positions(ids: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array | None:
 def _lists(
     base: pa.Table, other: pa.Table, op: Join, side: JoinSide, kind: pa.ListType
 ) -> pa.Array:
-    """For each of the base's rows the rows of `other` that were made from it, in their order.
+    """Collect for each row of the base the rows of `other` that were made from it, in order.
 
-    Null for a row that has none, if it or a row that was made from it was quarantined on the way.
+    The list is null, not empty, if the row or one made from it was quarantined on the way.
     """
     positions = pc.index_in(
         other.column(side.match), value_set=base.column(op.shape.id).combine_chunks()
@@ -195,7 +212,7 @@ def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]
         ids = records.column("id")
     elif PARENTS in records.column_names:
         ids = pc.struct_field(records.column(PARENTS), rows.parent)
-    else:  # a former version wrote none
+    else:  # earlier releases wrote no parents
         return np.zeros(base.num_rows, bool)
     given = base.column(rows.column)
     found = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
@@ -203,18 +220,34 @@ def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]
 
 
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """Inputs one below the other; an empty table of the schema if there are none."""
+    """Concatenate inputs; without any, return an empty table of the task's schema.
+
+    Args:
+        inputs: The tables.
+        work: The task.
+    """
     return pa.concat_tables(inputs) if inputs else work.schema.empty_table()
 
 
 def select_failed(op: SelectFailed, rows: pa.Table) -> pa.Table:
-    """The rows that failed before."""
+    """Select the rows that failed in an earlier run.
+
+    Args:
+        op: The records of the failed rows.
+        rows: The input.
+    """
     failed = _failed(op.faults).cast(rows.schema.field(op.id).type)
     return rows.filter(pc.is_in(rows.column(op.id), value_set=failed))
 
 
 def patch_part(op: PatchPart, inputs: Sequence[pa.Table], work: Work) -> pa.Table:
-    """A former part and rows that are computed now, in the order of what the stage reads."""
+    """Merge an earlier part with rows that were recomputed, in the order of the stage's input.
+
+    Args:
+        op: The records of the failed rows, and the id columns.
+        inputs: The earlier part, the rows that the stage reads, and the new rows.
+        work: The task, with the output schema.
+    """
     former, read, *new = inputs
     given = read.column(op.given).combine_chunks()
     kept = former.filter(
@@ -230,17 +263,17 @@ def _failed(faults: Faults) -> pa.Array:
 
 
 def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tuple[int, ...]]:
-    """Rows in an order, those of a group in the same share.
+    """Sort rows and divide them into shares, with the rows of a group in the same share.
 
-    A group is in the same share in every fragment, as long as there are so many.
+    A group is in the same share in every fragment, as long as the number of shares is the same.
 
     Args:
         rows: The rows of a fragment.
         order: The order.
-        shares: How many workers there are.
+        shares: Number of workers.
 
     Returns:
-        The rows with the place that each had, and where the rows of each share end.
+        The rows with their former positions, and the row at which each share ends.
     """
     keys = order.keys(rows)
     share = [zlib.crc32(group.encode()) % shares for group, _ in keys]
@@ -251,12 +284,12 @@ def arrange(rows: pa.Table, order: RowOrder, shares: int) -> tuple[pa.Table, tup
 
 
 def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
-    """What was made of rows that were arranged, in the order that these had before.
+    """Put rows computed from arranged rows back into the order before `arrange`.
 
     Args:
-        pieces: What was made of them; it may be less.
-        given: The rows as they were arranged.
-        id: Their id, and that of what was made of them.
+        pieces: The computed rows; there may be fewer than in `given`.
+        given: The arranged rows.
+        id: The id column of both.
     """
     made = pa.concat_tables(pieces)
     found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())

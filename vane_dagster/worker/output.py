@@ -1,4 +1,4 @@
-"""What a user's code prints in a worker, kept for the run's log beside where it went anyway."""
+"""Output that user code prints in a worker, kept for the run's log and still passed on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 64_000
 
 
 class OutputTap(io.TextIOBase):
-    """A stream that passes on what is written to it, and keeps its end until it is drained."""
+    """A stream that passes text on, and keeps the end of it until it is drained."""
 
     _instance: OutputTap | None = None
 
@@ -25,14 +25,14 @@ class OutputTap(io.TextIOBase):
 
     @classmethod
     def installed(cls) -> OutputTap:
-        """The process's tap on its standard output."""
+        """Return the process's tap on its standard output, installed on the first call."""
         if cls._instance is None:
             cls._instance = cls(sys.stdout)
             sys.stdout = cls._instance
         return cls._instance
 
     def write(self, text: str) -> int:
-        """Passes text on, and keeps it."""
+        """Pass text on, and keep it."""
         with self._lock:
             self._kept = (self._kept + text)[-_MAX_CHARACTERS:]
         with contextlib.suppress(OSError, ValueError):  # user code may have closed it
@@ -40,7 +40,7 @@ class OutputTap(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what it passes on to."""
+        """Flush the underlying stream."""
         with contextlib.suppress(OSError, ValueError):
             self._through.flush()
 
@@ -48,7 +48,7 @@ class OutputTap(io.TextIOBase):
         return getattr(self._through, name)
 
     def drain(self) -> str:
-        """What was written since it was last drained."""
+        """Return the text written since the last call."""
         with self._lock:
             kept, self._kept = self._kept, ""
         return clean(kept)

@@ -1,4 +1,4 @@
-"""The records that a driver and its workers exchange: operations on rows, pools, and reports."""
+"""The records that a driver and its workers exchange: operations, pools, and reports."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.retry import Policy, RowLoss
 
 IDLE_SECONDS = 600.0
-"""How long a pool stays warm without a lease, by default."""
+"""Seconds that a pool stays warm without a lease, by default."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the rows that a stage was given.
+    """Counts of the rows that a stage read, by outcome.
 
     Attributes:
-        rows_in: Rows given.
-        filtered: Of which nothing came out, as the stage declares.
-        quarantined: Of which nothing came out, because of errors.
-        nulled: Of which nulls came out, because of errors.
+        rows_in: Input rows.
+        filtered: Input rows without output, as the stage declares.
+        quarantined: Input rows without output, because of errors.
+        nulled: Input rows with nulls as output, because of errors.
         workers: Names of the workers that computed them.
-        seconds: Time that they took, all together.
-        wasted: What rows took of which nothing came out; see `CostlyError`.
+        seconds: Seconds that all workers took together.
+        wasted: Amounts spent on rows without output, such as tokens; see `CostlyError`.
         packages: The installed packages that the user's code imports, as "name==version".
     """
 
@@ -90,10 +90,10 @@ class SourceRows:
     """The rows of a fragment of the source, read by the worker.
 
     Attributes:
-        source: The source, as `planning.source_code.pack_source` pickled it.
+        source: The source, as pickled by `planning.source_code.pack_source`.
         fragment: The fragment.
-        schema: What is read.
-        files: The fragment's files as they were planned, which they must still be.
+        schema: The columns to read.
+        files: The fragment's files as they were planned. They must not have changed.
         id: Name of the source's id column.
     """
 
@@ -111,7 +111,13 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class PartRows:
-    """The rows of a part, read by the worker; `columns` None for all."""
+    """The rows of a part, read by the worker.
+
+    Attributes:
+        folder: The folder of the part.
+        name: The part's file name.
+        columns: The columns to read; None for all.
+    """
 
     folder: Location
     name: str
@@ -120,7 +126,13 @@ class PartRows:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table that comes by reference: its position among them, and the range."""
+    """Rows `start` to `stop` of a table that is passed by reference.
+
+    Attributes:
+        index: Position of the table among those passed.
+        start: The first row.
+        stop: The row after the last; None for all.
+    """
 
     index: int
     start: int = 0
@@ -129,7 +141,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Some rows of a fragment of the source or of a part, by their places."""
+    """Some rows of a fragment of the source or of a part, by their positions."""
 
     rows: Union[SourceRows, PartRows]
     places: tuple[int, ...]
@@ -148,15 +160,21 @@ class Project:
 
 @dataclass(frozen=True)
 class CallUdf:
-    """The worker's own function or model over batches of one input.
+    """A call of the worker's own function or model over batches of one input.
 
     Attributes:
-        ids: The input's keys, its id first.
-        parent: Where many rows come of one, the output column with the input's id.
+        arguments: The pickled positional and keyword arguments of each call.
+        columns: The input columns that the code gets; None for all.
+        batch_format: The format of a batch.
+        batch_size: Rows of a batch; "auto" to measure the best size, None for one batch.
+        cardinality: Number of output rows for each input row.
+        max_concurrency: Batches in flight, for async code.
+        ids: The input's key columns, its id first.
+        parent: The output column with the input's id, if one row yields many.
         carried: The input's columns that are passed on.
-        policy: What is done about errors.
-        max_faults: Rows that may be set aside before the call is given up.
-        version: The code that is called, where the worker may have several; see `ModelSpec`.
+        policy: How errors are handled.
+        max_faults: Rows that may fail before the whole call does.
+        version: The version of the code to call, if the worker may have several; see `ModelSpec`.
     """
 
     arguments: bytes = field(repr=False)
@@ -175,13 +193,13 @@ class CallUdf:
 
 @dataclass(frozen=True)
 class Join:
-    """Inputs put side by side by id.
+    """A join of inputs by id.
 
     Attributes:
         how: Which rows are kept.
-        shape: How the nodes fit together.
-        nodes: The nodes, in the order of the inputs.
-        columns: Output and input columns of the nodes from which not all are taken.
+        shape: How the inputs fit together.
+        nodes: The names of the inputs, in their order.
+        columns: Output and input columns of the inputs that are not taken as a whole.
         quarantined: For each list, the rows that were quarantined on the way to its children.
     """
 
@@ -194,7 +212,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Arrange:
-    """One input in another order, in a share for each worker."""
+    """One input in another order, divided into a share for each worker."""
 
     order: RowOrder
     shares: int
@@ -202,9 +220,9 @@ class Arrange:
 
 @dataclass(frozen=True)
 class Restore:
-    """Inputs put one below the other, and in the order that rows had before they were arranged.
+    """A concatenation of inputs, in the order that the rows had before they were arranged.
 
-    The last input is the rows as they were arranged, whose id is `id`.
+    The last input is the arranged rows. Their id column is `id`.
     """
 
     id: str
@@ -212,7 +230,7 @@ class Restore:
 
 @dataclass(frozen=True)
 class Faults:
-    """The rows that a part has set aside or kept as nulls: where their records are."""
+    """The location of the records of rows of a part that were quarantined or kept as nulls."""
 
     folder: Location
     name: str
@@ -220,12 +238,12 @@ class Faults:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Quarantined rows, and how they lead to the rows of a join's base.
+    """Quarantined rows, and how they relate to the rows of a join's base.
 
     Attributes:
-        faults: Their records.
+        faults: The location of their records.
         parent: Which of the records' parents is compared; None for their own id.
-        column: The base's column that it is compared with.
+        column: The base's column to compare it with.
     """
 
     faults: Faults
@@ -235,7 +253,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class SelectFailed:
-    """Of one input the rows that failed before."""
+    """A selection of the rows of one input that failed before."""
 
     faults: Faults
     id: str
@@ -243,10 +261,15 @@ class SelectFailed:
 
 @dataclass(frozen=True)
 class PatchPart:
-    """A former part with rows that are computed now.
+    """An earlier part, merged with rows that were recomputed.
 
-    The inputs are the former part, what the stage reads, in whose order the rows stand, and the
-    new rows. `id` is the column of the rows with the id of what the stage reads.
+    The inputs are the earlier part, the rows that the stage reads, and the new rows. The rows that
+    the stage reads determine the order.
+
+    Attributes:
+        faults: The location of the records of the rows that failed.
+        id: The column of the part with the id of the stage's input.
+        given: The id column of the stage's input.
     """
 
     faults: Faults
@@ -259,11 +282,11 @@ class Reject:
     """A row that is not computed any more, because it ends its worker.
 
     Attributes:
-        call: The call that it would have been given to.
-        model: What would have been called, for the record.
-        error: What it is at fault of.
-        message: What happened.
-        attempts: Workers that it ended.
+        call: The call that would have computed it.
+        model: The class or function to call, for the record.
+        error: The kind of its error.
+        message: A description of the error.
+        attempts: Number of workers that the row ended.
     """
 
     call: CallUdf
@@ -275,7 +298,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Gather:
-    """Inputs of the same schema put one below the other."""
+    """A concatenation of inputs of the same schema."""
 
 
 Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, SelectFailed, PatchPart, Reject]
@@ -283,21 +306,21 @@ Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, SelectFailed, Patch
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a worker.
+    """One call of a worker: a task.
 
     Attributes:
         location: Stage and fragment, for messages.
-        op: What is done.
-        inputs: The rows that it is done to.
-        schema: What comes out.
+        op: The operation.
+        inputs: The rows that it reads.
+        schema: The output's schema.
         id: Name of the id column.
-        target: Where the result is written as a part; None to only hand it on.
-        keep: Whether the rows are handed on by reference.
-        lease: The lease under which the work is done.
-        new_ids: Whether the ids are of this stage's making, so that they are checked as a whole.
-        tally: What is known of how the rows came about, where the work only puts them together.
+        target: Where the result is written as a part; None to only pass it on.
+        keep: Whether the rows are passed on by reference.
+        lease: The lease that the task belongs to.
+        new_ids: Whether this stage makes new ids, which are then checked as a whole.
+        tally: The counts of the rows' computation, for a task that only combines rows.
         run_id: The run.
-        worker: Name of the worker that does it.
+        worker: Name of the worker that runs the task.
         stage: Pipeline and stage, for records.
         fragment: File and rows, for records.
     """
@@ -337,7 +360,7 @@ FaultKind = Literal[
     "UdfError",
     "VaneError",
 ]
-"""The error that a driver raises for what failed in a worker."""
+"""The class of the error that a driver raises for a failure in a worker."""
 
 ERRORS: Mapping[FaultKind, type[VaneError]] = {
     "BudgetError": BudgetError,
@@ -362,21 +385,21 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 def fault_kind(error: VaneError) -> FaultKind:
-    """The name of an error's class, or of its nearest base that a driver knows."""
+    """Return the name of an error's class, or of its nearest base that a driver knows."""
     return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An error that a worker met, as text, so that no class of the user's need be unpickled.
+    """An error in a worker as text, which avoids unpickling classes of the user.
 
-    Secrets that the worker knows are masked in it.
+    Secrets that the worker knows are masked.
 
     Attributes:
-        kind: The error to raise.
-        message: What to say.
-        traceback: The user's own traceback, or the worker's.
-        part: Name of the file, where a part in the store is damaged.
+        kind: The class of the error to raise.
+        message: The error message.
+        traceback: The traceback, from the user's first frame on if there is one.
+        part: Name of the damaged part, if a part in the store is damaged.
     """
 
     kind: FaultKind
@@ -389,7 +412,7 @@ class Fault:
         object.__setattr__(self, "traceback", masked(self.traceback))
 
     def error(self) -> VaneError:
-        """The exception to raise in the driver; a `VaneError` for a kind that it does not know."""
+        """Return the exception to raise in the driver; a plain `VaneError` for an unknown kind."""
         text = f"{self.message}\n\n{self.traceback}".rstrip()
         if self.kind == "DamagedPartError":
             return DamagedPartError(text, self.part)
@@ -399,14 +422,19 @@ class Fault:
 
 @dataclass(frozen=True)
 class Computed:
-    """The rows that an operation made; it stays in the worker, which makes a `WorkReport` of it.
+    """The result of an operation in a worker, which reports it as a `WorkReport`.
 
     Attributes:
         rows: The rows.
         tally: See `WorkReport`.
-        aside: Records of the rows that were set aside; None if there are none.
-        cancelled: Whether only some of the batches were computed, as the lease had ended.
-        shares: See `WorkReport`, and so are the others.
+        aside: Records of the quarantined or nulled rows; None if there are none.
+        cancelled: Whether only some of the batches were computed, because the lease ended.
+        shares: See `WorkReport`.
+        call_seconds: See `WorkReport`.
+        batches: See `WorkReport`.
+        retries: See `WorkReport`.
+        fits: See `WorkReport`.
+        faults: See `WorkReport`.
     """
 
     rows: pa.Table
@@ -423,26 +451,26 @@ class Computed:
 
 @dataclass(frozen=True)
 class WorkReport:
-    """What the driver learns of a piece of work: a few numbers, never rows.
+    """The report of a task to the driver: a few numbers, never rows.
 
     Attributes:
-        tally: What became of the rows given.
-        rows_out: Rows that came out.
-        shares: Where the rows of each worker's share end, if they were arranged.
-        bytes_out: Bytes of the rows that are handed on in memory.
-        seconds: Time that the worker took.
-        call_seconds: Of which in the user's code.
+        tally: Counts of the input rows by outcome.
+        rows_out: Output rows.
+        shares: The row at which each worker's share ends, if rows were arranged.
+        bytes_out: Bytes of the rows that are passed on in memory.
+        seconds: Seconds that the worker took.
+        call_seconds: Seconds of these in the user's code.
         batches: Calls of the user's code.
-        retries: Of which repeated after an error that may pass.
-        fits: The batch size that the worker has found, or that fitted into memory.
-        faults: What went wrong with the first rows that were set aside.
+        retries: Calls of these that repeat one after a transient error.
+        fits: The batch size that the worker measured, or that fit into memory.
+        faults: Messages of the first rows that failed.
         part: The part that was written.
-        output: What the user's code printed.
-        fault: Why it failed.
-        cancelled: Whether the lease had ended, so that nothing was done.
-        unhealthy_reason: Why the worker has to be replaced at once; `fault` then is of the rows
-            that it was computing, if any.
-        recycle_reason: Why the worker is to be replaced when it has nothing more to do.
+        output: Text that the user's code printed.
+        fault: Why the task failed.
+        cancelled: Whether the lease had ended, so the task was not done.
+        unhealthy_reason: Why the worker must be replaced at once. `fault` is then that of the rows
+            being computed, if any.
+        recycle_reason: Why the worker should be replaced when it is idle.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -464,30 +492,30 @@ class WorkReport:
 
     @property
     def all_rows_failed(self) -> bool:
-        """Whether user code was called for rows, and none of them came through."""
+        """Whether user code was called for rows, and all of them failed."""
         if self.fault is not None:
             return self.fault.kind == "UdfError"
         return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
 
     def done_by(self, worker: str) -> Tally:
-        """The tally, with who did the work and how long it took."""
+        """Return the tally, with the worker's name and the seconds that the task took."""
         return replace(self.tally, workers=(worker,), seconds=self.seconds)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a pool's worker constructs.
+    """The model that a pool's workers construct.
 
     Attributes:
         label: The user's class or function, for people.
         stateful: Whether it is a class.
-        style: How a call answers; see `pipeline.udf`.
+        style: How a call returns its results; see `pipeline.udf`.
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
-        packages: The installed packages that the code imports, whose versions parts record.
-        shares_state: Whether a worker that has constructed it may call other versions of its code
-            on the same state; see `fingerprint.constructor`.
-        exact: Whether nothing may be used that other code has constructed.
+        packages: The installed packages that the code imports. Parts record their versions.
+        shares_state: Whether a worker that has constructed the model may call other versions of its
+            code on the same state; see `fingerprint.constructor`.
+        exact: Whether a model that other code constructed must not be used.
     """
 
     label: str
@@ -501,31 +529,31 @@ class ModelSpec:
 
     @property
     def version(self) -> str:
-        """Names the code that calls run, where a worker may have several; else empty."""
+        """The version of the code that calls run, if a worker may have several; else empty."""
         return self.content if self.shares_state else ""
 
     @property
     def content(self) -> str:
-        """Digest of all that travels."""
+        """Digest of everything that is sent to the worker."""
         parts = (self.code.encode(), self.payload, self.style.encode())
         return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A pool of workers: what a lease asks for.
+    """A pool of workers, as a lease requests it.
 
     Attributes:
         identity: Digest of the model definition; stages with the same share the workers.
         label: Name for people.
-        workers: Workers wanted, (min, max).
-        bundle: What each reserves, under Ray's resource names.
-        slots: Calls that one worker does at the same time.
-        threads: Threads that a worker computes with; 0 for its share of the node.
-        model: What it constructs; None for workers that only read, project, join and write.
+        workers: Number of workers wanted, (min, max).
+        bundle: The resources that each worker reserves, under Ray's resource names.
+        slots: Calls that one worker runs at the same time.
+        threads: Threads that a worker computes with; 0 for its share of the machine's CPUs.
+        model: The model to construct; None for workers that only read, project, join and write.
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
-        lifecycle: When a worker is given up, or made anew.
+        lifecycle: When a worker times out, or is replaced.
     """
 
     identity: str
@@ -542,18 +570,18 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a worker says when it is ready.
+    """The report of a worker that is ready, or failed to start.
 
     Attributes:
-        warm: Whether the model was there already.
-        seconds: How long its construction took, now or then.
+        warm: Whether the model was already loaded.
+        seconds: Seconds that its construction took, in this run or an earlier one.
         pid: Process id.
-        device: Where it computes: "cpu", or the GPU's name.
-        node: The host's name.
-        output: What the user's code printed meanwhile.
-        fault: Why it could not be constructed.
-        row_seconds: What a row took it in the last calls; None before the first.
-        unhealthy_reason: Why a model that was there already has to be replaced.
+        device: The device that it computes on: "cpu", or the GPU's name.
+        node: Host name of the machine.
+        output: Text that the user's code printed during construction.
+        fault: Why the model could not be constructed.
+        row_seconds: Seconds per row in the last task; None before the first.
+        unhealthy_reason: Why a warm worker must be replaced.
         outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
     """
 
@@ -571,11 +599,11 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Starting:
-    """What a worker says while it constructs its model.
+    """The state of the construction of a worker's model.
 
     Attributes:
-        seconds: Since when it does; None if it does not.
-        at: The stack of the thread that does.
+        seconds: Seconds since it began; None if none is running.
+        at: The stack of the thread that runs it.
     """
 
     seconds: float | None = None
@@ -583,13 +611,23 @@ class Starting:
 
 
 def load_failed(fault: Fault) -> LoadReport:
-    """The answer to a load of which no answer came."""
+    """Return the report of a load that was never answered."""
     return LoadReport(warm=False, seconds=0.0, pid=0, device="", node="", fault=fault)
 
 
 @dataclass(frozen=True)
 class PoolRequest:
-    """What a lease asks of one pool."""
+    """The part of a `PoolSpec` that the pool manager needs.
+
+    Attributes:
+        identity: See `PoolSpec`.
+        label: See `PoolSpec`.
+        workers: See `PoolSpec`.
+        bundle: See `PoolSpec`.
+        slots: See `PoolSpec`.
+        threads: See `PoolSpec`.
+        idle_seconds: Seconds that the pool stays warm without a lease.
+    """
 
     identity: str
     label: str
@@ -604,7 +642,10 @@ WorkerState = Literal["busy", "ready", "starting", "dead"]
 
 
 class WorkerInfo(TypedDict, total=False):
-    """What `vane-dagster pools` shows of a worker, in plain values, as its code may be another."""
+    """The state of a worker for `vane-dagster pools`.
+
+    It has plain values only, because the worker may run another release.
+    """
 
     name: str
     state: WorkerState
@@ -617,7 +658,7 @@ class WorkerInfo(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LoadCall:
-    """A call of `Host.load`, as a driver sends it to a worker process of its own."""
+    """A call of `Host.load`, as a driver sends it to a worker subprocess."""
 
     model: ModelSpec | None
     archive: bytes
@@ -628,7 +669,7 @@ class LoadCall:
 
 @dataclass(frozen=True)
 class RunCall:
-    """A call of `Host.run`; tables are in Arrow files."""
+    """A call of `Host.run`; `tables` are the paths of Arrow files."""
 
     work: Work
     tables: tuple[str, ...]
@@ -636,12 +677,12 @@ class RunCall:
 
 @dataclass(frozen=True)
 class StartingCall:
-    """A question how the construction of the model goes."""
+    """A request for the state of the model's construction."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a driver sends to a worker process."""
+    """A request from a driver to a worker subprocess."""
 
     ticket: int
     call: Union[LoadCall, RunCall, StartingCall]

@@ -1,4 +1,4 @@
-"""The host as a Ray actor. Imported on the cluster, and by the keeper."""
+"""The host as a Ray actor. Imported on the cluster, and by the pool manager."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from vane_dagster.worker.protocol import (
 
 
 class HostActor:
-    """A host that the keeper made, with calls of its own for control, which never wait for work.
+    """A host that the pool manager created, with control calls that never wait for tasks.
 
     Args:
-        claim: What the worker was made for.
-        threads: Its share of the node's CPUs.
+        claim: The pool that the worker belongs to.
+        threads: Its share of the machine's CPUs.
     """
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
@@ -54,7 +54,7 @@ class HostActor:
         table, report = self._host.run(work, *tables)
         return (None if table is None else compact(table)), report
 
-    # Ray's decorator has no types; so below.
+    # Ray's decorator has no types, here and in the methods that follow.
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
@@ -67,12 +67,12 @@ class HostActor:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whereabouts(self) -> tuple[PoolRequest, str]:
-        """What a restarted keeper needs: what the worker was made for, and its node."""
+        """Return the worker's pool and Ray node, for a pool manager that was restarted."""
         return self._claim, ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def describe(self) -> WorkerInfo:
-        """What `vane-dagster pools` shows of a worker, in plain values."""
+        """Return the state of the worker for `vane-dagster pools`, in plain values."""
         loaded = self._loaded
         state: WorkerState = "starting"
         if loaded is not None and loaded.fault is None:
@@ -88,7 +88,7 @@ class HostActor:
 
 
 def compact(table: pa.Table) -> pa.Table:
-    """The table with buffers of its own; a slice is pickled with all that it is a slice of."""
+    """Copy a table into buffers of its own; pickling a slice includes its whole parent."""
     if table.get_total_buffer_size() <= 1.1 * table.nbytes + 4096:
         return table
     sink = pa.BufferOutputStream()

@@ -1,7 +1,7 @@
-"""A batch and what to do where it fails: try again, halve it, or set single rows aside.
+"""Handling of a batch that fails: retry it, halve it, or record the failure of single rows.
 
-One generator decides, so that the same holds for synchronous and asynchronous code. It yields what
-is to be done next and is sent what came of it.
+One generator decides, for synchronous and asynchronous code alike. It yields the next action, and
+is sent the result of that action.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _MAX_IDS = 5
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]
 WORKER_DIED: Final = "WorkerDied"
-"""What a row is at fault of that kills the process it is computed in."""
+"""The error of a row that kills the process that computes it."""
 TIMED_OUT: Final = "TimeoutError"
-"""What a row is at fault of that takes too long."""
+"""The error of a row that takes too long."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a stage asks for where its code fails.
+    """How a stage handles errors of its code.
 
     Attributes:
-        on_error: What becomes of a row at fault.
-        max_retries: How often a call is tried again after an error that may pass.
-        retry_on: Names of further classes of such errors.
-        timeout_s: Seconds that a call may take; None for as long as it will.
+        on_error: The outcome of a row that fails.
+        max_retries: Retries of a call after transient errors.
+        retry_on: Names of further error classes that are transient.
+        timeout_s: Seconds that a call may take; None for no limit.
     """
 
     on_error: OnError = "raise"
@@ -53,20 +53,20 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """A batch to call the user's code with; answered by rows, or by the error that it raised."""
+    """A batch to call the user's code with. The answer is rows, or the error that it raised."""
 
     batch: pa.Table
 
 
 @dataclass(frozen=True)
 class RowFault:
-    """A row that cannot be computed.
+    """A row that failed.
 
     Attributes:
-        batch: The row, as it was given.
-        error: What was raised.
-        attempts: Calls that held the row alone.
-        kind: What the error is called, where it was not raised.
+        batch: The input row.
+        error: The error that was raised.
+        attempts: Calls with this row alone.
+        kind: The name of an error that was not raised.
     """
 
     batch: pa.Table
@@ -76,21 +76,21 @@ class RowFault:
 
     @property
     def name(self) -> str:
-        """The error's class."""
+        """The name of the error's class."""
         return self.kind or type(self.error).__name__
 
 
 @dataclass
 class BatchOutcome:
-    """What came of a batch.
+    """The outcome of a batch.
 
     Attributes:
-        tables: Rows that came out, in the batch's order.
-        faults: Rows that cannot be computed, each with the number of tables before it.
+        tables: Output rows, in the batch's order.
+        faults: Rows that failed, each with the number of tables before it.
         retries: Calls that were repeated.
-        fits: The largest batch that fitted into memory after one did not; None if all did.
-        mixed: Whether rows were tried again alone, so that the others came out before them.
-        wasted: What failed rows took all the same; see `CostlyError`.
+        fits: Rows of the largest batch that may fit into memory after one did not; None if all did.
+        mixed: Whether some rows were retried alone, so other rows of the batch may precede them.
+        wasted: Amounts spent on failed rows; see `CostlyError`.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
@@ -103,11 +103,11 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Partial:
-    """What a call gave for some rows of a batch, and the errors of the others.
+    """The result of a call for some rows of a batch, and the errors of the others.
 
     Attributes:
-        table: What came out, in the batch's order.
-        errors: What was raised, by place in the batch.
+        table: The output, in the batch's order.
+        errors: The errors, by row position in the batch.
     """
 
     table: pa.Table
@@ -121,16 +121,19 @@ Answer = Union[pa.Table, Partial, BaseException, None]
 def attempt(
     batch: pa.Table, policy: Policy, id: str, max_faults: int
 ) -> Generator[Step, Answer, BatchOutcome]:
-    """Decides how a batch is computed.
+    """Decide how a batch is computed.
 
     Args:
         batch: The rows.
-        policy: What the stage asks for.
+        policy: How the stage handles errors.
         id: Name of its id column.
-        max_faults: Rows that may be set aside; with one more the error is raised.
+        max_faults: Rows that may fail; one more raises the error.
+
+    Returns:
+        A generator of actions, which returns the outcome.
 
     Raises:
-        BatchError: With what the user's code raised, where no rows or too many are set aside.
+        BatchError: With the error of the user's code, if rows may not fail, or too many did.
     """
     outcome = BatchOutcome()
     waiting = [(batch, 1)]
@@ -179,7 +182,7 @@ def attempt(
 def _halves(
     rows: pa.Table, error: BaseException, policy: Policy, outcome: BatchOutcome
 ) -> list[pa.Table]:
-    """The halves that a batch is cut into after an error of it as a whole; none if it is not."""
+    """Return the halves of a batch that failed as a whole; none if it is not split."""
     half = rows.num_rows // 2
     if is_out_of_memory(error):
         outcome.fits = min(half, outcome.fits or half)
@@ -189,7 +192,11 @@ def _halves(
 
 
 class BatchError(Exception):
-    """A batch that failed for good, with some of its ids; `cause` is what was raised."""
+    """A batch that failed for good, with some of its ids.
+
+    Attributes:
+        cause: The error that was raised.
+    """
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException) -> None:
         shown = names(rows.column(id).slice(0, _MAX_IDS + 1).to_pylist(), _MAX_IDS)

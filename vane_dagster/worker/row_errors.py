@@ -1,4 +1,4 @@
-"""Rows at fault, as records of what went wrong, or as rows of nulls."""
+"""Failed rows, as error records or as rows of nulls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ _TOLD_CHARACTERS = 200
 
 
 def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
-    """Rows at fault as records; see `fault_schema`."""
+    """Convert failed rows to error records; see `fault_schema`.
+
+    Args:
+        faults: The rows, at least one.
+        work: The task.
+        op: The call.
+        model: The class or function that was called.
+    """
     now = datetime.now(timezone.utc)
     parents = [faults[0].batch.schema.field(name) for name in op.ids[1:]]
     records = [
@@ -47,7 +54,13 @@ def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str)
 
 
 def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
-    """A row at fault with its ids, what is passed on of it, nulls, and what went wrong."""
+    """Return the output row of a failed row: its ids and passed-on columns, nulls, and the error.
+
+    Args:
+        fault: The row.
+        work: The task, with the output schema.
+        op: The call.
+    """
     columns = {}
     for field in work.schema:
         if field.name in op.ids or field.name in op.carried:
@@ -61,7 +74,13 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
 
 
 def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
-    """What comes out in the place of a row that is given up unseen."""
+    """Return the result for a row that is given up without another call.
+
+    Args:
+        op: The rejection.
+        row: The row.
+        work: The task.
+    """
     call = op.call
     fault = RowFault(row, Exception(op.message), op.attempts, op.error)
     nulls = call.policy.on_error == "null"
@@ -75,20 +94,25 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
 
 
 def describe_fault(fault: RowFault, id: str) -> str:
-    """A row at fault in a line of text."""
+    """Describe a failed row in one line of text.
+
+    Args:
+        fault: The row.
+        id: Name of its id column.
+    """
     text = " ".join(masked(f"{fault.name}: {fault.error}").split())
     return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on."""
+    """Format the traceback from the user's first frame on."""
     try:
         frames = _theirs(traceback.extract_tb(error.__traceback__))
-    except BaseException:  # a loader or a file name of the user's code
+    except BaseException:  # raised by a loader or a file name of the user's code
         frames = _theirs([_frame(*place) for place in traceback.walk_tb(error.__traceback__)])
     try:
         last = traceback.format_exception_only(error)
-    except BaseException:  # it looks at the exception's attributes and context
+    except BaseException:  # formatting reads the exception's own attributes and context
         last = [f"{type(error).__name__}: {error}\n"]
     return masked(clean("Traceback (most recent call last):\n" + "".join(frames + last)))
 
@@ -100,5 +124,5 @@ def _theirs(frames: list[traceback.FrameSummary]) -> list[str]:
 
 
 def _frame(frame: FrameType, line: int) -> traceback.FrameSummary:
-    """A frame without its line of source."""
+    """Return a frame without its source line."""
     return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, line="")

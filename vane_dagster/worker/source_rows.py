@@ -1,4 +1,4 @@
-"""Rows of the source, read in the worker and compared with what was planned."""
+"""Reads of source rows in a worker, compared with the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from vane_dagster.worker.user_code import load
 
 
 def scan(rows: SourceRows, work: Work) -> pa.Table:
-    """The rows as they are.
+    """Read the rows unchanged.
+
+    Args:
+        rows: The rows.
+        work: The task, for messages.
 
     Raises:
         SourceError: If they cannot be read, or their ids are not unique.
@@ -29,7 +33,11 @@ def scan(rows: SourceRows, work: Work) -> pa.Table:
 
 
 def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
-    """The rows as they are, with ids that may not be unique.
+    """Read the rows unchanged, without a check of their ids.
+
+    Args:
+        rows: The rows.
+        work: The task, for messages.
 
     Raises:
         SourceError: If they cannot be read.
@@ -48,13 +56,18 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
 
 
 def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None:
-    """SQL columns and a filter, where the source can compute them.
+    """Compute SQL columns and a filter in the source, if it can compute them.
+
+    Args:
+        op: The columns and the filter.
+        rows: The rows.
+        work: The task, for messages.
 
     Returns:
-        The rows that the filter keeps; None if the source cannot compute.
+        The rows that pass the filter; None if the source cannot compute.
 
     Raises:
-        SourceError: If they cannot be read, or their ids are not unique.
+        SourceError: If the rows cannot be read, or their ids are not unique.
         SchemaError: If an expression fails for a row.
     """
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
@@ -67,7 +80,12 @@ def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None
 
 
 def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
-    """The table.
+    """Return a table unchanged after a check of its ids.
+
+    Args:
+        table: The rows.
+        rows: Where they come from, with the name of the id column.
+        work: The task, for messages.
 
     Raises:
         SourceError: If its ids are not unique, or some are null.
@@ -83,12 +101,12 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
 def _as_planned(
     read: Callable[[], pa.Table | None], rows: SourceRows, work: Work
 ) -> pa.Table | None:
-    """What is read, of files that are still those that the fragment's key stands for."""
+    """Read rows, and check that the files are still those of the fragment's key."""
     try:
         table = read()
     except VaneError:
         raise
-    except Exception as error:  # a file that is replaced meanwhile may raise anything
+    except Exception as error:  # a file that is replaced during the read may raise anything
         _check_files(rows, work)
         raise unreadable(rows.files[0].url, error, work.location) from error
     _check_files(rows, work)
@@ -100,7 +118,7 @@ def _check_files(rows: SourceRows, work: Work) -> None:
     for file in rows.files:
         try:
             now = with_retries(functools.partial(source.current, file))
-        except Exception as error:  # drivers have exceptions of their own, of many kinds
+        except Exception as error:  # drivers raise their own exception classes
             raise unreadable(file.url, error, work.location) from error
         if file_version(now) != file_version(file):
             raise SourceError(
@@ -111,6 +129,6 @@ def _check_files(rows: SourceRows, work: Work) -> None:
 
 @functools.lru_cache(maxsize=32)
 def unpack_source(payload: bytes) -> Source:
-    """The source that `planning.source_code.pack_source` pickled."""
+    """Unpickle a source that `planning.source_code.pack_source` pickled."""
     source: Source = load(payload)
     return source

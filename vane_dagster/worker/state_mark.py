@@ -1,4 +1,4 @@
-"""A mark of a model's state, by which it shows whether calls have changed it."""
+"""A fingerprint of a model's state, to detect whether calls have changed it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _METHODS = (BuiltinMethodType, MethodType, MethodWrapperType)
 _CODECS = (codecs.IncrementalDecoder, codecs.IncrementalEncoder)
 _PROCESSES = (ProcessPoolExecutor, Pool)
 _MOVING = (Iterator, random.Random, queue.Queue, queue.SimpleQueue, *_CODECS, *_PROCESSES)
-"""What reading alone moves on, and processes, which keep the modules that they have imported."""
+"""Objects that change when read, and processes, which keep the modules that they have imported."""
 _MOVING_NAMES = {
     ("numpy.random._generator", "Generator"),
     ("numpy.random.mtrand", "RandomState"),
@@ -36,13 +36,13 @@ _MAX_BYTES = 1 << 24
 
 
 def state_fingerprint(instance: Any, packages: Collection[str] = ()) -> tuple[object, ...]:
-    """What an instance's attributes are: values of plain ones, and which object any other is.
+    """Fingerprint an instance's attributes: plain ones by value, all others by object identity.
 
-    It looks into the containers of the standard library and the objects of the user's classes, as
-    far as 200,000 items, and at the content of arrays and tensors. What happens inside of other
-    objects, such as a library's model, it does not see. No mark is equal to that of a state with
-    an iterator, an open file or a random generator. The mark refers to these objects, so that none
-    of them can be freed and be mistaken for a later one.
+    It covers the content of standard containers and of objects of the user's classes, up to 200,000
+    items, and the content of arrays and tensors. It does not detect changes inside other objects,
+    such as a library's model. The fingerprint of a state with an iterator, an open file or a random
+    generator never equals another. The fingerprint refers to these objects, so none of them can be
+    freed and mistaken for a later one.
 
     Args:
         instance: The model.
@@ -88,14 +88,14 @@ def _moves(value: object) -> bool:
 
 
 def _size(value: object) -> int:
-    """The bytes that have to be read to compare an object's content."""
+    """Return the bytes to read to compare an object's content."""
     numpy = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(value, numpy.ndarray)
     return int(value.nbytes) if is_array else 0  # type: ignore[attr-defined]
 
 
 def _content(value: Any) -> object:
-    """What is compared of a value that is changed in place."""
+    """Return the value that is compared for an object that can change in place."""
     if isinstance(value, bytearray):
         return bytes(value)
     numpy = sys.modules.get("numpy")
@@ -105,7 +105,7 @@ def _content(value: Any) -> object:
 
 
 class _SameObject:
-    """Is equal to what stands for the same object."""
+    """A reference that equals any other reference to the same object."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -118,4 +118,4 @@ class _SameObject:
 
 
 class _NeverEqual:
-    """Is equal to nothing else."""
+    """A marker that equals nothing else."""

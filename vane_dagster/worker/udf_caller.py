@@ -1,4 +1,4 @@
-"""Calls of a user's function or model over the batches of a table, whichever way it answers."""
+"""Calls of a user's function or model over the batches of a table, in any call style."""
 
 from __future__ import annotations
 
@@ -39,11 +39,16 @@ from vane_dagster.worker.watchdog import deadline
 _FAULTS_REPORTED = 3
 _REVOKED_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
-"""How long past its deadline a coroutine may take to end before its process is ended instead."""
+"""Seconds past its deadline that a coroutine may take to end before its process is ended."""
 
 
 class UdfCaller:
-    """A constructed model, or a function, and the loop that its async calls run in."""
+    """A constructed model, or a function, and the event loop of its async calls.
+
+    Attributes:
+        sizes: The batch sizes that the worker has learned.
+        health: The health check of the model.
+    """
 
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
         self._target = target
@@ -60,9 +65,13 @@ class UdfCaller:
         self.health = Health(target, self._loop)
 
     def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
-        """A caller of another version of the code.
+        """Return a caller of another version of the code.
 
-        It has the same loop, to which the model's state may be bound, and the same batch sizes.
+        It shares the event loop, because the model's state may be bound to it, and the batch sizes.
+
+        Args:
+            model: The other version.
+            target: Its instance or function.
         """
         other = copy.copy(self)
         other._target, other._label, other._style = target, model.label, model.style
@@ -73,19 +82,19 @@ class UdfCaller:
     def call(
         self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
     ) -> Computed:
-        """Runs over a table's batches.
+        """Call the user's code with each batch of a table.
 
         Args:
-            op: How batches are cut and given.
+            op: How batches are cut and passed.
             table: The rows.
-            work: The call's schema, id and culprit.
-            revoked: Asked between batches whether to stop.
+            work: The task: its schema, id and location.
+            revoked: Returns whether to stop; called between batches.
 
         Returns:
             The output, in the order of the batches.
 
         Raises:
-            UdfError: If what was returned does not fit.
+            UdfError: If a result does not fit.
             UnhealthyModelError: If the model is dead.
         """
         import cloudpickle
@@ -129,13 +138,19 @@ class UdfCaller:
         return asyncio.run_coroutine_threadsafe(run.together(batches), self._loop).result()
 
     def room(self, size: int) -> asyncio.Semaphore:
-        """What bounds the batches in flight in this worker, over all its slices."""
+        """Return the semaphore that bounds the worker's batches in flight, over all slices."""
         if not self._rooms:
             self._rooms.append(asyncio.Semaphore(size))
         return self._rooms[0]
 
     def answers(self, given: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """What a synchronous call gives: one result, or several."""
+        """Call the user's code, and yield its one result or several.
+
+        Args:
+            given: The batch in the user's format.
+            args: Further positional arguments.
+            kwargs: Keyword arguments.
+        """
         result = self._target(given, *args, **kwargs)
         if self._style == "generator" or inspect.isgenerator(result):
             yield from result
@@ -143,7 +158,13 @@ class UdfCaller:
             yield result
 
     async def answers_later(self, given: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        """What an async call gives: one result, or several."""
+        """Call async user code, and yield its one result or several.
+
+        Args:
+            given: The batch in the user's format.
+            args: Further positional arguments.
+            kwargs: Keyword arguments.
+        """
         result = self._target(given, *args, **kwargs)
         if self._style == "async_generator":
             async for item in result:
@@ -153,20 +174,20 @@ class UdfCaller:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs a loop for ever; asyncio ends it when a task of the user's raises SystemExit."""
+    """Run a loop forever; asyncio stops it when a task of the user's raises SystemExit."""
     while not loop.is_closed():
         with contextlib.suppress(BaseException):
             loop.run_forever()
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
-    """The rows in the order of what they were made from."""
+    """Sort rows in the order of the rows that they were made from."""
     places = pc.index_in(rows.column(origin), value_set=ids.combine_chunks())
     return rows.take(pc.array_sort_indices(places.combine_chunks()))
 
 
 class _TableCalls:
-    """One table's batches on their way through a caller."""
+    """The calls for the batches of one table."""
 
     def __init__(
         self,
@@ -213,7 +234,7 @@ class _TableCalls:
         return attempt(batch, self.op.policy, self.op.ids[0], self.op.max_faults)
 
     def _called(self, batch: pa.Table) -> Answer:
-        """What the user's code makes of a batch, or the error that it raised."""
+        """Call the user's code with a batch; return its rows, or the error that it raised."""
         given = self._given(batch)
         started = time.perf_counter()
         self.calls += 1
@@ -238,7 +259,7 @@ class _TableCalls:
         return answer
 
     async def together(self, batches: list[pa.Table]) -> list[BatchOutcome]:
-        """Up to `max_concurrency` batches in flight; the first error cancels the others."""
+        """Run up to `max_concurrency` batches in flight; the first error cancels the others."""
         room = self.caller.room(self.op.max_concurrency)
         tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
         try:
@@ -269,7 +290,7 @@ class _TableCalls:
     async def _called_later(self, batch: pa.Table) -> Answer:
         self.calls += 1
         limit = self.op.policy.timeout_s
-        # A call that blocks the loop, or does not end when it is cancelled, ends the process.
+        # The deadline ends the process if a call blocks the loop, or ignores its cancellation.
         with deadline(None if limit is None else limit + _GRACE_SECONDS):
             call = asyncio.ensure_future(self._answered(batch))
             try:
@@ -279,14 +300,14 @@ class _TableCalls:
                     return TimeoutError(f"took longer than timeout_s={limit:g}")
             finally:
                 call.cancel()
-        # Its code has cancelled its task and returned; if we had, we would not be here.
+        # Only the user's code can have cancelled this task: our cancellation never gets here.
         answer = contained(asyncio.CancelledError()) if call.cancelled() else call.result()
         if not isinstance(answer, pa.Table):
             await self.caller.health.check_after_error_async()
         return answer
 
     async def _answered(self, batch: pa.Table) -> Answer:
-        """The rows that an async call gives, or what it raised, a cancellation of its own too."""
+        """Return the rows of an async call, or its error, including its own cancellation."""
         given = self._given(batch)
         begin_user_code()
         try:
@@ -299,7 +320,7 @@ class _TableCalls:
             return self._failed(raised, batch)
 
     def _failed(self, raised: BaseException, batch: pa.Table) -> Answer:
-        """The answer of a call that raised.
+        """Return the answer of a call that raised.
 
         Raises:
             UnhealthyModelError: If the model is dead.
@@ -309,7 +330,7 @@ class _TableCalls:
         return self._partial(error, batch) if isinstance(error, RowErrors) else error
 
     def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
-        """What came out of a batch of which some rows failed, or why it is refused."""
+        """Return the result of a batch with some failed rows, or an error if it is invalid."""
         places = error.errors
         wrong = [i for i in places if type(i) is not int or not 0 <= i < batch.num_rows]
         if wrong or not places:
@@ -323,11 +344,11 @@ class _TableCalls:
         try:
             results = [] if error.rows is None else [self._taken(error.rows)]
             return Partial(self._fitted(results, given, others), dict(sorted(places.items())))
-        except BaseException as refused:  # what was returned may run the user's code
+        except BaseException as refused:  # reading the result may run the user's code
             return contained(refused)
 
     def rows(self, outcome: BatchOutcome) -> list[pa.Table]:
-        """The rows that came out, with nulls for those at fault where the stage keeps them."""
+        """Return the output rows, with rows of nulls for failed rows if the stage keeps them."""
         if self.op.policy.on_error != "null":
             return outcome.tables
         rows: list[pa.Table] = []
@@ -339,13 +360,13 @@ class _TableCalls:
         return rows
 
     def _given(self, batch: pa.Table) -> Any:
-        """The batch as the user sees it."""
+        """Return the batch in the user's format."""
         if self.op.columns is not None:
             batch = batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
         return given_batch(batch, self.op.batch_format)
 
     def _taken(self, result: Any) -> Result:
-        """One result, copied before the user's code goes on and may write into it again."""
+        """Convert one result, and copy it before the user's code can write into it again."""
         work, op = self.work, self.op
         carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
         if op.policy.on_error == "null":

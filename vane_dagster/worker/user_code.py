@@ -1,4 +1,4 @@
-"""The user's modules in a worker: unpacked from an archive, imported, and put aside.
+"""The user's modules in a worker: unpacking, importing, and switching between versions.
 
 `fingerprint.bundle` packs the archive. Only one version of the modules is active at a time.
 """
@@ -29,18 +29,21 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def unpack(archive: bytes, digest: str, root: Path) -> Path:
-    """Extracts an archive to ``root/<digest>``, whole or not at all; many processes may race.
+    """Extract an archive to ``root/<digest>`` atomically; many processes may do so at once.
 
-    A folder that exists already is compared with the archive, file by file. One that differs is
+    If the folder exists, it is compared with the archive, file by file. A folder that differs is
     replaced: some of its files were deleted as old temporary files, or it was tampered with.
 
     Args:
-        archive: What `pack` made.
-        digest: Its sha256.
+        archive: The zip that `pack` made.
+        digest: Its sha256, as 64 hex digits.
         root: A folder, made private.
 
+    Returns:
+        The folder.
+
     Raises:
-        ComputeError: The archive is not what the digest says, an entry would leave the folder, or
+        ComputeError: If the archive does not match the digest, an entry would leave the folder, or
             the root is not private.
     """
     actual = hashlib.sha256(archive).hexdigest()
@@ -66,7 +69,7 @@ def unpack(archive: bytes, digest: str, root: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Holds the folder's lock, so that no process replaces what another has just unpacked."""
+    """Hold the folder's lock, to keep a process from replacing what another has just unpacked."""
     import fcntl
 
     with open(root / "lock", "w") as file:
@@ -76,7 +79,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _entries(archive: bytes) -> dict[str, bytes]:
-    """The files of an archive by their paths."""
+    """Return the content of the files of an archive, by path."""
     files = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         for info in opened.infolist():
@@ -99,7 +102,7 @@ def _extract(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether a folder holds exactly these files, and no links.
+    """Return whether a folder holds exactly these files, and no links.
 
     Compiled modules are deleted: Python imports one if its source has the expected time and size.
     """
@@ -125,7 +128,7 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """A path's mode, not that of a link's target; 0 if there is nothing."""
+    """Return the mode of a path, not that of a link's target; 0 if it does not exist."""
     try:
         return path.lstat().st_mode
     except FileNotFoundError:
@@ -133,15 +136,15 @@ def _mode(path: Path) -> int:
 
 
 _inactive_modules: dict[str, dict[str, types.ModuleType]] = {}
-"""The modules of folders that are not active, by the folder and their names."""
+"""The modules of inactive folders, by folder and module name."""
 
 
 def activate(folder: Path) -> None:
-    """Makes a folder that `unpack` returned the first place to import from.
+    """Make a folder that `unpack` returned the first place to import from.
 
-    Modules that were loaded from another folder below the same root, another state of the code,
-    are put aside, so that the next import reads this one. Those of this folder that were put
-    aside before come back as they were.
+    Modules loaded from another folder below the same root belong to another version of the code.
+    They are removed from `sys.modules` and kept, so the next import reads this folder. Modules of
+    this folder that were removed earlier are restored as they were.
     """
     own, root = _inside(folder), _inside(folder.parent)
     places = [place for place in sys.path if not _inside(place).startswith(root)]
@@ -167,7 +170,7 @@ def activate(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Drops the modules of a folder that is not active, so that their memory can be freed."""
+    """Drop the modules of a folder that is not active, so their memory can be freed."""
     _inactive_modules.pop(_inside(folder), None)
 
 
@@ -185,12 +188,12 @@ def _inside(path: str | Path) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _real_file(path: str) -> str:
-    """The real path of a module's file or folder, which stays the same while it is loaded."""
+    """Return the real path of a module's file or folder. It does not change while loaded."""
     return _inside(path)
 
 
 def load(payload: bytes) -> Any:
-    """Unpickles what `pack` pickled; its folder must be active."""
+    """Unpickle a payload that `pack` pickled; its folder must be active."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     return cloudpickle.loads(payload)

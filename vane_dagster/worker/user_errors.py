@@ -1,8 +1,8 @@
 """Exceptions of user code, made safe to inspect, print and send.
 
-Everything that user code raises in a batch or a constructor is the user's, whatever its class:
-`KeyboardInterrupt`, `SystemExit` and `asyncio.CancelledError` too. A worker is never interrupted by
-an exception of ours; a run is cancelled between batches.
+Every exception that user code raises in a batch or a constructor is treated as the user's error,
+regardless of its class: `KeyboardInterrupt`, `SystemExit` and `asyncio.CancelledError` too. The
+package never interrupts a worker with an exception of its own; a run is cancelled between batches.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _MAX_INNER = 5
 
 
 class Raised(Exception):
-    """A stand-in for an exception that is not safe to handle. Its subclasses have its names."""
+    """A replacement for an exception that is not safe to handle. Subclasses have its names."""
 
 
 def contained(error: Any) -> BaseException:
-    """Turn what user code raised into an exception that is safe to inspect, print and send.
+    """Turn an exception of user code into one that is safe to inspect, print and send.
 
-    That is the exception itself if it behaves. Of one whose text cannot be made, is huge or is no
-    valid UTF-8, of one that lies about its class, of groups and of what is no `Exception`, a
-    stand-in is made with the names of the same classes, the traceback, and a text of limited
-    length. The text of a group has the messages of its inner exceptions.
+    This is the exception itself if it is well-behaved. It is replaced if its text cannot be made,
+    is huge or is not valid UTF-8, if it lies about its class, if it is a group, or if it is not an
+    `Exception`. The replacement has the same class names, the traceback, and a text of limited
+    length. The text of a group includes the messages of its inner exceptions.
     """
     try:
         if isinstance(error, RowErrors):
             each = {place: contained(inner) for place, inner in error.errors.items()}
             return RowErrors(each, error.rows).with_traceback(_traceback(error))
         if _behaves(error):
-            return error  # type: ignore[no-any-return]  # `_behaves` sees to it
-    except BaseException:  # raised by the exception's own code; it gets a stand-in
+            return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
+    except BaseException:  # raised by the exception's own code; it is replaced
         pass
     return _stand_in(error)
 
@@ -53,13 +53,13 @@ def _behaves(error: Any) -> bool:
         return False
     if [kind.__name__, kind.__qualname__.rpartition(".")[2]] != 2 * _names(error)[:1]:
         return False
-    is_transient(error), backoff_seconds(error, 1)  # both look at the exception's own attributes
+    is_transient(error), backoff_seconds(error, 1)  # both read the exception's own attributes
     texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
     return sum(map(len, texts)) <= _MAX_CHARACTERS and all(t == clean(t) for t in texts)
 
 
 def _stand_in(error: Any) -> BaseException:
-    """An exception of new classes that are called as the original's are."""
+    """Return an exception of new classes with the names of the original's classes."""
     kind: type[BaseException] = Raised
     for name in reversed(_names(error)):
         kind = type(name, (kind,), {"__module__": Raised.__module__})
@@ -70,7 +70,7 @@ def _stand_in(error: Any) -> BaseException:
 
 
 def _names(error: Any) -> list[str]:
-    """The names of an exception's class and its bases, up to those of Python's hierarchy."""
+    """Return the names of an exception's class and bases, up to those of Python's hierarchy."""
     ends = (Exception, BaseException, object)
     kinds = [kind for kind in type(error).__mro__ if kind not in ends] or [type(error)]
     return [clean(type.__dict__["__name__"].__get__(kind)) for kind in kinds]
@@ -94,7 +94,7 @@ def _own_text(error: Any) -> str:
 
 
 def _leaves(error: Any) -> Iterator[BaseException]:
-    """The exceptions in a group and the groups in it; none of what is no group."""
+    """Yield the exceptions in a group and its nested groups; none for any other exception."""
     found = _inner(error)
     while found:
         first, *found = found
@@ -105,7 +105,7 @@ def _leaves(error: Any) -> Iterator[BaseException]:
 
 
 def _inner(error: Any) -> list[BaseException]:
-    """The exceptions of a group, also of the package for Python 3.10."""
+    """Return the exceptions of a group, including those of the backport for Python 3.10."""
     if "BaseExceptionGroup" not in _names(error):
         return []
     try:
@@ -115,12 +115,12 @@ def _inner(error: Any) -> list[BaseException]:
 
 
 def _traceback(error: Any) -> Any:
-    """The traceback, whatever the class says of it; what is no exception has none."""
+    """Return the true traceback, even if the class overrides it; None for a non-exception."""
     if not issubclass(type(error), BaseException):
         return None
     return BaseException.__dict__["__traceback__"].__get__(error)
 
 
 def clean(text: str) -> str:
-    """The text without characters that Arrow, JSON or a database refuse."""
+    """Return the text without characters that Arrow, JSON or a database reject."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -1,9 +1,9 @@
 """Deadlines that end this process, even while native code holds the interpreter lock.
 
-Each deadline is a timer of the kernel's, so that nothing in the process has to run when it expires,
-and user code that uses `faulthandler` or SIGALRM does not disturb it. At the deadline a signal
-prints the stack of every thread to standard error and ends the process. One second later SIGKILL
-ends a process that could not take the signal, such as one that is stopped.
+Each deadline is a kernel timer. Nothing in the process needs to run when it expires, and user code
+that uses `faulthandler` or SIGALRM does not disturb it. At the deadline a signal prints the stack
+of every thread to standard error and ends the process. One second later SIGKILL ends a process that
+could not handle the signal, such as one that is stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 EXIT_STATUS = 87
-"""The exit code of a process that a deadline ended, where no signal did."""
+"""The exit code of a process that a deadline ended without a signal."""
 _KILL_SECONDS = 1.0
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
@@ -34,10 +34,10 @@ class _Timer(Protocol):
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[None]:
-    """Ends this process if the body takes longer than `seconds`; None for no deadline.
+    """End this process if the body takes longer than `seconds`; None for no deadline.
 
-    The driver then finds the worker dead and halves the rows that it was computing. Several
-    deadlines may be in force at a time. Costs about 10 microseconds.
+    The driver then sees a dead worker and halves the rows that it was computing. Several deadlines
+    may be active at a time. Costs about 10 microseconds.
     """
     if seconds is None:
         yield
@@ -61,7 +61,7 @@ os.register_at_fork(after_in_child=_idle.clear)  # a child does not inherit time
 
 
 def _timer() -> _Timer:
-    """A timer that is not in use. Timers are kept, since making one costs more than a call."""
+    """Return an unused timer. Timers are kept, because creating one costs more than a call."""
     try:
         return _idle.pop()
     except IndexError:
@@ -73,7 +73,7 @@ def _is_supported() -> bool:
 
 
 def _signal() -> int:
-    """A real-time signal, whose default action ends the process and which no library uses."""
+    """Return a real-time signal that ends the process by default and that no library uses."""
     return int(signal.SIGRTMAX) - 3
 
 
@@ -108,7 +108,7 @@ def _created(number: int) -> ctypes.c_void_p:
 
 
 class _ThreadTimer:
-    """The fallback of other systems, which needs the interpreter lock when it expires."""
+    """The fallback on other systems, which needs the interpreter lock when it expires."""
 
     def start(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, os._exit, (EXIT_STATUS,))
@@ -120,7 +120,7 @@ class _ThreadTimer:
 
 
 class _SignalEvent(ctypes.Structure):
-    """``struct sigevent``; the rest is larger than any platform's padding."""
+    """``struct sigevent``; `rest` is larger than the padding of any platform."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -143,9 +143,9 @@ class _TimerSpec(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _libc() -> Any:
-    """The C library; a handler of the signal prints the stacks before it ends the process."""
+    """Return the C library, after registering the handler that prints the stacks."""
     if sys.__stderr__ is not None:
         faulthandler.register(_signal(), file=sys.__stderr__, all_threads=True, chain=True)
     found = ctypes.CDLL(None, use_errno=True)
-    # Before glibc 2.34 the timers are in a library of their own.
+    # Before glibc 2.34 the timers are in a separate library.
     return found if hasattr(found, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)

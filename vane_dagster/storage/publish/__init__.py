@@ -1,1 +1,1 @@
-"""Publishing: the parts of `write` stages, put where any tool reads them."""
+"""Publishing: the parts of `write` stages, moved to a target that any tool can read."""

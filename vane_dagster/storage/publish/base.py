@@ -1,8 +1,8 @@
-"""What publishes a `write` stage's parts: the base of each format's class, and its use at a commit.
+"""Publishers of `write` stages: the base class of all formats, and its use at a commit.
 
-Workers write into a folder of the target that readers pass over. A commit announces what it is
-about to publish, publishes it, puts the manifest in force, and only then removes what former
-manifests named, and what a killed run had announced.
+Workers write into a folder of the target that readers ignore. A commit announces the publication,
+publishes it, and puts the manifest in force. Only then it removes files of earlier manifests, and
+files that a killed run had announced.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from vane_dagster.storage.publish.compaction import (
 from vane_dagster.storage.store import Store
 
 STAGING = "_vane_staging"
-"""The folder of a target in which workers write."""
+"""The folder of a target that workers write into."""
 PARTITION_COLUMN = "partition_key"
-"""The default column of a table with the partition's key."""
+"""The default name of a table's column with the partition's key."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a `write` stage publishes into, as it is declared.
+    """The declared target of a `write` stage.
 
     Attributes:
         url: A folder with placeholders for the partition's key, or a table.
         storage_options: Options of the fsspec file system; never part of a key.
         compression: Codec of the Parquet files.
-        format: The name of the format, as "parquet"; see `registry`.
-        target_bytes: About how large files are made; None for a file a fragment.
-        partition_column: The column of a table with the partition's key; None without one.
+        format: The name of the format, such as "parquet"; see `registry`.
+        target_bytes: Approximate size of a file; None for one file per fragment.
+        partition_column: The table's column with the partition's key; None without one.
         options: The arguments that only this format takes; see `Publisher.options`.
     """
 
@@ -59,14 +59,19 @@ class Target:
 def publish(
     store: Store, publisher: Publisher, manifest: Manifest
 ) -> tuple[Manifest, ManifestName]:
-    """Publishes a partition whose parts are all staged or published, and commits it.
+    """Publish a partition with all parts staged or published, and commit it.
+
+    Args:
+        store: The store.
+        publisher: The publisher of the partition.
+        manifest: The manifest to commit.
 
     Returns:
-        The manifest, which says what was published where, and its name.
+        The manifest, with its published files, and its name.
 
     Raises:
         NewerFormatError: If a newer release has announced a publication of the partition.
-        StoreError: If the target refuses, or parts are in neither place.
+        StoreError: If the target refuses, or parts are neither staged nor published.
         SchemaError: If the target has another schema.
     """
     place = (manifest.pipeline, manifest.stage, manifest.partition)
@@ -81,14 +86,14 @@ def publish(
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
-    # Another run may have published the partition meanwhile: the later manifest wins.
+    # Another run may have published the partition at the same time: the later manifest wins.
     in_force = store.in_force(*place) or manifest
     publisher.retire(store.published_before(*place), in_force.published_files)
     if in_force.content == manifest.content:
         try:
             publisher.require(in_force.published_files)
         except StoreError:
-            store.announce(manifest)  # so that the next run publishes what was lost
+            store.announce(manifest)  # makes the next run publish the lost files
             raise
     publisher.clear(manifest.parts)
     store.forget_announced(*place)
@@ -96,7 +101,7 @@ def publish(
 
 
 class Publisher(abc.ABC):
-    """Publishes one partition of a `write` stage: all that is specific to a format.
+    """The publisher of one partition of a `write` stage: everything specific to a format.
 
     A subclass is constructed as `Publisher(declared, partition)`; its constructor sets `target` and
     `staging`. `registry` maps names of formats to subclasses.
@@ -106,11 +111,11 @@ class Publisher(abc.ABC):
             one target holds all partitions.
         holds_parquet: Whether published files are Parquet, which readers, checks and traces open.
             If not, checks read the staged parts, and readers get an error.
-        options: The arguments of `write` that only this format takes, with their defaults. They
-            are part of the stage's definition, so their values are plain.
+        options: The arguments of `write` that only this format takes, with their defaults. They are
+            part of the stage's definition, so their values are plain.
         target: The folder or table that people read.
-        staging: Where workers write the parts: a folder called `STAGING` inside the target, or
-            below one. Readers of the target pass over it.
+        staging: The folder that workers write the parts into: a folder named `STAGING` in the
+            target, or one below it. Readers of the target ignore it.
     """
 
     has_folder_per_partition: ClassVar[bool]
@@ -127,11 +132,11 @@ class Publisher(abc.ABC):
     def validate(
         cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
     ) -> Target:
-        """Validates a target when `write` declares it, without any I/O.
+        """Validate a target when `write` declares it, without any I/O.
 
         Args:
-            declared: The target as the user wrote it. Its URL's placeholders are valid where
-                `has_folder_per_partition`.
+            declared: The target as the user wrote it. With `has_folder_per_partition`, the
+                placeholders of its URL are valid.
             where: The stage, for messages.
             partitioned: Whether the pipeline has partitions.
             columns: The rows' columns, as far as the declaration knows them.
@@ -145,10 +150,10 @@ class Publisher(abc.ABC):
 
     @classmethod
     def staged_parts(cls, url: str, storage_options: Mapping[str, Any]) -> dict[str, FileInfo]:
-        """All files that workers have staged in a stage's targets, by URL, for garbage collection.
+        """List all files staged in a stage's targets, by URL, for garbage collection.
 
         Args:
-            url: The target's URL, as `write` was given it.
+            url: The target's URL, as passed to `write`.
             storage_options: Options of the fsspec file system.
 
         Raises:
@@ -158,7 +163,7 @@ class Publisher(abc.ABC):
 
     @classmethod
     def metadata(cls, published: Published) -> dict[str, Any]:
-        """The Dagster metadata of a published partition."""
+        """Return the Dagster metadata of a published partition."""
         return {"dagster/uri": published.url}
 
     @property
@@ -168,39 +173,47 @@ class Publisher(abc.ABC):
 
     @property
     def written(self) -> Sequence[Location]:
-        """The folders that a run writes into, which preflight tries."""
+        """The folders that a run writes into. Preflight tests them."""
         return [self.staging]
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        """The schema in which rows are published.
+        """Return the schema in which rows are published.
+
+        Args:
+            schema: The rows' schema.
+            location: The stage, for messages.
 
         Raises:
-            SchemaError: If the format has no such columns.
+            SchemaError: If the format cannot hold a column.
         """
         return schema
 
     @abc.abstractmethod
     def check(self, schema: pa.Schema, location: str) -> None:
-        """Sees, before anything is computed, whether the target takes rows of a stored schema.
+        """Check, before anything is computed, that the target accepts rows of a stored schema.
+
+        Args:
+            schema: The schema, as returned by `stored`.
+            location: The stage, for messages.
 
         Raises:
-            SchemaError: If it has another one.
-            StoreError: If it is no target of this format.
+            SchemaError: If the target has another schema.
+            StoreError: If it is not a target of this format.
         """
 
     @abc.abstractmethod
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        """What is going to be published, to announce it.
+        """Return the planned publication, to announce it.
 
         Args:
-            manifest: The manifest to be.
+            manifest: The manifest to commit.
             sequence: Sequence number of the manifest in force.
-            former: What that one has published, where it is of the same parts.
+            former: The publication of that manifest, if it has the same parts.
         """
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:
-        """Puts what a manifest announces into the target.
+        """Publish the announced files of a manifest into the target.
 
         Raises:
             StoreError: If the target refuses, or parts are neither staged nor published.
@@ -208,19 +221,19 @@ class Publisher(abc.ABC):
 
     @abc.abstractmethod
     def holds(self, files: Sequence[str]) -> bool:
-        """Whether the target has all of a partition's files."""
+        """Return whether the target has all of a partition's files."""
 
     @abc.abstractmethod
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
-        """Removes what former manifests published and the one in force did not.
+        """Remove published files of earlier manifests that are not in the one in force.
 
         Args:
-            former: Files of former manifests, which are opened one after the other.
-            files: Those of the one in force.
+            former: Files of earlier manifests, which are opened one after the other.
+            files: The files of the manifest in force.
         """
 
     def require(self, files: Sequence[str]) -> None:
-        """Sees that all files are published.
+        """Check that all files are published.
 
         Raises:
             StoreError: If one is not.
@@ -234,9 +247,9 @@ class Publisher(abc.ABC):
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
     ) -> Mapping[str, Mapping[str, Location]]:
-        """The parts that are published, by fragment key: name and folder of each.
+        """Return the parts that are published, by fragment key: name and folder of each.
 
-        Where files are not parts, they are there all together or not at all.
+        If the files are not parts, either all parts are published or none.
 
         Args:
             manifest: The manifest in force.
@@ -252,10 +265,14 @@ class Publisher(abc.ABC):
         return {part.key: {part.name: self.target} for part in manifest.parts}
 
     def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
-        """Where rows are before they are published: folder and name of each part.
+        """Return the location of rows before they are published.
+
+        Args:
+            parts: Folder and name of each part.
 
         Returns:
-            None where they are in other files than parts, which the manifest in force names.
+            The staged files; None if the rows are in files other than parts, which the manifest in
+            force names.
         """
         if any(folder != self.staging for folder, _ in parts):
             return None
@@ -263,7 +280,7 @@ class Publisher(abc.ABC):
         return Published(self.target.url, [f"{below}/{name}" for _, name in parts])
 
     def clear(self, parts: Sequence[PartInfo]) -> None:
-        """Removes what is staged of a publication that has ended."""
+        """Remove the staged parts of a publication that has ended."""
         staged = self.staging.names()
         self.staging.delete([part.name for part in parts if part.name in staged])
 
@@ -290,12 +307,12 @@ class Publisher(abc.ABC):
 
 
 def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo]:
-    """All files that workers have staged below a target, by URL.
+    """List all files that workers have staged below a target, by URL.
 
-    Where the pattern has placeholders, everything below its literal beginning is listed.
+    If the pattern has placeholders, everything below its literal prefix is listed.
 
     Args:
-        pattern: The target's URL, as `write` was given it.
+        pattern: The target's URL, as passed to `write`.
         options: Options of the fsspec file system.
 
     Raises:

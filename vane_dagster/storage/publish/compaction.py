@@ -1,4 +1,4 @@
-"""Files of a wanted size: parts written together, or split, a few rows in memory at a time."""
+"""Compaction: parts merged or split into files of a target size, a few rows in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BATCH_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class CompactionGroup:
-    """Consecutive parts, and how many files of equally many rows are made of them."""
+    """Consecutive parts, and the number of files with equally many rows to make of them."""
 
     parts: tuple[PartInfo, ...]
     count: int
@@ -40,20 +40,20 @@ class CompactionGroup:
 
     @property
     def stems(self) -> list[str]:
-        """The names of the files without a suffix; the same for the same parts and cuts."""
+        """The names of the files without a suffix; equal for the same parts and number of files."""
         state = hashlib.blake2b(digest_size=16)
         for part in self.parts:
             state.update(f"{part.name}\n".encode())
         return [f"{state.hexdigest()}-{i + 1}-of-{self.count}" for i in range(self.count)]
 
     def bounds(self) -> list[int]:
-        """The rows after which a file ends."""
+        """Return the number of rows up to the end of each file."""
         return [self.rows * (i + 1) // self.count for i in range(self.count)]
 
 
 @dataclass(frozen=True)
 class CompactedFile:
-    """A file as it was written: bytes, rows and range of the ids."""
+    """A file that was written: size in bytes, rows, and range of the ids."""
 
     size: int
     rows: int
@@ -62,12 +62,17 @@ class CompactedFile:
 
 
 def plan_compaction(parts: Iterable[PartInfo], target_bytes: int) -> list[CompactionGroup]:
-    """Cuts parts, in their order, into bundles for files of about `target_bytes`."""
+    """Group parts, in their order, for files of about `target_bytes`.
+
+    Args:
+        parts: The parts.
+        target_bytes: The target size of a file.
+    """
     found: list[CompactionGroup] = []
     current: list[PartInfo] = []
     size = 0
     for part in parts:
-        # A part more would lead further beyond the target than the bundle is below it.
+        # One more part would exceed the target by more than the group falls short of it.
         if current and size + part.bytes - target_bytes > target_bytes - size:
             found.append(_bundle(current, size, target_bytes))
             current, size = [], 0
@@ -89,15 +94,18 @@ def write_compacted(
     id: str,
     compression: str,
 ) -> dict[str, CompactedFile]:
-    """Writes the files of bundles, each seen whole or not at all; a few bundles side by side.
+    """Write the files of groups atomically, a few groups in parallel.
 
     Args:
-        wanted: The bundles, each with the names of its files.
-        staging: Where the parts are.
-        target: Where the files go.
+        wanted: The groups, each with the names of its files.
+        staging: The folder of the parts.
+        target: The folder of the files.
         schema: Their schema.
         id: Name of the id column.
         compression: Their codec.
+
+    Returns:
+        The files, by name.
     """
 
     def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
@@ -123,7 +131,7 @@ def write_compacted(
 
 
 class _Rows:
-    """Tables of a few rows, of which as many are taken as are asked for."""
+    """A stream of small tables that returns any number of rows at a time."""
 
     def __init__(self, tables: Generator[pa.Table, None, None]) -> None:
         self._tables = tables
@@ -131,7 +139,7 @@ class _Rows:
         self.close = tables.close
 
     def take(self, most: int) -> pa.Table:
-        """The next rows, at least one and `most` at most."""
+        """Return the next rows, at least one and at most `most`."""
         table = self._rest if self._rest is not None else next(self._tables)
         self._rest = table.slice(most) if table.num_rows > most else None
         return table.slice(0, most)
@@ -156,7 +164,7 @@ def _rows(bundle: CompactionGroup, staging: Location, schema: pa.Schema) -> _Row
 
 
 def _repetitive(bundle: CompactionGroup, staging: Location) -> list[str]:
-    """The columns for which the first part with rows has a dictionary."""
+    """Return the columns that have a dictionary in the first part with rows."""
     part = next((part for part in bundle.parts if part.rows), None)
     if part is None:
         return []
@@ -175,7 +183,7 @@ def _write(
     compression: str,
     repetitive: list[str],
 ) -> CompactedFile:
-    """Writes the next `count` rows to a local file, in row groups of a bounded size."""
+    """Write the next `count` rows to a local file, in row groups of a bounded size."""
     lows, highs = [], []
     left = count
     with pq.ParquetWriter(
@@ -201,7 +209,7 @@ def _write(
 
 @contextlib.contextmanager
 def _file(target: Location, name: str) -> Iterator[str]:
-    """A local path to write to, whose file is in its place afterwards."""
+    """Yield a local path to write to, and move the file to its target afterwards."""
     if not target.is_local:
         with temporary_folder() as folder:
             path = os.path.join(folder, "file.parquet")

@@ -37,7 +37,7 @@ _MISREAD = re.compile(r"[%\\?#]")
 
 
 class DeltaPublisher(Publisher):
-    """Publishes into a Delta table, of which the partition is a partition or the whole."""
+    """A publisher into a Delta table, as one partition of it or as the whole table."""
 
     has_folder_per_partition = False
 
@@ -110,8 +110,8 @@ class DeltaPublisher(Publisher):
         if former is not None and active is not None and active == set(former.files):
             return former
         for attempt in itertools.count():
-            # A file that was in the table, or is, is never added again: its name is new, unless
-            # this very publication was cut off after its transaction.
+            # A file that is or was in the table is never added again. Its name is new, unless
+            # this same publication was interrupted after its transaction.
             seed = f"{manifest.content}-{sequence}-{attempt}"
             unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
             files = self._names(manifest.parts, unique)
@@ -146,10 +146,10 @@ class DeltaPublisher(Publisher):
             return self._active(self._opened()) == set(files)
 
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
-        """Leaves all to the transaction, and to Delta's vacuum."""
+        """Do nothing: the transaction and Delta's vacuum remove files."""
 
     def _folder(self) -> str:
-        """The folder of the partition in the table, as every Delta writer names it."""
+        """Return the folder of the partition in the table, named as every Delta writer does."""
         if self._key == "":
             raise StoreError(
                 f"Delta table {self.target.url!r}: the empty text cannot be the key of a "
@@ -165,7 +165,7 @@ class DeltaPublisher(Publisher):
         return folder
 
     def _named(self, parts: Sequence[PartInfo], unique: str) -> Iterable[tuple[Any, list[str]]]:
-        """Bundles or single parts, with the paths of their files in the table."""
+        """Return groups or single parts, with the paths of their files in the table."""
         below = f"{self._folder()}/" if self._column else ""
         rows = [part for part in parts if part.rows]
         if self._declared.target_bytes is None:
@@ -179,7 +179,7 @@ class DeltaPublisher(Publisher):
         return [name for _, named in self._named(parts, unique) for name in named]
 
     def _place(self, manifest: Manifest) -> Mapping[str, CompactedFile]:
-        """Brings the files into the table's folder, where no reader sees them yet."""
+        """Move the files into the table's folder, where readers do not see them yet."""
         assert manifest.published is not None
         if not manifest.published.files:
             return {}
@@ -205,7 +205,7 @@ class DeltaPublisher(Publisher):
     # The table
 
     def _opened(self) -> Any:
-        """The table as it is now; None if there is none."""
+        """Open the current version of the table; None if there is none."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -225,14 +225,14 @@ class DeltaPublisher(Publisher):
                 partition_by=[self._column] if self._column else [],
                 storage_options=self._options,
             )
-        except DeltaError:  # another run may have created it meanwhile
+        except DeltaError:  # another run may have created it at the same time
             if (table := self._opened()) is None:
                 raise
             return table
         return self._opened()
 
     def _active(self, table: Any) -> set[str] | None:
-        """The files that the table has for the partition; None if there is no table."""
+        """Return the table's files for the partition; None if there is no table."""
         if table is None:
             return None
         actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
@@ -246,7 +246,7 @@ class DeltaPublisher(Publisher):
         return {unquote(path) for path in paths}
 
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        """Raises SchemaError where the table has other columns or partitions."""
+        """Raise SchemaError if the table has other columns or partitions."""
         columns = [self._column] if self._column else []
         if (found := list(table.metadata().partition_columns)) != columns:
             raise SchemaError(
@@ -264,7 +264,7 @@ class DeltaPublisher(Publisher):
                 )
 
     def _replace(self, table: Any, manifest: Manifest, made: Mapping[str, CompactedFile]) -> bool:
-        """One transaction: the partition's files out, the new ones in; False on a conflict."""
+        """Replace the partition's files in one transaction; return False on a conflict."""
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties
 
@@ -318,7 +318,7 @@ class DeltaPublisher(Publisher):
 
 
 def _clash(column: str | None, columns: Iterable[str]) -> str | None:
-    """Says which of the rows' columns has the name of the partitions' one, if any."""
+    """Describe the row column that has the name of the partition column, if any."""
     for name in columns:
         if column and name.lower() == column.lower():
             return (
@@ -330,7 +330,7 @@ def _clash(column: str | None, columns: Iterable[str]) -> str | None:
 
 
 def _statistics(file: CompactedFile, id: str) -> str:
-    """A file's statistics, by which readers pass over it."""
+    """Return a file's statistics, which let readers skip it."""
     found: dict[str, Any] = {"numRecords": file.rows, "nullCount": {id: 0}}
     if file.id_min is not None:
         found |= {"minValues": {id: file.id_min}, "maxValues": {id: file.id_max}}

@@ -1,4 +1,4 @@
-"""What Delta Lake calls things: types of columns, and the options of its storage."""
+"""Delta Lake's column types and storage options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HELD = {
 
 
 def table_options(location: Location) -> dict[str, str]:
-    """The options of fsspec's S3 driver in the words of Delta's."""
+    """Convert options of fsspec's S3 driver to those of Delta's driver."""
     keep_options(location.storage_options)
     given = revealed(location.storage_options)
     client = dict(given.get("client_kwargs") or {})
@@ -41,7 +41,7 @@ def table_options(location: Location) -> dict[str, str]:
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type in which a Delta table holds a column without loss; None if there is none."""
+    """Return the type in which a Delta table holds a column without loss; None if there is none."""
     if kind in _HELD or (pa.types.is_decimal128(kind) and kind.scale >= 0):
         return kind
     if kind in _WIDER:
@@ -64,7 +64,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def shape(schema: Any) -> dict[str, str]:
-    """Column names and types of a Delta schema, as they are told and compared."""
+    """Return column names and types of a Delta schema, for messages and comparison."""
     fields = json.loads(schema.to_json())["fields"]
     return {
         field["name"]: (

@@ -1,4 +1,4 @@
-"""Plain folders of Parquet."""
+"""Publishing into plain folders of Parquet files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOVERS = 8
 
 
 class FolderPublisher(Publisher):
-    """Publishes into a plain folder of Parquet."""
+    """A publisher into a plain folder of Parquet files."""
 
     has_folder_per_partition = True
 
@@ -48,7 +48,7 @@ class FolderPublisher(Publisher):
         self._refuse_table()
 
     def planned(self, manifest: Manifest, sequence: int, former: Published | None) -> Published:
-        self._refuse_table()  # which may have been created since the plan was made
+        self._refuse_table()  # one may have been created since the plan was made
         if self._declared.target_bytes is None:
             return Published(self.target.url, [part.name for part in manifest.parts])
         files = [
@@ -109,7 +109,7 @@ class FolderPublisher(Publisher):
             )
 
     def _promote(self, parts: Sequence[PartInfo]) -> None:
-        """Moves staged parts into the target; those already there are left."""
+        """Move staged parts into the target; those already there are left alone."""
         staged = self.staging.names()
         with ThreadPoolExecutor(max_workers=_MOVERS) as threads:
             moved = [part.name for part in parts if part.name in staged]

@@ -1,4 +1,4 @@
-"""The formats that `write` can publish: a new one is a file and a line here."""
+"""The formats that `write` can publish. A new format is one file, and one line in this module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PUBLISHERS = {
     "parquet": "vane_dagster.storage.publish.parquet:FolderPublisher",
     "delta": "vane_dagster.storage.publish.delta:DeltaPublisher",
 }
-"""Module and class of each format, imported when it is used. Names are kept in manifests."""
+"""Module and class of each format, imported on first use. Manifests contain the names."""
 
 
 def publisher_class(format: str) -> type[Publisher]:
-    """The class that publishes a format.
+    """Return the class that publishes a format.
 
     Raises:
         StoreError: If no such format is registered.
@@ -31,5 +31,10 @@ def publisher_class(format: str) -> type[Publisher]:
 
 
 def open_publisher(declared: Target, partition: str | None) -> Publisher:
-    """The publisher of one partition of a declared target."""
+    """Return the publisher of one partition of a declared target.
+
+    Args:
+        declared: The target.
+        partition: The partition's key; None for an unpartitioned pipeline.
+    """
     return publisher_class(declared.format)(declared, partition)
