@@ -1,8 +1,7 @@
 """What we lean on in Dagster and it does not promise, tried on assets that are none of ours.
 
-Where one of these fails after an upgrade of Dagster, `orchestration/reporting.py`,
-`orchestration/event_writer.py` and `orchestration/event_log.py` have to change, whatever other tests
-say.
+If one of these fails after an upgrade of Dagster, change `orchestration/reporting.py`,
+`orchestration/event_writer.py` and `orchestration/event_log.py`, even if all other tests pass.
 """
 
 from __future__ import annotations
