@@ -26,7 +26,7 @@ from vane_dagster._failpoints import VARIABLE
 MAX_SECONDS = 150.0
 _LOOKS_SECONDS = 0.02
 _MAX_LAST_RUNS = 4
-_NO_HEARTBEAT = "the keeper had no heartbeat of this run"
+_NO_HEARTBEAT = "the pool manager received no heartbeat from this run"
 _FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
 _ROOMY = "32m"
 

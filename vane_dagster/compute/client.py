@@ -173,15 +173,15 @@ def _checked(pool_manager: Any) -> Any:
 def _cannot_run(error: Exception) -> ComputeError:
     last = str(error).strip().splitlines()[-1]
     return ComputeError(
-        f"the keeper of warm pools cannot run on the cluster: {last}. Install vane-dagster there, "
-        "in the driver's version"
+        f"the pool manager cannot run on the cluster: {last}. Install vane-dagster there, in the "
+        "driver's version"
     )
 
 
 def _no_answer(method: str, error: Exception) -> ComputeError:
     return ComputeError(
-        f"the keeper of warm pools does not answer ({method}): {brief(error)}. See whether the "
-        "cluster is alive and has memory left, and start the run again: what is finished is kept"
+        f"the pool manager does not respond ({method}): {brief(error)}. Check that the cluster is "
+        "alive and has memory left, and start the run again: finished work is kept"
     )
 
 

@@ -277,7 +277,7 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
         raise SourceError(
             f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
             f"{names(repeated)} of {id!r} are in more than one fragment, in {names(files)}; an id "
-            "must be unique inside a partition. Mend the source"
+            "must be unique inside a partition. Fix the source"
         )
 
 

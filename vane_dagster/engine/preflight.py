@@ -121,7 +121,7 @@ def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
         raise PreflightError(message[0], message)
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(message, 1))
     raise PreflightError(
-        f"{len(message)} things stand in the way of this run; nothing was computed:\n{listed}",
+        f"{len(message)} problems prevent this run; nothing was computed:\n{listed}",
         message,
     )
 

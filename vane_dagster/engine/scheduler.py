@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Lease, Worker
+from vane_dagster.compute.api import (
+    IO_WORKERS,
+    CallResult,
+    Cancelled,
+    Lease,
+    Worker,
+    lease_expired,
+)
 from vane_dagster.compute.waits import Waits
 from vane_dagster.engine.accounting import PartVerifier, WaveProgress
 from vane_dagster.engine.failures import (
@@ -262,10 +269,7 @@ class WaveScheduler:
         task = in_flight.task
         self._printed([task.stage], report.output)
         if report.cancelled:
-            raise ComputeError(
-                f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
-                "Start the run again; what is finished is kept"
-            )
+            raise lease_expired(self._lease.id)
         calls = in_flight.worker.pool != IO_WORKERS
         if calls and not report.all_rows_failed:
             self._failure_streak.record_success(in_flight.worker)

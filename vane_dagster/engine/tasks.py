@@ -548,7 +548,7 @@ class TaskBuilder:
             work, tables = self._work_builder.slice(run, task_state, worker, start, start + rows)
         else:
             ended = run.losses[task_state.spec.name, start]
-            message = f"ended {ended} workers, each of which had no other row at work"
+            message = f"ended {ended} workers, each while processing only this row"
             if retry.error == TIMED_OUT:
                 message = (
                     f"took longer than timeout_s={task_state.spec.timeout_s:g}, and so {message}"

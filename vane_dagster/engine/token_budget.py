@@ -37,6 +37,6 @@ class TokenBudget:
         if message is None or was_over:
             return None
         return BudgetError(
-            f"stage '{self._pipeline.name}/{stage}': {message}. What was under way is finished and "
-            "kept; run again to go on, with the whole budget anew, or raise it"
+            f"stage '{self._pipeline.name}/{stage}': {message}. Work in flight is finished and "
+            "kept. Run again to continue with a fresh budget, or raise the budget"
         )

@@ -427,7 +427,7 @@ class _Separation:
             for code in self._text_of(called, ()):
                 if not isinstance(code.node, ast_digest.Definition) and _is_computed(code):
                     raise _InseparableError(
-                        f"{code.names.module.name}, line {code.node.lineno}, may be computed anew "
+                        f"{code.names.module.name}, line {code.node.lineno}, may be computed again "
                         f"after construction, {text}"
                     )
 

@@ -1,9 +1,10 @@
 """Garbage collection: the safe removal of files that no manifest in force needs.
 
-A part is removed in two steps. The first collection condemns it, and from then on no plan builds on
-it. A later collection deletes it, unless a manifest names it by then. This happens after the grace
-period, when every run and reader that began before is over. The same applies to parts that killed
-runs have staged in the target of a `write` stage. Published files are not examined.
+A part is removed in two steps. The first collection marks it for deletion in `condemned.json`
+(the file's name is part of the store's format), and from then on no plan builds on it. A later
+collection deletes it, unless a manifest names it by then. This happens after the grace period, when
+every run and reader that began before is over. The same applies to parts that killed runs have
+staged in the target of a `write` stage. Published files are not examined.
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ class Store:
             return dict(default)
         except ValueError as error:
             raise StoreError(
-                f"{folder.file_url(name)}.json is not JSON: {error}. Mend it, or delete it to have "
-                "it decided again"
+                f"{folder.file_url(name)}.json is not JSON: {error}. Fix it, or delete it to "
+                "restore the default"
             ) from error
 
 

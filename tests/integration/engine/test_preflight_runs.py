@@ -81,7 +81,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materiali
     docs["clean"].map_batches("locked", locked(), schema={"n": "BIGINT"}, version="1")
     text = failure(materialize(docs, compute, raises=False))
     for words in (
-        "4 things stand in the way of this run; nothing was computed",
+        "4 problems prevent this run; nothing was computed",
         "stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; the cluster has 0",
         "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
         "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
@@ -96,13 +96,13 @@ def test_what_the_plan_finds_is_told_with_the_rest(tmp_path, local, materialize)
     (tmp_path / "out").write_text("in the way")
     docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
     text = failure(materialize(docs, local, raises=False))
-    for words in ("3 things stand in the way", "no Parquet file at", "of 8 GPU each",
+    for words in ("3 problems prevent this run", "no Parquet file at", "of 8 GPU each",
                   "target of stage 'docs/published': "):  # fmt: skip
         assert text.count(words) == 1, f"{words!r} in\n{text}"
 
     write_source(tmp_path / "src", ROWS)  # now the plan looks at the target, and fails by that
     text = failure(materialize(docs, local, raises=False))
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count("out/folder/_vane_staging' cannot be listed") == 1
     assert text.count("of 8 GPU each") == 1
 
@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_written_is_told_with_the_rest(tmp_path, local):
         raise_on_error=False,
     )
     text = failure(result)
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count(f"'{NOBODY_WRITES}/docs' cannot be written") == 1
     assert text.count("of 8 GPU each") == 1
 
@@ -144,7 +144,7 @@ def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     docs["clean"].write("lost", "s3://missing/docs", storage_options=s3["options"])
     docs["clean"].write("kept", "s3://there/docs", storage_options=s3["options"])
     text = failure(materialize(docs, local, raises=False))
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count("target of stage 'docs/lost': 's3://missing/docs/_vane_staging'") == 1
     assert "NoSuchBucket" in text or "bucket does not exist" in text
     assert "docs/kept" not in text
