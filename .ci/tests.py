@@ -1,7 +1,7 @@
 """Runs the tests, and those that failed once more, alone: ``tests.py make test-all``.
 
 A test that fails twice fails. What passed at the second try is counted as such in the last line,
-which is pytest's summary, told again since libraries may still say something while Python ends.
+which repeats pytest's summary, because libraries may print while Python exits.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def main(command: list[str]) -> int:
         rest = [f"{again['passed']} passed at the second try"]
         if again["failed"] + again["error"]:
             rest.insert(0, f"{again['failed'] + again['error']} failed twice")
-        told, _, took = summary.rpartition(" in ")
-        others = [part for part in told.split(", ") if not _COUNT.match(part) or "passed" in part]
+        counted, _, took = summary.rpartition(" in ")
+        others = [
+            part for part in counted.split(", ") if not _COUNT.match(part) or "passed" in part
+        ]
         summary = f"{', '.join([*rest, *others])} in {took} and once more"
     print(f"===== {summary or 'pytest gave no summary'} =====", flush=True)
     return status

@@ -80,8 +80,8 @@ def tell(result: dg.ExecuteInProcessResult) -> None:
         print(f"{found.check_name} {'passed' if found.passed else 'failed'}: {found.description}")
         if not found.passed:
             for record in found.metadata["differences"].records[:3]:
-                told = "  id {id}: {column} is stored as {stored}, now {computed}"
-                print(told.format(**record.data))
+                line = "  id {id}: {column} is stored as {stored}, now {computed}"
+                print(line.format(**record.data))
 
 
 if __name__ == "__main__":

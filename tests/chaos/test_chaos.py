@@ -110,7 +110,7 @@ def test_one_run_puts_right_whatever_has_happened(
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
         place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
-        kinds = ("worker",) * 5 + ("keeper", "idle")
+        kinds = ("worker",) * 5 + ("pool_manager", "idle")
     plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds, mounts)
     print(plan)
     poison = plan.poison.faults()

@@ -139,7 +139,11 @@ class Place:
 
     def _evictable(self, kind: str, driver: BaseProcess) -> list[int]:
         """Return living processes of a kind: of the session's head, or the driver's children."""
-        titles = {"worker": "ray::HostActor", "keeper": "ray::PoolManager", "idle": "ray::IDLE"}
+        titles = {
+            "worker": "ray::HostActor",
+            "pool_manager": "ray::PoolManager",
+            "idle": "ray::IDLE",
+        }
         parent = self.raylet or psutil.Process(driver.pid)
         found = []
         for child in parent.children():

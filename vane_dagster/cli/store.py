@@ -92,16 +92,16 @@ def gc(
     stages = nothing = 0
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
-        told = _summary_line(stage, dry_run)
-        if told:
-            click.echo(told)
+        summary = _summary_line(stage, dry_run)
+        if summary:
+            click.echo(summary)
         if verbose:
             for verb, files in _verbs(stage, dry_run):
                 for url, size in files.items():
                     click.echo(f"  {verb} {url} ({size:,} bytes)")
         for url, reason in stage.unreadable.items():
             click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
-        nothing += not told
+        nothing += not summary
     if not stages:
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
@@ -117,7 +117,7 @@ def _verbs(stage: GcReport, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
 
 
 def _summary_line(stage: GcReport, dry_run: bool) -> str:
-    told = [
+    changes = [
         f"{verb} {_count(files, word)}"
         for verb, files, word in (
             ("deleted", stage.deleted, "part"),
@@ -128,7 +128,7 @@ def _summary_line(stage: GcReport, dry_run: bool) -> str:
         if files
     ]
     would = "would have " if dry_run else ""
-    return f"{stage.stage}: {would}{', '.join(told)}" if told else ""
+    return f"{stage.stage}: {would}{', '.join(changes)}" if changes else ""
 
 
 def _count(files: dict[str, int], word: str) -> str:

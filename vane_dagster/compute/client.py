@@ -31,7 +31,7 @@ def pool_managers() -> dict[str, Any]:
     }
 
 
-KeeperMethod = Literal[
+PoolManagerMethod = Literal[
     "acquire",
     "infeasible_reason",
     "claim",
@@ -67,7 +67,7 @@ class PoolManagerClient:
         found = ray.is_initialized() and pool_manager_name() in actor_names()
         return cls() if found else None
 
-    def call(self, method: KeeperMethod, *args: Any) -> Any:
+    def call(self, method: PoolManagerMethod, *args: Any) -> Any:
         """Call a method and wait for the answer, across a restart of the pool manager.
 
         Args:
@@ -107,7 +107,7 @@ class PoolManagerClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def send(self, method: KeeperMethod, *args: Any) -> None:
+    def send(self, method: PoolManagerMethod, *args: Any) -> None:
         """Call a method without waiting for the answer.
 
         Args:

@@ -287,8 +287,8 @@ class _Separation:
         if isinstance(value, (list, tuple, set, frozenset, dict)) and depth < 20:
             inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
             if type(value).__module__ in ("builtins", "collections"):
-                told = (self._own_code_in(item, depth + 1) for item in inner)
-                return next((text for text in told if text), None)
+                texts = (self._own_code_in(item, depth + 1) for item in inner)
+                return next((text for text in texts if text), None)
         if isinstance(value, _FIXED) and type(value).__module__ in _STANDARD:
             return None
         code = value if isinstance(value, (type, types.FunctionType)) else type(value)

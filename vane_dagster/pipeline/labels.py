@@ -76,8 +76,12 @@ class LabelRows(PromptRows):
         given["output_column"] = output_column
         if answers(location, provider, ClassifyTask.method):
             return self._classified(name, column, labels, **given)
-        told = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
-        lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in told]
+        meanings = (
+            labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
+        )
+        lines = [
+            f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in meanings
+        ]
         listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")
         messages = (
             "Which of these labels fits the text best? Answer with the label alone.\n\n"

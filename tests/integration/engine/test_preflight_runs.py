@@ -70,7 +70,7 @@ def untouched(tmp_path: Path) -> bool:
 NOBODY_WRITES = "/proc/vane_dagster/folder"  # of root either
 
 
-def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materialize):
+def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
     write_source(tmp_path / "src", ROWS)
     docs = make(
         tmp_path,
@@ -91,7 +91,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materiali
     assert untouched(tmp_path)
 
 
-def test_what_the_plan_finds_is_told_with_the_rest(tmp_path, local, materialize):
+def test_problems_of_the_plan_are_reported_with_the_rest(tmp_path, local, materialize):
     """The source is missing, the target lies below a file, and no GPU is there."""
     (tmp_path / "out").write_text("in the way")
     docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
@@ -107,7 +107,7 @@ def test_what_the_plan_finds_is_told_with_the_rest(tmp_path, local, materialize)
     assert text.count("of 8 GPU each") == 1
 
 
-def test_a_store_that_cannot_be_written_is_told_with_the_rest(tmp_path, local):
+def test_a_store_that_cannot_be_written_is_reported_with_the_rest(tmp_path, local):
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, on_gpus={"gpus": 8})
     result = dg.materialize(
@@ -172,7 +172,7 @@ class SecondBroken(FirstBroken):
         import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
 
 
-def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materialize):
+def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, compute, materialize):
     """Also one that is below another, and one that is slower; the others are computed."""
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, good={})
@@ -186,7 +186,7 @@ def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materi
 
 
 def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
-    """The keeper answers for its node, and for those that it remembers: one is told it wrongly."""
+    """The pool manager answers for its node and for those that it remembers; one entry is wrong."""
     import ray
 
     from vane_dagster.compute.client import PoolManagerClient
@@ -216,7 +216,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
     assert metadata(result, "on_any")["dagster/row_count"] == 6
 
 
-def test_a_node_that_the_keeper_does_not_know_is_asked(cluster):
+def test_a_node_that_the_pool_manager_does_not_know_is_asked(cluster):
     import ray
 
     cluster.connect()

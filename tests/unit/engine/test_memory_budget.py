@@ -81,11 +81,11 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
     assert budget.make_room_for(alike), "its like is known: 30 MiB"
 
 
-def test_mended_fragments_say_nothing_of_whole_ones():
-    budget, (mended, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
+def test_repaired_fragments_say_nothing_of_whole_ones():
+    budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     folder: Any = None
-    mended.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
-    finish(budget, mended, 20)
+    repaired.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
+    finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 
 
