@@ -41,7 +41,7 @@ PoolManagerMethod = Literal[
     "heartbeat",
     "release",
     "replace",
-    "versions",
+    "exchange_versions",
 ]
 """Methods of `PoolManager` that drivers call."""
 

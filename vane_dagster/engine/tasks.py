@@ -498,10 +498,10 @@ class TaskBuilder:
     ) -> None:
         self._work_builder, self._slice_sizer, self._workers = work_builder, slice_sizer, workers
 
-    def build(
+    def take_next(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
     ) -> tuple[Work, list[Any], int, int]:
-        """Build work from the first task of a worker queue; dequeue the task with its last rows.
+        """Take the next rows of a worker queue's first task; dequeue the task with its last rows.
 
         Args:
             task: The task.

@@ -20,7 +20,7 @@ class TokenBudget:
         self._pipeline = pipeline
         self._used: dict[str, Counter[str]] = {}
 
-    def take(self, stage: str, part: PartInfo) -> BudgetError | None:
+    def record(self, stage: str, part: PartInfo) -> BudgetError | None:
         """Add a part; return the error to stop with when a budget is exhausted, once per stage.
 
         Args:

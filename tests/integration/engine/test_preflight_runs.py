@@ -202,7 +202,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
 
     (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
     wrong = {node: replace(versions.installed(), pyarrow="1.0")}
-    pool_manager.call("versions", wrong)
+    pool_manager.call("exchange_versions", wrong)
     versions._asked.clear()
     try:
         write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
@@ -210,7 +210,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
         assert f"({node[:8]}): the driver has pyarrow {pa.__version__}; workers" in text
         assert "there have pyarrow 1.0. Install the driver's versions there" in text
     finally:
-        pool_manager.call("versions", {node: versions.installed()})
+        pool_manager.call("exchange_versions", {node: versions.installed()})
         versions._asked.clear()
     result = materialize(docs, compute)
     assert metadata(result, "on_any")["dagster/row_count"] == 6
