@@ -91,7 +91,7 @@ if __name__ == "__main__":
     for row in store.dataset("orders/extracted").to_table().to_pylist():
         print(f"{row['order']['count']} {row['order']['item']} to {row['order']['city']}")
     for row in vd.quarantine("orders/extracted", store=store.root).to_pylist():
-        print(f"set aside, id {row['id']}: {row['message']}")
+        print(f"quarantined, id {row['id']}: {row['message']}")
     for event in result.get_asset_materialization_events():
         facts = {name: value.value for name, value in event.materialization.metadata.items()}
         print(f"{facts['prompt_tokens']} tokens asked, cost {facts['cost']:.6f}")

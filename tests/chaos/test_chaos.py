@@ -165,9 +165,9 @@ def check(root: Path, plan: Plan, undisturbed: dict[str, dict[int, dict[str, Any
         for stage in ("scores", "labels")
     }
     for stage, rows in faults.items():
-        assert len(rows) == len({row["id"] for row in rows}), f"{stage}: a row is aside twice"
+        assert len(rows) == len({row["id"] for row in rows}), f"{stage}: a row is quarantined twice"
         found = {row["id"]: row["error"] for row in rows}
-        assert found == plan.poison.errors(stage), f"{stage}: other rows are set aside"
+        assert found == plan.poison.errors(stage), f"{stage}: other rows are quarantined"
 
     check_rows(root, plan, undisturbed)
     check_files(root, store)

@@ -33,7 +33,7 @@ PRINTED = {
     "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
     r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
-    r"set aside, id 2: The answer is no JSON.*cost 0\.0",
+    r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
     "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",

@@ -18,7 +18,7 @@ _OWN_LABEL = "."
 
 
 class DependencyWalk:
-    """The transitive walk from a UDF; `own` is the module of which single names count.
+    """The transitive walk from a UDF; names of the module `own` count one by one.
 
     For modules that are only imported, the statements count that change what is read or the state
     of a library (see `import_effects`).

@@ -263,14 +263,14 @@ class Store:
         return found
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
-        """Return the parts of a stage that are about to be deleted.
+        """Return the parts of a stage that are marked for deletion.
 
         Args:
             pipeline: The pipeline's name.
             stage: The stage's name.
 
         Returns:
-            The Unix time at which each part was condemned, by its path below the stage's parts.
+            The Unix time at which each part was marked, by its path below the stage's parts.
         """
         folder = self.root.child(pipeline, stage)
         try:

@@ -1,4 +1,4 @@
-"""The checks of stages in Dagster: evaluated for each partition, and gating what lies below."""
+"""The checks of stages in Dagster: evaluated for each partition, and gating downstream stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a run is told at once, in one error, before anything is leased."""
+"""Preflight validation reports all problems in one error, before anything is leased."""
 
 from __future__ import annotations
 

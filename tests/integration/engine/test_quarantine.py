@@ -1,4 +1,4 @@
-"""Rows that cannot be computed: found by halving, set aside or kept as nulls, bounded, reported."""
+"""Failing rows: found by halving, quarantined or kept as nulls, bounded and reported."""
 
 from __future__ import annotations
 

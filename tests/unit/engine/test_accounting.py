@@ -1,4 +1,4 @@
-"""A part's counts against what it was made from, and how many rows a stage may set aside."""
+"""A part's counts against what it was made from, and how many rows a stage may quarantine."""
 
 from __future__ import annotations
 

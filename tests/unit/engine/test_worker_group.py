@@ -87,7 +87,7 @@ class Lease:
 
 
 class Group:
-    """A group of workers, with what it told."""
+    """A group of workers, with its events and notices."""
 
     def __init__(self, *workers: Worker) -> None:
         self.events: list[Any] = []
@@ -109,7 +109,7 @@ class Group:
         self.group.handle_done(CallResult(ticket, None if lost else answer, lost=lost))
 
     @property
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Noticed)]
 
 
@@ -124,7 +124,7 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     assert group.lease.loading == {}, "it has one more call"
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
-    assert group.told == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+    assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
 
 
 def test_a_pool_whose_workers_die_as_they_start_is_given_up():
