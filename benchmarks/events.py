@@ -74,15 +74,15 @@ def main() -> None:
     print(f"{given.partitions} partitions of {len(STAGES)} stages; medians a partition")
     for (kind, name), measured in found.items():
         cells = {key: statistics.median(each[key] for each in measured) for key in measured[0]}
-        told = ", ".join(f"{key} {value / given.partitions:.5g}" for key, value in cells.items())
-        print(f"{kind} ({name}): {told}")
+        shown = ", ".join(f"{key} {value / given.partitions:.5g}" for key, value in cells.items())
+        print(f"{kind} ({name}): {shown}")
     if given.against:
         for kind in _CHILDREN:
             pairs = zip(found[kind, "this"], found[kind, "other"])
             ratios = [{key: ours[key] / theirs[key] for key in ours} for ours, theirs in pairs]
             cells = {key: statistics.median(each[key] for each in ratios) for key in ratios[0]}
-            told = ", ".join(f"{key} {value:.2f}" for key, value in cells.items())
-            print(f"{kind}, this / other: {told}")
+            shown = ", ".join(f"{key} {value:.2f}" for key, value in cells.items())
+            print(f"{kind}, this / other: {shown}")
 
 
 def _pipeline(root: Path, keys: Sequence[str]) -> vd.Pipeline:

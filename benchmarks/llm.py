@@ -349,9 +349,9 @@ class Bench:
                 seconds, out = self.times(name, replace(job, ordered=order == "in order"))
                 usage = ds.dataset(Path(out, Path(partitions[-1]).name)).to_table()
                 prompt, cached = (sum(usage[c].to_pylist()) for c in ("prompt", "cached"))
-                told = found.setdefault(order, {"hit_rate": [], "tokens_per_second": []})
-                told["hit_rate"].append(cached / prompt)
-                told["tokens_per_second"].append((prompt + TOKENS * rows) / seconds[-1])
+                figures = found.setdefault(order, {"hit_rate": [], "tokens_per_second": []})
+                figures["hit_rate"].append(cached / prompt)
+                figures["tokens_per_second"].append((prompt + TOKENS * rows) / seconds[-1])
         return found
 
 

@@ -67,9 +67,9 @@ def main() -> None:
         print(f"fragments each, in {len(STAGES)} stages: {planned['seconds']:.1f} s, ", end="")
         print(f"{planned['mebibytes']:.0f} MiB at most\n")
         _write_source(root / "run", given.run, 1)
-        for kind, told in _RUNS.items():
+        for kind, label in _RUNS.items():
             seconds = _child(kind, root / "run", given)["seconds"]
-            print(f"{told}: {1000 * seconds / given.run:.1f} ms a partition ({seconds:.1f} s)")
+            print(f"{label}: {1000 * seconds / given.run:.1f} ms a partition ({seconds:.1f} s)")
 
 
 _RUNS = {

@@ -99,15 +99,15 @@ def without_secrets(error: BaseException) -> BaseException:
     elif context is not None and not error.__suppress_context__:
         error.__context__ = without_secrets(context)
     text = str(error)
-    told = masked(text)
-    if told == text and masked(repr(error)) == repr(error):
+    shown = masked(text)
+    if shown == text and masked(repr(error)) == repr(error):
         return error
     kind = type(error)
     made: BaseException
     if kind.__module__ == "builtins" and isinstance(error, OSError):
-        made = kind(told)
+        made = kind(shown)
     else:
-        made = RuntimeError(f"{kind.__name__}: {told}")
+        made = RuntimeError(f"{kind.__name__}: {shown}")
     made.__cause__ = error.__cause__
     made.__suppress_context__ = True
     return made.with_traceback(error.__traceback__)
@@ -199,9 +199,9 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
             yield value.decode(errors="ignore")
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            told = secret and not _PLAIN.search(str(name))
+            is_secret = secret and not _PLAIN.search(str(name))
             of_itself = bool(named.search(str(name))) and not _NAME_OF_VARIABLE.search(str(name))
-            yield from _secrets(item, named, told or of_itself)
+            yield from _secrets(item, named, is_secret or of_itself)
     elif isinstance(value, Sequence):
         for item in value:
             yield from _secrets(item, named, secret)

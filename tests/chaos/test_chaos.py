@@ -110,7 +110,7 @@ def test_one_run_puts_right_whatever_has_happened(
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
         place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
-        kinds = ("worker",) * 5 + ("keeper", "idle")
+        kinds = ("worker",) * 5 + ("pool_manager", "idle")
     plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds, mounts)
     print(plan)
     poison = plan.poison.faults()
@@ -165,9 +165,9 @@ def check(root: Path, plan: Plan, undisturbed: dict[str, dict[int, dict[str, Any
         for stage in ("scores", "labels")
     }
     for stage, rows in faults.items():
-        assert len(rows) == len({row["id"] for row in rows}), f"{stage}: a row is aside twice"
+        assert len(rows) == len({row["id"] for row in rows}), f"{stage}: a row is quarantined twice"
         found = {row["id"]: row["error"] for row in rows}
-        assert found == plan.poison.errors(stage), f"{stage}: other rows are set aside"
+        assert found == plan.poison.errors(stage), f"{stage}: other rows are quarantined"
 
     check_rows(root, plan, undisturbed)
     check_files(root, store)

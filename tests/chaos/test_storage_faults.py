@@ -338,7 +338,7 @@ def test_a_reader_of_a_damaged_part(as_, tmp_path, source, local, materialize):
 
 
 def test_a_damaged_part_that_a_commit_reads(tmp_path, source, local, materialize, monkeypatch):
-    """What was published before stays, the part is removed, and the next run mends it."""
+    """What was published before stays, the part is removed, and the next run repairs it."""
     docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
     docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", target_file_bytes=1 << 20)
     materialize(docs, local)
@@ -581,7 +581,7 @@ def test_reads_and_listings_go_on_after_faults(kind, faulty, bucket):
 
 
 def test_a_run_with_an_s3_that_fails_now_and_then(faulty, tmp_path, source, local):
-    """503s and cut connections in all phases; then one for good, and a run that mends it."""
+    """503s and cut connections in all phases; then one for good, and a run that repairs it."""
     faults, options = faulty
     url = f"s3://lake/{tmp_path.name}"
     given = {**options, "config_kwargs": {"read_timeout": 20}}

@@ -1,4 +1,4 @@
-"""The whole way of the data, on both computes."""
+"""The complete data flow, on both compute resources."""
 
 from __future__ import annotations
 

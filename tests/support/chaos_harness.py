@@ -26,7 +26,7 @@ from vane_dagster._failpoints import VARIABLE
 MAX_SECONDS = 150.0
 _LOOKS_SECONDS = 0.02
 _MAX_LAST_RUNS = 4
-_NO_HEARTBEAT = "the keeper had no heartbeat of this run"
+_NO_HEARTBEAT = "the pool manager received no heartbeat from this run"
 _FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
 _ROOMY = "32m"
 
@@ -139,7 +139,11 @@ class Place:
 
     def _evictable(self, kind: str, driver: BaseProcess) -> list[int]:
         """Return living processes of a kind: of the session's head, or the driver's children."""
-        titles = {"worker": "ray::HostActor", "keeper": "ray::PoolManager", "idle": "ray::IDLE"}
+        titles = {
+            "worker": "ray::HostActor",
+            "pool_manager": "ray::PoolManager",
+            "idle": "ray::IDLE",
+        }
         parent = self.raylet or psutil.Process(driver.pid)
         found = []
         for child in parent.children():

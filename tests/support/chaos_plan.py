@@ -44,7 +44,7 @@ class Kill:
     Attributes:
         at_work: Whether the clock starts with the first file that the run writes, or with the run.
         seconds: Seconds until the kill.
-        kind: "driver", "worker", "keeper" or "idle".
+        kind: "driver", "worker", "pool_manager" or "idle".
     """
 
     at_work: bool

@@ -26,8 +26,8 @@ class ShortLease(vd.RayCompute):
 
     lease_seconds: float = 3.0
 
-    def backend(self, told: Callable[[str], None]) -> RayBackend:
-        super().backend(told)
+    def backend(self, warn: Callable[[str], None]) -> RayBackend:
+        super().backend(warn)
         return RayBackend(self.idle_timeout, self.lease_seconds)
 
 

@@ -27,7 +27,10 @@ _ADDRESS = click.option("--address", help="Address of another Ray cluster.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every worker.")
 @click.pass_context
 def pools(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
-    """Lists the pools of warm models. Exit code 1: the cluster or a keeper does not answer."""
+    """Lists the pools of warm models.
+
+    Exit code 1: the cluster or a pool manager does not answer.
+    """
     context.obj = (name, address)
     if context.invoked_subcommand is not None:
         if as_json:
@@ -101,7 +104,7 @@ def _end(pool_manager: Any, pool: dict[str, Any], force: bool) -> bool:
         )
     except ray.exceptions.RayError as error:
         raise ComputeError(
-            f"{pool['pool_manager']} does not answer, so {pool['label']} ({pool['identity']}) may "
+            f"{pool['keeper']} does not answer, so {pool['label']} ({pool['identity']}) may "
             f"not have ended: {brief(error)}. See `vane-dagster pools`"
         ) from error
 
@@ -139,6 +142,7 @@ def _listed(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
             silent.append(name)
             click.echo(f"{name} does not answer: {brief(error)}", err=True)
         else:
+            # The field keeps its former name, because scripts read the JSON.
             listed += [{"keeper": name, **pool} for pool in answer]
     return listed, silent
 

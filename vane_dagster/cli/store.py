@@ -66,7 +66,7 @@ def store() -> None:
     type=_Duration(),
     default="1d",
     show_default=True,
-    help="Time between condemning a part and deleting it; longer than any run goes on.",
+    help="Time between marking a part for deletion and deleting it; longer than any run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
@@ -82,25 +82,26 @@ def gc(
     """Removes parts of the store at ROOT that nobody needs any more.
 
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
-    led to one in force elsewhere. Others are condemned once they are older than --keep: runs
-    compute such a part again rather than build on it. A later gc deletes them, --grace after that.
-    So run it regularly, once a day say. In the targets of write stages only what killed runs have
-    left in _vane_staging is collected, with --storage-options where they have ROOT's protocol.
+    led to one in force elsewhere. Others are marked for deletion once they are older than
+    --keep: runs compute such a part again rather than build on it. A later gc deletes them, --grace
+    after that. So run gc regularly, for example daily. In the targets of write stages only files of
+    killed runs in _vane_staging are collected, with --storage-options for targets of ROOT's
+    protocol.
     """
     terms = GcPolicy(time.time(), keep, grace, dry_run)
     stages = nothing = 0
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
-        told = _summary_line(stage, dry_run)
-        if told:
-            click.echo(told)
+        summary = _summary_line(stage, dry_run)
+        if summary:
+            click.echo(summary)
         if verbose:
             for verb, files in _verbs(stage, dry_run):
                 for url, size in files.items():
                     click.echo(f"  {verb} {url} ({size:,} bytes)")
         for url, reason in stage.unreadable.items():
             click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
-        nothing += not told
+        nothing += not summary
     if not stages:
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
@@ -112,22 +113,22 @@ def gc(
 def _verbs(stage: GcReport, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
     would = "would have " if dry_run else ""
     removed = {**stage.deleted, **stage.manifests, **stage.temporaries}
-    return [(f"{would}deleted", removed), (f"{would}condemned", stage.condemned)]
+    return [(f"{would}deleted", removed), (f"{would}marked", stage.condemned)]
 
 
 def _summary_line(stage: GcReport, dry_run: bool) -> str:
-    told = [
+    changes = [
         f"{verb} {_count(files, word)}"
         for verb, files, word in (
             ("deleted", stage.deleted, "part"),
             ("deleted", stage.manifests, "former manifest"),
             ("deleted", stage.temporaries, "unfinished file"),
-            ("condemned", stage.condemned, "part"),
+            ("marked", stage.condemned, "part"),
         )
         if files
     ]
     would = "would have " if dry_run else ""
-    return f"{stage.stage}: {would}{', '.join(told)}" if told else ""
+    return f"{stage.stage}: {would}{', '.join(changes)}" if changes else ""
 
 
 def _count(files: dict[str, int], word: str) -> str:

@@ -18,7 +18,7 @@ from vane_dagster.storage.store import Store
 @click.argument("stage")
 @click.option("--id", "id_", required=True, help="The row's id.")
 @click.option("--partition", help="The partition's key; none for an unpartitioned pipeline.")
-@click.option("--forward", is_flag=True, help="Go on to what was made of the row.")
+@click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
 @click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -9,7 +9,7 @@ import sys
 from vane_dagster.compute.code_digest import protocol
 
 NAMESPACE = "vane_dagster"
-_PREFIX = "keeper-"
+_PREFIX = "keeper-"  # Frozen: clusters hold actors of older versions, which `pools` must find.
 
 
 def pool_manager_name() -> str:

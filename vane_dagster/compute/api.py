@@ -15,10 +15,19 @@ from vane_dagster.compute.placement import NodeType
 from vane_dagster.compute.pool_state import Sharer
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
+from vane_dagster.errors import ComputeError
 from vane_dagster.worker.protocol import LoadReport, PoolSpec, Starting, Work, WorkReport
 
 IO_WORKERS = "io"
 """Identity of the pool of I/O workers, which read, project, join and write."""
+
+
+def lease_expired(lease_id: str) -> ComputeError:
+    """Build the error for a run whose lease expired while it computed."""
+    return ComputeError(
+        f"lease {lease_id} expired: the pool manager received no heartbeat from this run. Start "
+        "the run again; finished work is kept"
+    )
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,9 @@ class ClusterScaler:
                     return f"its autoscaler has not answered for {_VERDICT_SECONDS:g} s"
                 await asyncio.sleep(_LOOK_SECONDS)
         return (
-            "its autoscaler has no nodes to add for that" if seen is ScaleVerdict.BEYOND else None
+            "its autoscaler has no nodes to add for that"
+            if seen is ScaleVerdict.INFEASIBLE
+            else None
         )
 
     def asked_for(self, id: str) -> str:
@@ -233,7 +235,7 @@ class _First(Autoscaler):
             self._short.clear()
             return ScaleVerdict.SERVED
         self._short.add(report["time"])
-        return ScaleVerdict.BEYOND if len(self._short) >= _REPORTS else ScaleVerdict.UNSEEN
+        return ScaleVerdict.INFEASIBLE if len(self._short) >= _REPORTS else ScaleVerdict.UNSEEN
 
     def under_way(self) -> str:
         scaler = self._report().get("autoscaler_report") or {}
@@ -270,8 +272,10 @@ class _Second(Autoscaler):
         state = status.autoscaling_state
         if state.last_seen_cluster_resource_state_version <= self._asked_at:
             return ScaleVerdict.UNSEEN
-        beyond = _constrained(state.infeasible_cluster_resource_constraints)
-        return ScaleVerdict.BEYOND if beyond == _counted(self.asked) else ScaleVerdict.SERVED
+        infeasible = _constrained(state.infeasible_cluster_resource_constraints)
+        return (
+            ScaleVerdict.INFEASIBLE if infeasible == _counted(self.asked) else ScaleVerdict.SERVED
+        )
 
     def under_way(self) -> str:
         state = self._status().autoscaling_state

@@ -31,7 +31,7 @@ def pool_managers() -> dict[str, Any]:
     }
 
 
-KeeperMethod = Literal[
+PoolManagerMethod = Literal[
     "acquire",
     "infeasible_reason",
     "claim",
@@ -41,7 +41,7 @@ KeeperMethod = Literal[
     "heartbeat",
     "release",
     "replace",
-    "versions",
+    "exchange_versions",
 ]
 """Methods of `PoolManager` that drivers call."""
 
@@ -67,7 +67,7 @@ class PoolManagerClient:
         found = ray.is_initialized() and pool_manager_name() in actor_names()
         return cls() if found else None
 
-    def call(self, method: KeeperMethod, *args: Any) -> Any:
+    def call(self, method: PoolManagerMethod, *args: Any) -> Any:
         """Call a method and wait for the answer, across a restart of the pool manager.
 
         Args:
@@ -107,7 +107,7 @@ class PoolManagerClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def send(self, method: KeeperMethod, *args: Any) -> None:
+    def send(self, method: PoolManagerMethod, *args: Any) -> None:
         """Call a method without waiting for the answer.
 
         Args:
@@ -173,15 +173,15 @@ def _checked(pool_manager: Any) -> Any:
 def _cannot_run(error: Exception) -> ComputeError:
     last = str(error).strip().splitlines()[-1]
     return ComputeError(
-        f"the keeper of warm pools cannot run on the cluster: {last}. Install vane-dagster there, "
-        "in the driver's version"
+        f"the pool manager cannot run on the cluster: {last}. Install vane-dagster there, in the "
+        "driver's version"
     )
 
 
 def _no_answer(method: str, error: Exception) -> ComputeError:
     return ComputeError(
-        f"the keeper of warm pools does not answer ({method}): {brief(error)}. See whether the "
-        "cluster is alive and has memory left, and start the run again: what is finished is kept"
+        f"the pool manager does not respond ({method}): {brief(error)}. Check that the cluster is "
+        "alive and has memory left, and start the run again: finished work is kept"
     )
 
 

@@ -14,7 +14,7 @@ class ScaleVerdict(enum.Enum):
 
     UNSEEN = "it has not looked at it yet"
     SERVED = "the nodes are there, or on their way"
-    BEYOND = "it has no nodes for it"
+    INFEASIBLE = "it has no nodes for it"
 
 
 class Demand:
@@ -70,11 +70,12 @@ class Demand:
         return wanted(pool_state, asked) if asked else []
 
     def _apply_verdict(self, verdict: ScaleVerdict) -> None:
-        if verdict is ScaleVerdict.BEYOND and self._trial:
+        if verdict is ScaleVerdict.INFEASIBLE and self._trial:
             self._beyond.add(self._trial)
             if not self._served and not self._leases:
                 self.hopeless.add(self._trial)
-        elif verdict is ScaleVerdict.BEYOND:  # leased resources have grown since they were served
+        elif verdict is ScaleVerdict.INFEASIBLE:
+            # Leased resources have grown since they were served.
             self._served.clear()
         elif verdict is ScaleVerdict.SERVED and self._trial:
             self._served.append(self._trial)
@@ -99,7 +100,7 @@ def wanted(pool_state: PoolState, ids: Collection[str]) -> list[Bundle]:
 
 
 def short_of_nodes(
-    pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, beyond: Collection[str]
+    pool_state: PoolState, nodes: Mapping[str, Bundle], now: float, excluded: Collection[str]
 ) -> list[str]:
     """Requests that do not fit beside the leases, in any placement on the present nodes.
 
@@ -107,13 +108,13 @@ def short_of_nodes(
         pool_state: Pools, leases and the queue.
         nodes: Resources of each node, by node id.
         now: Monotonic time in seconds.
-        beyond: Requests to leave out, together with all requests that must wait for them.
+        excluded: Requests to leave out, together with all requests that must wait for them.
     """
     found, passed = [], set[str]()
     for request in pool_state.queue:
         if now - request.seen >= POLL_SECONDS:
             continue
-        if request.id in beyond or request.kinds() & passed:
+        if request.id in excluded or request.kinds() & passed:
             passed |= request.kinds()
         elif not fits(list(nodes.values()), wanted(pool_state, [request.id])):
             found.append(request.id)

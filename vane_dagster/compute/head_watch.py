@@ -112,12 +112,12 @@ class HeadWatch:
             ClusterLostError: If it is.
         """
         if not (self.lost or self._over.is_set()):
-            self.lost = self._verdict()
+            self.lost = self._find_loss()
         if self.lost:
             raise ClusterLostError(self.lost)
 
-    def _verdict(self) -> str:
-        """The error message that says what is lost; empty if nothing is."""
+    def _find_loss(self) -> str:
+        """Update the suspicion, and return the message for a loss; empty if nothing is lost."""
         now = self._clock()
         silent = now - self._answered
         if silent <= self._limit / 2:

@@ -76,7 +76,7 @@ class PoolManager:
             self._create(start)
         return LeaseAnswer(grant.workers, self._pool_state.sharers(request.id))
 
-    async def versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
+    async def exchange_versions(self, news: Mapping[str, Versions]) -> Mapping[str, Versions]:
         """Record versions that nodes reported to a driver; return all known ones, by node id."""
         own = ray.get_runtime_context().get_node_id()
         self._versions = {own: installed(), **self._versions, **news}

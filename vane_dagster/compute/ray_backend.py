@@ -17,6 +17,7 @@ from vane_dagster.compute.api import (
     Capacity,
     Worker,
     forwarded,
+    lease_expired,
 )
 from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.code_digest import Versions
@@ -164,7 +165,7 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
         return f"waiting for {labels}: the cluster's autoscaler adds nodes to hold {asked}"
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
-    return f"waiting for {labels}: the keeper was restarted, or the cluster has lost nodes"
+    return f"waiting for {labels}: the pool manager was restarted, or the cluster lost nodes"
 
 
 class RayLease:
@@ -316,10 +317,7 @@ class RayLease:
     def _check_in_force(self) -> None:
         self._watch.check()
         if self._expired:
-            raise ComputeError(
-                f"lease {self.id} ended under way: the keeper had no heartbeat of this run for too "
-                "long. Start the run again; what is finished is kept"
-            )
+            raise lease_expired(self.id)
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""

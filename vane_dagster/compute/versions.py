@@ -57,10 +57,10 @@ def of_cluster(pool_manager: PoolManagerClient) -> Mapping[str, Versions | str]:
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
     key = (pool_manager.actor._actor_id, frozenset(nodes))
     if key not in _asked:
-        found: Mapping[str, Versions] = pool_manager.call("versions", {})
+        found: Mapping[str, Versions] = pool_manager.call("exchange_versions", {})
         news = _answers([id for id in nodes if id not in found])
         if fit := {id: has for id, has in news.items() if isinstance(has, Versions)}:
-            pool_manager.call("versions", fit)
+            pool_manager.call("exchange_versions", fit)
         _asked[key] = {**found, **news}
     return {f"{nodes[id]} ({id[:8]})": has for id, has in _asked[key].items() if id in nodes}
 

@@ -34,7 +34,7 @@ class Waits:
     ) -> None:
         self._emit, self._clock = emit, clock
         self._waits: dict[str, _Wait] = {}
-        self._told_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
 
     def begin(self, reason: str, text: str, runs: Sequence[str] = (), after: float = 0.0) -> None:
         """Report that the run waits. Call this repeatedly while the wait lasts.
@@ -50,8 +50,8 @@ class Waits:
         event = Waiting(reason, text, tuple(runs))
         if now - wait.since < after or event == wait.event:
             return
-        if now - self._told_at.get(reason, -math.inf) >= _MIN_SECONDS:
-            self._told_at[reason], wait.event = now, event
+        if now - self._reported_at.get(reason, -math.inf) >= _MIN_SECONDS:
+            self._reported_at[reason], wait.event = now, event
             self._emit(event)
 
     def runs(self, reason: str) -> Sequence[str]:

@@ -288,7 +288,7 @@ class PartVerifier:
         self._state, self._work_builder = state, work_builder
         self._pipeline = state.pipeline
 
-    def verify_part(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
+    def count_error(self, run: FragmentState, spec: StageSpec, part: Part) -> VaneError | None:
         """Return the error in a part's counts, or None; the caller removes a part with an error.
 
         Args:
@@ -319,7 +319,9 @@ class PartVerifier:
             "materialize that again with force"
         )
 
-    def report_faults(self, run: FragmentState, stage: str, report: WorkReport) -> VaneError | None:
+    def fault_limit_error(
+        self, run: FragmentState, stage: str, report: WorkReport
+    ) -> VaneError | None:
         """Return the error of a stage with more quarantined rows than it allows; else None.
 
         This early decision counts all rows of the source; the final one is the stage's check.

@@ -187,8 +187,8 @@ class Committer:
                 if found.blocking and not found.passed:
                     raise BlockedError(stage, found, commit.former)
 
-    def _checked(self, commit: Commit, manifest: Manifest) -> Manifest:
-        """The manifest with the results of its checks."""
+    def _record_checks(self, commit: Commit, manifest: Manifest) -> Manifest:
+        """Evaluate and record the checks of a manifest; return it with their results."""
         partition = manifest.partition
         found_here = commit.evaluate_checks(manifest)
         for found in found_here:
@@ -208,7 +208,7 @@ class Committer:
         """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
         if not commit.publish:
-            manifest = self._checked(commit, manifest)
+            manifest = self._record_checks(commit, manifest)
             self._check_unique(commit, manifest)
             return self._store.commit_once(manifest, commit.former)
         with self._publishing(manifest):
@@ -220,7 +220,7 @@ class Committer:
                         in_force
                     )
                     return other
-            manifest = self._checked(commit, manifest)
+            manifest = self._record_checks(commit, manifest)
             self._check_unique(commit, manifest)
             return publish(self._store, commit.publish, manifest)
 
@@ -277,7 +277,7 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
         raise SourceError(
             f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
             f"{names(repeated)} of {id!r} are in more than one fragment, in {names(files)}; an id "
-            "must be unique inside a partition. Mend the source"
+            "must be unique inside a partition. Fix the source"
         )
 
 

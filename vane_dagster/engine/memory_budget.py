@@ -42,7 +42,7 @@ class MemoryBudget:
         self._charged = 0
         self._credited: dict[int, FragmentState] = {}
 
-    def make_room_for(self, run: FragmentState) -> bool:
+    def has_room_for(self, run: FragmentState) -> bool:
         """Whether there is room for a fragment, including tables that `charge` may drop for it."""
         if not self._runs:
             return True
@@ -56,7 +56,9 @@ class MemoryBudget:
         self._stages[run.order] = _stages(run)
         self._recharge([run])
 
-    def take(self, run: FragmentState, stage: str, kind: TaskKind, table_bytes: int) -> None:
+    def record_table(
+        self, run: FragmentState, stage: str, kind: TaskKind, table_bytes: int
+    ) -> None:
         """Record a returned table, and update the expansion from the bytes that the fragment holds.
 
         Args:

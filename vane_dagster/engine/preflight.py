@@ -20,7 +20,7 @@ from vane_dagster.planning.definition import pool_identity
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.store import Store
 
-_ASKERS = 16
+_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def check_all(
         store: The store for parts and manifests.
         backend: Backend that computes; None if it is known to fail.
     """
-    with ThreadPoolExecutor(max_workers=_ASKERS) as threads:
+    with ThreadPoolExecutor(max_workers=_THREADS) as threads:
         there = threads.submit(backend.versions) if backend else None
         written = [
             threads.submit(_not_writable, location, write_target)
@@ -104,8 +104,8 @@ def new_findings(
         findings: The findings.
         errors: Errors raised before.
     """
-    message = [str(error) for error in errors]
-    return [f for f in findings if not (f.place and any(f.place in text for text in message))]
+    messages = [str(error) for error in errors]
+    return [f for f in findings if not (f.place and any(f.place in text for text in messages))]
 
 
 def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
@@ -114,15 +114,15 @@ def refuse(findings: Sequence[PreflightFinding | VaneError]) -> None:
     Raises:
         PreflightError: With a line for each distinct finding.
     """
-    message = tuple(dict.fromkeys(str(finding) for finding in findings))
-    if not message:
+    messages = tuple(dict.fromkeys(str(finding) for finding in findings))
+    if not messages:
         return
-    if len(message) == 1:
-        raise PreflightError(message[0], message)
-    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(message, 1))
+    if len(messages) == 1:
+        raise PreflightError(messages[0], messages)
+    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(messages, 1))
     raise PreflightError(
-        f"{len(message)} things stand in the way of this run; nothing was computed:\n{listed}",
-        message,
+        f"{len(messages)} problems prevent this run; nothing was computed:\n{listed}",
+        messages,
     )
 
 

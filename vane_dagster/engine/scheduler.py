@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Lease, Worker
+from vane_dagster.compute.api import (
+    IO_WORKERS,
+    CallResult,
+    Cancelled,
+    Lease,
+    Worker,
+    lease_expired,
+)
 from vane_dagster.compute.waits import Waits
 from vane_dagster.engine.accounting import PartVerifier, WaveProgress
 from vane_dagster.engine.failures import (
@@ -135,7 +142,7 @@ class WaveScheduler:
         self._fragments.apply_claims()
         self._fragments.drop_given_up()
         while run := self._fragments.peek():
-            if self._is_learning() or not self._budget.make_room_for(run):
+            if self._is_learning() or not self._budget.has_room_for(run):
                 break
             self._fragments.pop()
             self._budget.charge(run)
@@ -217,7 +224,7 @@ class WaveScheduler:
 
     def _assign(self, worker_queue: WorkerQueue, task: Task, worker: Worker) -> None:
         last = self._fragments.is_last
-        work, tables, start, rows = self._task_builder.build(task, worker_queue, worker, last)
+        work, tables, start, rows = self._task_builder.take_next(task, worker_queue, worker, last)
         self._counts.begin(task.run, task.stage)
         worker_queue.begin(worker, rows, task.exclusive)
         began = time.monotonic()  # before the worker's own clock, which ends a call at timeout_s
@@ -262,10 +269,7 @@ class WaveScheduler:
         task = in_flight.task
         self._printed([task.stage], report.output)
         if report.cancelled:
-            raise ComputeError(
-                f"lease {self._lease.id} ended under way: the keeper had no heartbeat of this run. "
-                "Start the run again; what is finished is kept"
-            )
+            raise lease_expired(self._lease.id)
         calls = in_flight.worker.pool != IO_WORKERS
         if calls and not report.all_rows_failed:
             self._failure_streak.record_success(in_flight.worker)
@@ -284,10 +288,10 @@ class WaveScheduler:
         run, task_state = task.run, task.run.task_states[task.stage]
         if calls:
             self._losses.answered(task.stage)
-        self._budget.take(run, task.stage, task.kind, report.bytes_out)
+        self._budget.record_table(run, task.stage, task.kind, report.bytes_out)
         if self._counts.add(run, task.stage, task.kind, report):
             self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
-            if error := self._checker.report_faults(run, task.stage, report):
+            if error := self._checker.fault_limit_error(run, task.stage, report):
                 self._fail(run.partition, task.stage, error)
                 return
             if report.faults:
@@ -315,7 +319,7 @@ class WaveScheduler:
         stage = task_state.spec.name
         assert report.part is not None
         part = Part(self._work_builder.folder(run, task_state.spec), report.part)
-        if error := self._checker.verify_part(run, task_state.spec, part):
+        if error := self._checker.count_error(run, task_state.spec, part):
             part.folder.delete([part.info.name])  # nothing may build on it
             self._fail(run.partition, stage, error)
             return
@@ -325,7 +329,7 @@ class WaveScheduler:
         task_state.table_rows = report.rows_out
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
-        if error := self._state.token_budget.take(stage, part.info):
+        if error := self._state.token_budget.record(stage, part.info):
             self._fail_unstarted(stage, error)
         for below in run.task_states.values():
             below.waits_for.discard(stage)

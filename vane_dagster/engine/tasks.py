@@ -510,10 +510,10 @@ class TaskBuilder:
     ) -> None:
         self._work_builder, self._slice_sizer, self._workers = work_builder, slice_sizer, workers
 
-    def build(
+    def take_next(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
     ) -> tuple[Work, list[Any], int, int]:
-        """Build work from the first task of a worker queue; dequeue the task with its last rows.
+        """Take the next rows of a worker queue's first task; dequeue the task with its last rows.
 
         Args:
             task: The task.
@@ -560,7 +560,7 @@ class TaskBuilder:
             work, tables = self._work_builder.slice(run, task_state, worker, start, start + rows)
         else:
             ended = run.losses[task_state.spec.name, start]
-            message = f"ended {ended} workers, each of which had no other row at work"
+            message = f"ended {ended} workers, each while processing only this row"
             if retry.error == TIMED_OUT:
                 message = (
                     f"took longer than timeout_s={task_state.spec.timeout_s:g}, and so {message}"

@@ -20,7 +20,7 @@ class TokenBudget:
         self._pipeline = pipeline
         self._used: dict[str, Counter[str]] = {}
 
-    def take(self, stage: str, part: PartInfo) -> BudgetError | None:
+    def record(self, stage: str, part: PartInfo) -> BudgetError | None:
         """Add a part; return the error to stop with when a budget is exhausted, once per stage.
 
         Args:
@@ -37,6 +37,6 @@ class TokenBudget:
         if message is None or was_over:
             return None
         return BudgetError(
-            f"stage '{self._pipeline.name}/{stage}': {message}. What was under way is finished and "
-            "kept; run again to go on, with the whole budget anew, or raise it"
+            f"stage '{self._pipeline.name}/{stage}': {message}. Work in flight is finished and "
+            "kept. Run again to continue with a fresh budget, or raise the budget"
         )

@@ -125,7 +125,7 @@ class WorkerQueue:
         """Draining workers that have answered their last call; see `remove`."""
         return [worker for worker, calls in self.draining.items() if not calls]
 
-    def ready(self, worker: Worker) -> None:
+    def mark_ready(self, worker: Worker) -> None:
         """Record that a worker has constructed its model."""
         self.loading.discard(worker)
         self.calls_by_worker.setdefault(worker, [])
@@ -259,7 +259,7 @@ class WorkerGroup:
             self._fail_unstartable_pools()
             return
         self._failed_starts[worker.pool] = 0
-        self.worker_queues[worker.pool].ready(worker)
+        self.worker_queues[worker.pool].mark_ready(worker)
         if stages:
             label = self._pools[stages[0]].label
             self._emit(WorkerReady(stages, label, worker.name, report))

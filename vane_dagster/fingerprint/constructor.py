@@ -287,8 +287,8 @@ class _Separation:
         if isinstance(value, (list, tuple, set, frozenset, dict)) and depth < 20:
             inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
             if type(value).__module__ in ("builtins", "collections"):
-                told = (self._own_code_in(item, depth + 1) for item in inner)
-                return next((text for text in told if text), None)
+                texts = (self._own_code_in(item, depth + 1) for item in inner)
+                return next((text for text in texts if text), None)
         if isinstance(value, _FIXED) and type(value).__module__ in _STANDARD:
             return None
         code = value if isinstance(value, (type, types.FunctionType)) else type(value)
@@ -427,7 +427,7 @@ class _Separation:
             for code in self._text_of(called, ()):
                 if not isinstance(code.node, ast_digest.Definition) and _is_computed(code):
                     raise _InseparableError(
-                        f"{code.names.module.name}, line {code.node.lineno}, may be computed anew "
+                        f"{code.names.module.name}, line {code.node.lineno}, may be computed again "
                         f"after construction, {text}"
                     )
 

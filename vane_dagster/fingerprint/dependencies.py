@@ -18,7 +18,7 @@ _OWN_LABEL = "."
 
 
 class DependencyWalk:
-    """The transitive walk from a UDF; `own` is the module of which single names count.
+    """The transitive walk from a UDF; names of the module `own` count one by one.
 
     For modules that are only imported, the statements count that change what is read or the state
     of a library (see `import_effects`).
@@ -240,8 +240,8 @@ class DependencyWalk:
         if scan.dynamic:
             raise CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: a module is imported by a name that only "
-                f"a run knows, so what the code depends on cannot be told. Import it by a literal "
-                f"name, or give the stage `version=`."
+                f"a run knows, so the code's dependencies cannot be determined. Import it by a "
+                f"literal name, or give the stage `version=`."
             )
         for ref in scan.imports:
             for target in self.finder.targets(module, ref):
@@ -260,8 +260,9 @@ class DependencyWalk:
             if ref is None or not ref.guarded:
                 raise CodeIdentityError(
                     f"{importer.path}, line {target.line}: the module {target.name!r} cannot be "
-                    f"found, so what the code depends on cannot be told. Correct the import, put "
-                    f"it under `try: ... except ImportError:`, or give the stage `version=`."
+                    f"found, so the code's dependencies cannot be determined. Correct the "
+                    f"import, put it under `try: ... except ImportError:`, or give the stage "
+                    f"`version=`."
                 )
         elif target.module is not None:
             self.modules.add(target.name)

@@ -412,7 +412,7 @@ class Program:
             if self.round == last:
                 raise CodeIdentityError(
                     f"what the import of {modules[0].name} and {len(modules) - 1} other modules "
-                    f"changes cannot be told. Give the stage `version=`."
+                    f"changes cannot be determined. Give the stage `version=`."
                 )
             size = now
             self.round += 1
@@ -479,8 +479,8 @@ class Program:
             _, line = min(summary.unknown_imports)
             raise CodeIdentityError(
                 f"{module.path}, line {line}: a module is imported by a name that only a run "
-                f"knows, so what it changes cannot be told. Import it by a literal name, or give "
-                f"the stage `version=`."
+                f"knows, so its changes cannot be determined. Import it by a literal name, or "
+                f"give the stage `version=`."
             )
         for top in packages:
             yield top

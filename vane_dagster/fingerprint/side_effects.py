@@ -3,8 +3,8 @@
 Two versions of a model's code share its state only if calls have no lasting effects that the other
 version could observe: none in the state, in a module or in a library. This is undecidable in
 general. A statement with an unused result counts as an effect unless it is known to be harmless,
-because it has no other purpose. A call with a used result is judged by its name: methods that
-change their object, and functions that change settings.
+because it has no other purpose. A call with a used result counts as an effect if its name is
+that of a method that changes its object, or of a function that changes settings.
 """
 
 from __future__ import annotations

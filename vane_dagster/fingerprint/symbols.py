@@ -322,7 +322,7 @@ def syntax_problem(path: str, error: Exception) -> CodeIdentityError:
     reason = getattr(error, "msg", None) or str(error)
     return CodeIdentityError(
         f"{path}, line {line}: {reason}. The file must be valid Python before the identity of "
-        f"the code that it holds can be told: correct it."
+        f"its code can be determined: correct it."
     )
 
 
@@ -343,6 +343,6 @@ def load_source(path: str) -> SourceFile:
         return _sources.get(path)
     except OSError as error:
         raise CodeIdentityError(
-            f"{path} cannot be read ({error}), so the identity of the code that it holds cannot "
-            f"be told. Restore the file, or give the stage `version=`."
+            f"{path} cannot be read ({error}), so the identity of its code cannot be "
+            f"determined. Restore the file, or give the stage `version=`."
         ) from error

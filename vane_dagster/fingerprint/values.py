@@ -124,8 +124,8 @@ class ValueEncoder:
         if not self._strict:
             return combine("opaque", kind.__module__, kind.__qualname__)
         raise CodeIdentityError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: it "
-            f"cannot be told from one process to the next whether it is the same. Pass plain "
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
+            f"whether it is the same in the next process cannot be determined. Pass plain "
             f"values and build the object inside the class, or give the stage `version=`."
         )
 

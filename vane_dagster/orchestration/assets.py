@@ -40,13 +40,13 @@ class RunOptions(dg.Config):
     )
     retry_quarantined: bool = Field(
         default=False,
-        description="Compute the rows again that could not be computed, and what lies below them.",
+        description="Retry the rows that failed, and recompute their downstream rows.",
     )
     reproduce_partitions: list[str] = Field(
         default_factory=list,
         description=(
-            "Partitions of which a Reproducible check computes rows again. Default: those of the "
-            "run; four at random, if it names none."
+            "Partitions from which a Reproducible check recomputes rows. Default: those of the "
+            "run, or four at random."
         ),
     )
     reproduce_rows: int | None = Field(
@@ -215,6 +215,6 @@ def _check_is_wanted(context: dg.AssetExecutionContext) -> None:
     if run is not None and run.is_finished:
         raise dg.Failure(
             f"run {run.run_id} is over, {run.status.value}, so its step stops. Finished parts are "
-            "kept; start it again to go on from there",
+            "kept; start it again to continue from there",
             allow_retries=False,
         )

@@ -86,11 +86,11 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
 class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
-    def backend(self, told: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> Backend:
         """Connect to the backend that runs the pools.
 
         Args:
-            told: Receives warnings about the cluster.
+            warn: Receives warnings about the cluster.
         """
         raise NotImplementedError
 
@@ -145,13 +145,13 @@ class RayCompute(Compute):
 
         self._pool_manager = PoolManagerClient.known()
 
-    def backend(self, told: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> Backend:
         """Implement `Compute.backend`.
 
         Raises:
             ComputeError: If the cluster is not reachable.
         """
-        self._connect(told, start=True)
+        self._connect(warn, start=True)
         from vane_dagster.compute.ray_backend import RayBackend
 
         return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
@@ -169,7 +169,7 @@ class RayCompute(Compute):
 
         return bool(ray.is_initialized())
 
-    def _connect(self, told: Callable[[str], None], start: bool) -> None:
+    def _connect(self, warn: Callable[[str], None], start: bool) -> None:
         if self.address is not None:
             connect_address(self.address, self.ray_init_options)
         elif self.cluster is None or isinstance(self.cluster, LocalCluster):
@@ -179,7 +179,7 @@ class RayCompute(Compute):
                 self._has_warned = True
                 self._warn_about(cluster)
         else:
-            _connect_resource(self.cluster, told)
+            _connect_resource(self.cluster, warn)
 
     def _warn_about(self, cluster: LocalCluster) -> None:
         for conflict in cluster.conflicts():
@@ -258,7 +258,7 @@ def _check_answers(address: str | None) -> None:
         check_answers(plain, ANSWER_SECONDS)
 
 
-def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
+def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
     """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource
 
@@ -268,7 +268,7 @@ def _connect_resource(cluster: Any, told: Callable[[str], None]) -> None:
             "dagster_ray.RayResource, or give address="
         )
     if cluster.lifecycle.cleanup == "always" and type(cluster).delete is not RayResource.delete:
-        told(
+        warn(
             f"{type(cluster).__name__} deletes its cluster after each step (cleanup='always'), and "
             "the warm models with it; set lifecycle=Lifecycle(cleanup='never') to keep them"
         )
@@ -290,7 +290,7 @@ class LocalCompute(Compute):
     num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
     resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
 
-    def backend(self, told: Callable[[str], None]) -> Backend:
+    def backend(self, warn: Callable[[str], None]) -> Backend:
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 

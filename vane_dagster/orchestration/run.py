@@ -97,7 +97,7 @@ class EventQueue:
 _STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
 _TICK_SECONDS = 0.5
-_TOLD = 5
+_MAX_ERRORS = 5
 
 
 def run_pipeline(
@@ -278,7 +278,7 @@ class _Diagnosis:
 def _few(errors: Sequence[VaneError]) -> list[VaneError]:
     """Return the first distinct errors of partitions, which are often the same; all are logged."""
     distinct = list({str(error): error for error in errors}.values())
-    return distinct[:_TOLD]
+    return distinct[:_MAX_ERRORS]
 
 
 def _on_a_thread(

@@ -32,7 +32,7 @@ from vane_dagster.pipeline.options import (
 )
 from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.providers.asker import ModelClient, ModelTask
+from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import over_budget, usage_metadata
 from vane_dagster.types.schema import ERROR_COLUMN

@@ -255,7 +255,7 @@ class Rows(LabelRows, EmbedRows):
         if spec.failures.on_error == "null" and not takes:
             raise DefinitionError(
                 f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
-                "rename yours in the schema, and where many rows come of one use 'quarantine'"
+                "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
         if unknown := [name for name in spec.reads if name not in spec.schema.names]:
             raise DefinitionError(

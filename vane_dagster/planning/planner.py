@@ -122,7 +122,7 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
-        self._leaving: dict[str, Collection[str]] = {}
+        self._condemned_parts: dict[str, Collection[str]] = {}
         self._fitting: list[tuple[str, pa.Schema]] = []
         self._lock = threading.Lock()
         self.warnings: list[str] = []
@@ -329,6 +329,6 @@ class _Planner:
 
     def _condemned(self, stage: str) -> Collection[str]:
         with self._lock:
-            if stage not in self._leaving:
-                self._leaving[stage] = self.store.condemned(self.pipeline.name, stage)
-            return self._leaving[stage]
+            if stage not in self._condemned_parts:
+                self._condemned_parts[stage] = self.store.condemned(self.pipeline.name, stage)
+            return self._condemned_parts[stage]

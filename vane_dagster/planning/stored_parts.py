@@ -30,8 +30,8 @@ def stored_parts(
 ) -> tuple[dict[int, Part], frozenset[int]]:
     """Find the parts of a stage's partition by listing its folder.
 
-    Parts that the manifest in force names are preferred. Condemned parts that it does not name are
-    about to be deleted and are skipped.
+    Parts that the manifest in force names are preferred. Parts marked for deletion that it does
+    not name are skipped.
 
     Args:
         store: The store.
@@ -41,12 +41,12 @@ def stored_parts(
         keys: For each fragment, the keys under which its part may be stored, in order of
             preference.
         manifest: The manifest in force.
-        condemned: Names of the stage's condemned parts, as returned by `Store.condemned`.
+        condemned: Names of the parts marked for deletion, as returned by `Store.condemned`.
         warn: Called with a message for each damaged part, which is skipped.
         known: Indexes of `keys` to leave out.
 
     Returns:
-        The parts by index of `keys`, and the indexes for which a condemned part was skipped.
+        The parts by index of `keys`, and the indexes for which a marked part was skipped.
     """
     publisher = pipeline[stage].spec.publisher(partition)
     folder = store.parts(pipeline.name, stage, partition)

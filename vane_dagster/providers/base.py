@@ -21,7 +21,7 @@ class Request:
         sampling: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and other
             parameters of the provider, under the names of OpenAI's chat API.
         schema: JSON schema that the answer must fit; None for plain text.
-        choices: Texts of which the answer must be one; empty for any answer.
+        choices: The only valid answers; empty for any answer.
         id: The row's id, as text, for the provider's own logs.
     """
 

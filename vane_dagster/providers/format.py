@@ -43,7 +43,7 @@ class Format:
     Attributes:
         type: The Arrow type of the column of answers.
         schema: JSON schema that the answer must fit; None for plain text.
-        choices: Texts of which the answer must be one; empty for any answer.
+        choices: The only valid answers; empty for any answer.
         model: A pydantic model that validates the answer.
     """
 

@@ -27,7 +27,7 @@ class RateLimiter:
         self.typical = _FIRST_TOKENS
 
     async def take(self, amount: float) -> None:
-        """Wait until the amount may pass."""
+        """Wait until the rate allows the amount."""
         if not self._seconds:
             return
         now = time.monotonic()

@@ -151,11 +151,11 @@ class PromptTask:
             if wrong is None:
                 break
             again = f"{wrong}. Answer again, with nothing else."
-            told: list[Message] = [
+            follow_up: list[Message] = [
                 {"role": "assistant", "content": answer.text},
                 {"role": "user", "content": again},
             ]
-            request = replace(request, messages=[*request.messages, *told])
+            request = replace(request, messages=[*request.messages, *follow_up])
             former, answer = answer, await provider.submit(request)
             answer = _summed(former, answer)
         return form.value(answer), replace(answer, seconds=time.perf_counter() - began)

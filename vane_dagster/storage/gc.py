@@ -1,9 +1,10 @@
 """Garbage collection: the safe removal of files that no manifest in force needs.
 
-A part is removed in two steps. The first collection condemns it, and from then on no plan builds on
-it. A later collection deletes it, unless a manifest names it by then. This happens after the grace
-period, when every run and reader that began before is over. The same applies to parts that killed
-runs have staged in the target of a `write` stage. Published files are not examined.
+A part is removed in two steps. The first collection marks it for deletion in `condemned.json`
+(the file's name is part of the store's format), and from then on no plan builds on it. A later
+collection deletes it, unless a manifest names it by then. This happens after the grace period, when
+every run and reader that began before is over. The same applies to parts that killed runs have
+staged in the target of a `write` stage. Published files are not examined.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class GcPolicy:
     Attributes:
         now: Unix time in seconds.
         keep: Seconds that an unreferenced part, or a manifest not in force, is kept in any case.
-        grace: Seconds between condemning and deleting; longer than any run or reader takes.
+        grace: Seconds between the mark and the deletion; longer than any run or reader takes.
         dry_run: Whether to change nothing.
     """
 
@@ -53,7 +54,7 @@ class GcReport:
 
     Attributes:
         stage: Pipeline and stage, as "docs/embedding".
-        condemned: Parts that the next collection after the grace period may delete.
+        condemned: Parts marked for deletion, which a collection after the grace period deletes.
         deleted: Parts that are no longer needed.
         manifests: Manifests that are no longer in force.
         temporaries: Unfinished files of killed processes.
@@ -191,7 +192,7 @@ class _StageFolders:
             yield found[-1][1]
 
     def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
-        """Condemn and delete parts; condemned parts that are needed again are released.
+        """Mark and delete parts; marked parts that are needed again are released.
 
         Args:
             needed: The manifests to keep, with the names of their parts.
@@ -226,7 +227,7 @@ class _StageFolders:
         found: GcReport,
         condemned: dict[str, float],
     ) -> None:
-        """Decide about a part that no manifest needs, under its path among the condemned parts."""
+        """Decide about a part that no manifest needs, under its path among the marked parts."""
         name = path.rpartition("/")[2]
         if policy.now - stored.modified <= policy.keep:
             return
@@ -236,7 +237,7 @@ class _StageFolders:
             since = self._condemned.get(path)
             gone = since is not None and policy.now - since >= policy.grace
             (found.deleted if gone else found.condemned)[url] = stored.size
-            # A deleted part stays condemned until a listing shows that it is gone: a plan that
+            # A deleted part stays marked until a listing shows that it is gone: a plan that
             # listed it before must not build on it.
             condemned[path] = since or policy.now + time.monotonic() - self._listed
 

@@ -128,7 +128,7 @@ def read(
         if look == _LOOKS - 1 or find(store, path, wanted) == manifests:
             raise StoreError(
                 f"{label!r} has files that are gone, as {lost!r}: they were deleted by hand, or "
-                "published anew meanwhile. Read it again, or materialize it again"
+                "replaced by another run. Read it again, or materialize it again"
             )
     kinds = {protocol_of(folder.url) for folder, _ in placed}
     if len(kinds) > 1:

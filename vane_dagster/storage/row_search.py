@@ -155,7 +155,7 @@ def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
                 table = _read(parquet, group, keys).slice(row - first, 1).select(list(keys))
                 return Found(file, row, tuple(column[0].as_py() for column in table.columns))
             first += rows
-    raise StoreError(f"{file.url!r} has {first} rows and no row {row}; was it written anew?")
+    raise StoreError(f"{file.url!r} has {first} rows and no row {row}; was it rewritten?")
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _groups(
     """Yield row groups that may have a value, by their statistics, each with its first row."""
     paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if column not in paths:
-        raise StoreError(f"{file.url!r} has no column {column!r}; was the file written anew?")
+        raise StoreError(f"{file.url!r} has no column {column!r}; was it rewritten?")
     index = paths.index(column)
     first = 0
     for group in range(footer.num_row_groups):

@@ -263,14 +263,14 @@ class Store:
         return found
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
-        """Return the parts of a stage that are about to be deleted.
+        """Return the parts of a stage that are marked for deletion.
 
         Args:
             pipeline: The pipeline's name.
             stage: The stage's name.
 
         Returns:
-            The Unix time at which each part was condemned, by its path below the stage's parts.
+            The Unix time at which each part was marked, by its path below the stage's parts.
         """
         folder = self.root.child(pipeline, stage)
         try:
@@ -336,8 +336,8 @@ class Store:
             return dict(default)
         except ValueError as error:
             raise StoreError(
-                f"{folder.file_url(name)}.json is not JSON: {error}. Mend it, or delete it to have "
-                "it decided again"
+                f"{folder.file_url(name)}.json is not JSON: {error}. Fix it, or delete it to "
+                "restore the default"
             ) from error
 
 

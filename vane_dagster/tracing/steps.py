@@ -152,10 +152,10 @@ def utc(seconds: float) -> str:
 
 
 def _lines(step: Step) -> Iterator[str]:
-    told = [_keys(step)]
+    parts = [_keys(step)]
     if step.kind != "source":
-        told.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
-    yield "; ".join(text for text in told if text)
+        parts.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
+    yield "; ".join(text for text in parts if text)
     if where := _where(step):
         yield where
     if step.size is not None:

@@ -402,7 +402,7 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
     origin = op.parent or op.ids[0]
     if origin not in output.column_names:
         if output.num_rows != batch.num_rows or op.parent:
-            raise UdfError(_cannot_be_told_apart(output, batch, work, op))
+            raise UdfError(_indistinguishable(output, batch, work, op))
         output = output.append_column(origin, ids)
     elif not (returned := output.column(origin)).equals(ids):
         _check_returned(returned, ids, work, op)
@@ -411,7 +411,7 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
     return _carried(output, batch, origin, op).select(work.schema.names).cast(work.schema)
 
 
-def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
+def _indistinguishable(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
     if op.parent:
         return (
             f"{work.location}: {output.num_rows} rows came back without {op.parent!r}, the id of "
@@ -419,8 +419,8 @@ def _cannot_be_told_apart(output: pa.Table, batch: pa.Table, work: Work, op: Cal
         )
     return (
         f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and without the "
-        f"id {work.id!r}, so they can't be told apart. Return one row for each input row, in "
-        "order, or return the id"
+        f"id {work.id!r}, so they cannot be distinguished. Return one row for each input row, "
+        "in order, or return the id"
     )
 
 

@@ -73,7 +73,7 @@ class Host:
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
-        self._upkeep = WorkerLifecycle()
+        self._lifecycle = WorkerLifecycle()
         self.startup = Startup()
         self.served = 0
         self.busy = 0
@@ -99,7 +99,7 @@ class Host:
             _failpoints.follow(env)
             os.environ.update(env)
             keep_variables(env)
-            self._upkeep = lifecycle
+            self._lifecycle = lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model, archive)
             started = time.perf_counter()
@@ -135,7 +135,7 @@ class Host:
         imported = False
         if model is not None:
             try:
-                with self.startup.watched(self._upkeep.startup_timeout_s):
+                with self.startup.watched(self._lifecycle.startup_timeout_s):
                     imported = self.models.adopt(model, archive, worker_folder("code"))
                 unhealthy_reason = self._unhealthy_reason(model)
             except OtherCodeError as error:
@@ -189,7 +189,7 @@ class Host:
             if work.target:
                 part = self._write(computed, work, work.target, started)
             else:
-                table = attach(table, computed.aside)
+                table = attach(table, computed.fault_records)
         except UnhealthyModelError as error:
             fault = work_fault(work, error.cause) if error.rows else None
             return None, WorkReport(
@@ -220,7 +220,7 @@ class Host:
             faults=computed.faults,
             part=part,
             output=self._printed.drain(),
-            recycle_reason=recycle_reason(self._upkeep, self.served),
+            recycle_reason=recycle_reason(self._lifecycle, self.served),
         )
         return (table if work.keep else None), report
 
@@ -261,8 +261,8 @@ class Host:
     def _write(
         self, computed: Computed, work: Work, target: PartTarget, started: float
     ) -> PartInfo:
-        tally, faults = computed.tally, computed.aside
-        aside = "" if faults is None else write_faults(target.folder, target.key, faults)
+        tally, faults = computed.tally, computed.fault_records
+        faults_name = "" if faults is None else write_faults(target.folder, target.key, faults)
         seconds = tally.seconds + time.perf_counter() - started
         workers = tally.workers or (work.worker,)
         made = PartProvenance(work.run_id, workers, time.time(), seconds, tally.packages)
@@ -274,7 +274,7 @@ class Host:
             filtered=tally.filtered,
             quarantined=tally.quarantined,
             nulled=tally.nulled,
-            faults=aside,
+            faults=faults_name,
             made=made,
         )
 

@@ -427,7 +427,7 @@ class Computed:
     Attributes:
         rows: The rows.
         tally: See `WorkReport`.
-        aside: Records of the quarantined or nulled rows; None if there are none.
+        fault_records: Records of the quarantined or nulled rows; None if there are none.
         cancelled: Whether only some of the batches were computed, because the lease ended.
         shares: See `WorkReport`.
         call_seconds: See `WorkReport`.
@@ -439,7 +439,7 @@ class Computed:
 
     rows: pa.Table
     tally: Tally
-    aside: pa.Table | None = None
+    fault_records: pa.Table | None = None
     cancelled: bool = False
     shares: tuple[int, ...] = ()
     call_seconds: float = 0.0

@@ -18,7 +18,7 @@ from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.user_errors import clean
 
 _MAX_CHARACTERS = 4_000
-_TOLD_CHARACTERS = 200
+_MAX_SHOWN_CHARACTERS = 200
 
 
 def fault_table(faults: Sequence[RowFault], work: Work, op: CallUdf, model: str) -> pa.Table:
@@ -101,7 +101,7 @@ def describe_fault(fault: RowFault, id: str) -> str:
         id: Name of its id column.
     """
     text = " ".join(masked(f"{fault.name}: {fault.error}").split())
-    return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_TOLD_CHARACTERS]}"
+    return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_MAX_SHOWN_CHARACTERS]}"
 
 
 def user_traceback(error: BaseException) -> str:

@@ -93,7 +93,7 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
     if wrong := repeated_or_null(table.column(rows.id)):
         raise SourceError(
             f"{work.location}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
-            "null inside a partition. Mend the source, or filter the rows out with where="
+            "null inside a partition. Fix the source, or filter the rows out with where="
         )
     return table
 

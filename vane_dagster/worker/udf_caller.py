@@ -113,18 +113,18 @@ class UdfCaller:
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
-        aside = len(faults) if op.policy.on_error == "quarantine" else 0
+        quarantined = len(faults) if op.policy.on_error == "quarantine" else 0
         return Computed(
             rows,
             Tally(
                 table.num_rows,
-                table.num_rows - passed - aside,
-                aside,
-                len(faults) - aside,
+                table.num_rows - passed - quarantined,
+                quarantined,
+                len(faults) - quarantined,
                 wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
                 packages=self._packages,
             ),
-            aside=fault_table(faults, work, op, self._label) if faults else None,
+            fault_records=fault_table(faults, work, op, self._label) if faults else None,
             cancelled=run.stopped,
             call_seconds=seconds,
             batches=run.calls,

@@ -1,4 +1,4 @@
-"""The checks of stages in Dagster: evaluated for each partition, and gating what lies below."""
+"""The checks of stages in Dagster: evaluated for each partition, and gating downstream stages."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     assert ("labels", "b") not in made
 
 
-def test_the_check_blocks_a_later_run_too_until_its_cause_is_mended(tmp_path, runs):
+def test_the_check_blocks_a_later_run_too_until_its_cause_is_fixed(tmp_path, runs):
     given = [checks.Vectors(blocking=True)]
     source(tmp_path, "a", ["one", "zero"])
     assert "has no former version" in failure(runs(pipeline(tmp_path, given), "a"))

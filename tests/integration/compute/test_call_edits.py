@@ -82,7 +82,7 @@ _kept: list[LocalBackend] = []
 class KeptLocal(vd.LocalCompute):
     """Subprocesses that outlive a run, as the workers of Ray do."""
 
-    def backend(self, told: Callable[[str], None]) -> LocalBackend:
+    def backend(self, warn: Callable[[str], None]) -> LocalBackend:
         if not _kept:
             _kept.append(LocalBackend(num_cpus=2))
         return _kept[0]

@@ -250,12 +250,14 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
         raise raised[0]
 
 
-def test_a_run_goes_on_while_the_keeper_is_killed(tmp_path, cluster, ray_compute, materialize):
+def test_a_run_continues_while_the_pool_manager_is_killed(
+    tmp_path, cluster, ray_compute, materialize
+):
     pipeline = docs(tmp_path, rows=200)
     add(pipeline, "out", tmp_path, sleep=0.4, concurrency=2)
     seen: dict[str, Any] = {}
 
-    def kill_keeper() -> None:
+    def kill_pool_manager() -> None:
         until(lambda: len(noted(tmp_path / "calls")) > 20, "the run is under way")
         mark = str(LocalHead(**CLUSTER).temp_dir)
         commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in marked(mark)}
@@ -265,10 +267,10 @@ def test_a_run_goes_on_while_the_keeper_is_killed(tmp_path, cluster, ray_compute
         seen["after"] = until(lambda: [p for p in listed() if p["leases"]], "leases are learnt", 20)
         seen["calls"] = len(noted(tmp_path / "calls"))
 
-    with meanwhile(kill_keeper):
+    with meanwhile(kill_pool_manager):
         materialize(pipeline, ShortLease(cluster=cluster))
 
-    assert seen["calls"] < 200, "the keeper came back during the run"
+    assert seen["calls"] < 200, "the pool manager came back during the run"
     (before,), (after,) = seen["before"], seen["after"]
     assert after["leases"] == before["leases"]
     assert {w["pid"] for w in after["workers"]} == {w["pid"] for w in before["workers"]}

@@ -138,7 +138,7 @@ def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
 
         (package / "compute" / "pool_manager.py").write_text("raise ImportError('no such thing')\n")
         said = Process(source, {"out": {}}, "a", **where).failed()
-        assert "the keeper of warm pools cannot run on the cluster" in said
+        assert "the pool manager cannot run on the cluster" in said
         assert "no such thing" in said
         assert "Install vane-dagster there" in said
     finally:

@@ -1,4 +1,4 @@
-"""Bad input: one error that names the culprit, and nothing that is committed is touched."""
+"""Bad input: one error names its location, and committed data is unchanged."""
 
 from __future__ import annotations
 
@@ -462,8 +462,8 @@ def test_a_bad_partition_leaves_the_others(bad, tmp_path, local, instance):
     assert not [path for path in manifests(tmp_path) if "/manifests/b/" in path]
 
     write_source(tmp_path / "src/b", GOOD)
-    mended = dg.materialize([docs.build_assets()], resources=resources, partition_key="b")
-    assert metadata(mended, "scaled")["dagster/partition_row_count"] == 3
+    fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="b")
+    assert metadata(fixed, "scaled")["dagster/partition_row_count"] == 3
 
 
 def test_a_source_file_that_vanishes(tmp_path, local, materialize):

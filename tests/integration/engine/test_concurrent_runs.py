@@ -258,10 +258,10 @@ def test_the_priority_tag_of_a_run_reaches_its_lease(tmp_path, local, monkeypatc
     assert seen == [7, -2, 0]
 
 
-# The keeper; last, as a restarted one evicts nothing for the time of a lease
+# The pool manager; last, because a restarted one evicts nothing for the time of a lease
 
 
-def test_a_keeper_that_dies_costs_no_row(tmp_path, ray_compute):
+def test_a_pool_manager_that_dies_costs_no_row(tmp_path, ray_compute):
     import ray
 
     drivers = [Driver(tmp_path, ray_compute, "first"), Driver(tmp_path, ray_compute, "second")]

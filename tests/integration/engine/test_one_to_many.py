@@ -1,4 +1,4 @@
-"""Stages that make many rows of one: ids, parents, what lies below, and the way back."""
+"""Stages that make many rows of one: ids, parents, downstream stages, and traces back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a run is told at once, in one error, before anything is leased."""
+"""Preflight validation reports all problems in one error, before anything is leased."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def untouched(tmp_path: Path) -> bool:
 NOBODY_WRITES = "/proc/vane_dagster/folder"  # of root either
 
 
-def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materialize):
+def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
     write_source(tmp_path / "src", ROWS)
     docs = make(
         tmp_path,
@@ -81,7 +81,7 @@ def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materiali
     docs["clean"].map_batches("locked", locked(), schema={"n": "BIGINT"}, version="1")
     text = failure(materialize(docs, compute, raises=False))
     for words in (
-        "4 things stand in the way of this run; nothing was computed",
+        "4 problems prevent this run; nothing was computed",
         "stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; the cluster has 0",
         "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
         "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
@@ -91,23 +91,23 @@ def test_all_that_stands_in_the_way_is_told_at_once(tmp_path, compute, materiali
     assert untouched(tmp_path)
 
 
-def test_what_the_plan_finds_is_told_with_the_rest(tmp_path, local, materialize):
+def test_problems_of_the_plan_are_reported_with_the_rest(tmp_path, local, materialize):
     """The source is missing, the target lies below a file, and no GPU is there."""
     (tmp_path / "out").write_text("in the way")
     docs = make(tmp_path, f"{tmp_path}/out/folder", on_gpus={"gpus": 8})
     text = failure(materialize(docs, local, raises=False))
-    for words in ("3 things stand in the way", "no Parquet file at", "of 8 GPU each",
+    for words in ("3 problems prevent this run", "no Parquet file at", "of 8 GPU each",
                   "target of stage 'docs/published': "):  # fmt: skip
         assert text.count(words) == 1, f"{words!r} in\n{text}"
 
     write_source(tmp_path / "src", ROWS)  # now the plan looks at the target, and fails by that
     text = failure(materialize(docs, local, raises=False))
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count("out/folder/_vane_staging' cannot be listed") == 1
     assert text.count("of 8 GPU each") == 1
 
 
-def test_a_store_that_cannot_be_written_is_told_with_the_rest(tmp_path, local):
+def test_a_store_that_cannot_be_written_is_reported_with_the_rest(tmp_path, local):
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, on_gpus={"gpus": 8})
     result = dg.materialize(
@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_written_is_told_with_the_rest(tmp_path, local):
         raise_on_error=False,
     )
     text = failure(result)
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count(f"'{NOBODY_WRITES}/docs' cannot be written") == 1
     assert text.count("of 8 GPU each") == 1
 
@@ -144,7 +144,7 @@ def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     docs["clean"].write("lost", "s3://missing/docs", storage_options=s3["options"])
     docs["clean"].write("kept", "s3://there/docs", storage_options=s3["options"])
     text = failure(materialize(docs, local, raises=False))
-    assert "2 things stand in the way" in text
+    assert "2 problems prevent this run" in text
     assert text.count("target of stage 'docs/lost': 's3://missing/docs/_vane_staging'") == 1
     assert "NoSuchBucket" in text or "bucket does not exist" in text
     assert "docs/kept" not in text
@@ -172,7 +172,7 @@ class SecondBroken(FirstBroken):
         import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
 
 
-def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materialize):
+def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, compute, materialize):
     """Also one that is below another, and one that is slower; the others are computed."""
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, good={})
@@ -186,7 +186,7 @@ def test_all_models_that_cannot_start_are_told_at_once(tmp_path, compute, materi
 
 
 def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
-    """The keeper answers for its node, and for those that it remembers: one is told it wrongly."""
+    """The pool manager answers for its node and for those that it remembers; one entry is wrong."""
     import ray
 
     from vane_dagster.compute.client import PoolManagerClient
@@ -202,7 +202,7 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
 
     (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"]]
     wrong = {node: replace(versions.installed(), pyarrow="1.0")}
-    pool_manager.call("versions", wrong)
+    pool_manager.call("exchange_versions", wrong)
     versions._asked.clear()
     try:
         write_source(tmp_path / "src", ROWS | {"id": [4, 5, 6]}, "b.parquet")
@@ -210,13 +210,13 @@ def test_a_node_of_other_versions_stops_the_run(tmp_path, cluster, materialize):
         assert f"({node[:8]}): the driver has pyarrow {pa.__version__}; workers" in text
         assert "there have pyarrow 1.0. Install the driver's versions there" in text
     finally:
-        pool_manager.call("versions", {node: versions.installed()})
+        pool_manager.call("exchange_versions", {node: versions.installed()})
         versions._asked.clear()
     result = materialize(docs, compute)
     assert metadata(result, "on_any")["dagster/row_count"] == 6
 
 
-def test_a_node_that_the_keeper_does_not_know_is_asked(cluster):
+def test_a_node_that_the_pool_manager_does_not_know_is_asked(cluster):
     import ray
 
     cluster.connect()

@@ -1,4 +1,4 @@
-"""Rows that cannot be computed: found by halving, set aside or kept as nulls, bounded, reported."""
+"""Failing rows: found by halving, quarantined or kept as nulls, bounded and reported."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, mater
     assert rate.metadata["error_rate"] == len(BAD) / ROWS
 
 
-class Mended:
+class Fixed:
     """Fails at some rows as long as a file is not there; tells which rows it was given."""
 
     def __init__(self, folder: str) -> None:
@@ -163,14 +163,14 @@ class Mended:
     def __call__(self, batch: pa.Table) -> pa.Table:
         with open(f"{self.folder}/seen", "a") as file:
             file.write("".join(f"{x}\n" for x in batch["x"].to_pylist()))
-        return double(batch, () if os.path.exists(f"{self.folder}/mended") else BAD)
+        return double(batch, () if os.path.exists(f"{self.folder}/fixed") else BAD)
 
 
 @pytest.mark.parametrize("on_error", ["quarantine", "null"])
 def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, materialize):
     docs = pipeline(
         tmp_path,
-        fn=Mended,
+        fn=Fixed,
         on_error=on_error,
         batch_size=10,
         fn_constructor_kwargs={"folder": str(tmp_path)},
@@ -184,7 +184,7 @@ def test_rows_that_failed_are_tried_again_alone(on_error, tmp_path, local, mater
     assert {int(x) for x in seen.read_text().split()} == set(BAD)
     assert vd.quarantine("docs/double", store=str(tmp_path / "store")).num_rows == len(BAD)
     seen.write_text("")
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     result = materialize(docs, local, config=again)
     assert {int(x) for x in seen.read_text().split()} == set(BAD)
     assert metadata(result, "double")["fragments_computed"] == 3
@@ -209,7 +209,7 @@ def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local
     clean = docs.project("clean", {"x": "x"})
     clean.map_batches(
         "twice",
-        Mended,
+        Fixed,
         schema={"y": "BIGINT"},
         on_error="quarantine",
         max_error_rate=0.1,
@@ -219,7 +219,7 @@ def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local
     materialize(docs, local, select=stages)
     for path in (tmp_path / "store" / "docs" / "clean" / "parts").rglob("*.parquet"):
         path.unlink()
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     materialize(docs, local, select=stages, config={"retry_quarantined": True})
     table = read_stage(tmp_path / "store", "docs", "twice")
     assert table["id"].to_pylist() == list(range(ROWS))
@@ -229,22 +229,22 @@ def test_a_row_is_tried_again_where_what_it_is_made_from_is_lost(tmp_path, local
 def test_children_of_rows_that_failed_take_their_place(tmp_path, local, materialize):
     docs = pipeline(
         tmp_path,
-        fn=words_once_mended,
+        fn=words_once_fixed,
         fn_kwargs={"folder": str(tmp_path)},
         schema={"word": "VARCHAR"},
         cardinality="one_to_many",
         id="word_id",
     )
     materialize(docs, local)
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     materialize(docs, local, config={"retry_quarantined": True})
     table = read_stage(tmp_path / "store", "docs", "double")
     assert table["id"].to_pylist() == [i for i in range(ROWS) for _ in range(2)]
     assert len(set(table["word_id"].to_pylist())) == 2 * ROWS
 
 
-def words_once_mended(batch: pa.Table, folder: str) -> pa.Table:
-    if 3 in batch["id"].to_pylist() and not os.path.exists(f"{folder}/mended"):
+def words_once_fixed(batch: pa.Table, folder: str) -> pa.Table:
+    if 3 in batch["id"].to_pylist() and not os.path.exists(f"{folder}/fixed"):
         raise ValueError("not yet")
     ids = [i for i in batch["id"].to_pylist() for _ in range(2)]
     return pa.table({"id": ids, "word": ["w"] * len(ids)})

@@ -150,7 +150,7 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, local, materialize,
     assert _published(tmp_path) == list(range(8))
 
 
-def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_mends_it(
+def test_publisher_whose_files_were_taken_away_says_so_and_the_next_run_repairs_it(
     tmp_path, local, materialize, monkeypatch
 ):
     """The other run publishes while this one cleans up."""

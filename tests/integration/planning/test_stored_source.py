@@ -95,8 +95,8 @@ def test_rows_of_an_ordinary_asset_and_what_was_added(store, local):
     changed = table(800).to_pandas()
     changed.loc[300, "n"] = -1.0
     rows.table = pa.Table.from_pandas(changed)
-    mended = run([raw, docs.build_assets()], store, local)
-    assert metadata(mended, "more")["fragments_computed"] == 1
+    fixed = run([raw, docs.build_assets()], store, local)
+    assert metadata(fixed, "more")["fragments_computed"] == 1
     assert more(store)[300] == -1.0
 
 

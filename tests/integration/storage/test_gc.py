@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(made, monkeypatch):
         gc(made, 8)
 
 
-def test_a_part_that_is_named_again_is_pardoned(made, local, materialize):
+def test_a_part_that_is_named_again_is_released(made, local, materialize):
     """A run that planned before the condemnation, and committed after it."""
     gc(made, 8)
     (made / "store/docs/clean/condemned.json").rename(made / "kept.json")
@@ -357,8 +357,8 @@ def test_command(made):
         os.utime(path, (time.time() - 30 * DAY,) * 2)
     said = run(store, "--dry-run", "--verbose")
     assert "docs/clean: would have deleted 1 former manifest (" in said
-    assert ", condemned 1 part (" in said
-    assert f"  would have condemned {store}/docs/clean/parts/~unpartitioned/" in said
+    assert ", marked 1 part (" in said
+    assert f"  would have marked {store}/docs/clean/parts/~unpartitioned/" in said
     assert files(made, "clean") == (2, 2)
     assert "docs/clean: deleted 1 former manifest (" in run(store)
     assert "docs/clean: deleted 1 part (" in run(store, "--grace", "0s")

@@ -48,8 +48,8 @@ def test_an_error_of_the_system_has_no_traceback(monkeypatch: pytest.MonkeyPatch
     assert "Permission denied" in json.loads(done.stdout)["error"]
 
 
-class SilentKeeper:
-    """A keeper whose process has died."""
+class SilentPoolManager:
+    """A pool manager whose process has died."""
 
     class pools:
         @staticmethod
@@ -57,8 +57,10 @@ class SilentKeeper:
             raise ray.exceptions.RayActorError
 
 
-def test_a_keeper_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_pool_managers", lambda name, address: {"keeper-1": SilentKeeper})
+def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        pools, "_pool_managers", lambda name, address: {"keeper-1": SilentPoolManager}
+    )
     listed = CliRunner().invoke(main, ["pools", "--json"])
     assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
     assert listed.stderr.startswith("keeper-1 does not answer: ")

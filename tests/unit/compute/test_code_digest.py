@@ -111,7 +111,7 @@ def test_code_of_the_driver_alone_keeps_pools_warm(copy: Copy, digest: str, name
         "compute/pool_state.py",
         "compute/code_digest.py",
         "providers/openai.py",
-        "providers/asker.py",
+        "providers/model_client.py",
         "worker/__init__.py",
     ],
 )

@@ -16,7 +16,7 @@ from vane_dagster.errors import ComputeError
 BARE = {"head": {"CPU": 1.0}}
 ONE = {"head": {"CPU": 1.0}, "n1": {"GPU": 1.0}}
 GPU, TPU = {"GPU": 1}, {"TPU": 1}
-UNSEEN, SERVED, BEYOND = ScaleVerdict.UNSEEN, ScaleVerdict.SERVED, ScaleVerdict.BEYOND
+UNSEEN, SERVED, INFEASIBLE = ScaleVerdict.UNSEEN, ScaleVerdict.SERVED, ScaleVerdict.INFEASIBLE
 
 
 # What waits, and what is wanted in all
@@ -88,7 +88,7 @@ def test_who_cannot_be_served_beside_the_leases_waits_for_their_end():
     ask(pool_state, "3", claim("c", GPU=1), nodes=ONE)
     ask(pool_state, "4", claim("d", TPU=1), nodes=ONE)
     assert demand.step(pool_state, ONE, 0.0, UNSEEN) == [GPU, GPU]
-    assert demand.step(pool_state, ONE, 1.0, BEYOND) == [GPU, TPU], (
+    assert demand.step(pool_state, ONE, 1.0, INFEASIBLE) == [GPU, TPU], (
         "3 comes after 2, 4 needs neither"
     )
     assert not demand.hopeless, "it may have room once 1 is over"
@@ -103,7 +103,7 @@ def test_who_cannot_be_served_alone_is_hopeless():
     pool_state, demand = PoolState(), Demand()
     ask(pool_state, "1", claim("a", (3, 3), GPU=1), nodes=ONE)
     assert demand.step(pool_state, ONE, 0.0, UNSEEN) == [GPU] * 3
-    assert demand.step(pool_state, ONE, 1.0, BEYOND) == []
+    assert demand.step(pool_state, ONE, 1.0, INFEASIBLE) == []
     assert demand.hopeless == {"1"}
     pool_state.release("1", 2.0)
     ask(pool_state, "2", claim("a", (2, 2), GPU=1), nodes=ONE, now=2.0)
@@ -117,7 +117,7 @@ def test_a_request_is_tried_again_once_another_is_given_up():
     ask(pool_state, "2", claim("b", TPU=1), nodes=BARE)
     demand.step(pool_state, BARE, 0.0, UNSEEN)
     demand.step(pool_state, BARE, 1.0, SERVED)
-    assert demand.step(pool_state, BARE, 2.0, BEYOND) == [GPU]
+    assert demand.step(pool_state, BARE, 2.0, INFEASIBLE) == [GPU]
     pool_state.release("1", 3.0)
     assert demand.step(pool_state, BARE, 3.0, SERVED) == [TPU]
 

@@ -1,4 +1,4 @@
-"""The keeper's books alone: who gets what, when, and what has to go for it."""
+"""The pool state alone: grants, their order, and evictions."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_lease_expires_without_heartbeats_and_is_not_learnt_again():
     assert not pool_state.leases
 
 
-def test_a_restarted_keeper_learns_leases_again_and_evicts_nothing_meanwhile():
+def test_a_restarted_pool_manager_learns_leases_again_and_evicts_nothing_meanwhile():
     pool_state = PoolState(settled_at=LEASE_SECONDS)
     pool_state.adopt(claim("a", idle=1, GPU=1), "a-1", "n1", 0.0)
     assert ask(pool_state, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
@@ -302,7 +302,7 @@ def test_a_restarted_keeper_learns_leases_again_and_evicts_nothing_meanwhile():
     assert grant.kill == ("a-1",)
 
 
-def test_a_restarted_keeper_evicts_unclaimed_pools_after_a_lease_time():
+def test_a_restarted_pool_manager_evicts_unclaimed_pools_after_a_lease_time():
     pool_state = PoolState(settled_at=LEASE_SECONDS)
     pool_state.adopt(claim("a", GPU=1), "a-1", "n1", 0.0)
     for now in range(0, 30, 10):
@@ -336,7 +336,7 @@ def test_a_worker_of_a_pool_that_was_evicted_by_force_is_replaced_too():
     assert list(pool_state.pools["a"].workers) == [replacement]
 
 
-def test_names_end_with_the_keepers_tag():
+def test_names_end_with_the_pool_managers_tag():
     pool_state = PoolState(".beef")
     grant = ask(pool_state, "1", claim("a", (2, 2)))
     assert grant is not None

@@ -144,9 +144,9 @@ class Run:
         assert not planned.failed, planned.failed
         self.events: list[Event] = []
         emit = self.events.append
-        judge = CheckRunner(planned.pipeline, store)
+        check_runner = CheckRunner(planned.pipeline, store)
         self.claims = TableClaims(table, run_id)
-        self.state = RunState(planned, store, run_id, emit, {}, judge, self.claims)
+        self.state = RunState(planned, store, run_id, emit, {}, check_runner, self.claims)
         self.state.begin()
         stages = planned.selected
         counts = WaveProgress(self.state, stages)
@@ -365,7 +365,7 @@ class SharedLease:
 
 @pytest.fixture
 def shared() -> Any:
-    """A lane of two workers with two slots each, at work, and who shares them."""
+    """A queue of two workers with two slots each, at work, and who shares them."""
     workers = [Worker(name, "m") for name in ("m-1", "m-2")]
     worker_queue = WorkerQueue(2, {worker: [10] for worker in workers})
     now, told, lease = [0.0], [], SharedLease()

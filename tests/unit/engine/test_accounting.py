@@ -1,4 +1,4 @@
-"""A part's counts against what it was made from, and how many rows a stage may set aside."""
+"""A part's counts against what it was made from, and how many rows a stage may quarantine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def part(rows: int, **counted: int) -> Part:
 )
 def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
     """The part is only looked at: `Folder` can delete nothing."""
-    error = counts(pipeline).verify_part(run(pipeline), pipeline[stage].spec, written)
+    error = counts(pipeline).count_error(run(pipeline), pipeline[stage].spec, written)
     assert (error is None) == is_right
     if error:
         assert "expected every row of 'source' to be one of these" in str(error)
@@ -83,7 +83,7 @@ def test_more_faults_than_a_stage_allows():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
     report: Any = SimpleNamespace(faults=("id 7: ValueError",))
-    assert counts(docs, most=5).report_faults(run(docs), "all", report) is None
-    error = counts(docs, most=4).report_faults(run(docs), "all", report)
+    assert counts(docs, most=5).fault_limit_error(run(docs), "all", report) is None
+    error = counts(docs, most=4).fault_limit_error(run(docs), "all", report)
     assert "stage 'all': 5 of at most 100 rows of the partition failed" in str(error)
     assert "id 7: ValueError" in str(error)

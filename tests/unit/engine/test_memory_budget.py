@@ -38,7 +38,7 @@ def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
 def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
     """A fragment comes to its end, which held `mib` MiB at most."""
     budget.charge(run)
-    budget.take(run, "quick", "whole", mib * MIB)
+    budget.record_table(run, "quick", "whole", mib * MIB)
     for task_state in run.task_states.values():
         task_state.done = True
     budget.release(run)
@@ -47,7 +47,7 @@ def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
 def admitted(budget: MemoryBudget, waiting: list[FragmentState]) -> int:
     """Starts as many fragments as are admitted."""
     count = 0
-    while waiting and budget.make_room_for(waiting[0]):
+    while waiting and budget.has_room_for(waiting[0]):
         budget.charge(waiting.pop(0))
         count += 1
     return count
@@ -78,14 +78,14 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
     finish(budget, resumed, 20)
     finish(budget, abandoned, 20)
     assert admitted(budget, waiting) == 3
-    assert budget.make_room_for(alike), "its like is known: 30 MiB"
+    assert budget.has_room_for(alike), "its like is known: 30 MiB"
 
 
-def test_mended_fragments_say_nothing_of_whole_ones():
-    budget, (mended, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
+def test_repaired_fragments_say_nothing_of_whole_ones():
+    budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     folder: Any = None
-    mended.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
-    finish(budget, mended, 20)
+    repaired.row_retries["slow"] = Part(folder, PartInfo("key", "digest", 1, 1))
+    finish(budget, repaired, 20)
     assert admitted(budget, waiting) == 3
 
 
@@ -94,10 +94,10 @@ def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_af
     finish(budget, known, 30)
     first, second, third = waiting[:3]
     assert admitted(budget, waiting[:20]) == 20
-    assert budget.make_room_for(waiting[20])
+    assert budget.has_room_for(waiting[20])
     assert budget.may_continue(third)
-    budget.take(first, "slow", "slice", 400 * MIB)
-    assert not budget.make_room_for(waiting[20])
+    budget.record_table(first, "slow", "slice", 400 * MIB)
+    assert not budget.has_room_for(waiting[20])
     assert budget.may_continue(first)
     assert budget.may_continue(second), "800 MiB"
     assert not budget.may_continue(third)
@@ -148,7 +148,7 @@ def test_parts_that_a_wave_begins_with_count_as_its_source():
 
 def waiting_for_join(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
     """The wide project of a fragment is done, and the map that its rows are joined with is not."""
-    budget.take(run, "quick", "whole", mib * MIB)
+    budget.record_table(run, "quick", "whole", mib * MIB)
     quick = run.task_states["quick"]
     quick.done, quick.table = True, object()
     run.task_states["joined"].waits_for.discard("quick")
@@ -160,12 +160,12 @@ def test_rows_that_wait_for_a_join_make_room_for_the_next_fragment():
     finish(budget, known, 60)
     assert admitted(budget, [first, second]) == 1
     waiting_for_join(budget, first, 50)
-    assert budget.make_room_for(second)
+    assert budget.has_room_for(second)
     assert first.task_states["quick"].table is not None, "asking drops nothing"
     budget.charge(second)
     assert first.task_states["quick"].table is None, "it is read from its part again"
     assert (first.held, first.dropped, first.peak) == (0, 50 * MIB, 60 * MIB - 10 * MIB)
-    assert not budget.make_room_for(third), "10 and 60 MiB are taken"
+    assert not budget.has_room_for(third), "10 and 60 MiB are taken"
     first.read("quick")
     assert first.dropped == 0
 
@@ -175,7 +175,7 @@ def test_rows_are_kept_where_dropping_them_would_not_make_enough_room():
     finish(budget, known, 60)
     budget.charge(first)
     waiting_for_join(budget, first, 15)
-    assert not budget.make_room_for(second)
+    assert not budget.has_room_for(second)
     assert first.task_states["quick"].table is not None
 
 
@@ -188,5 +188,5 @@ def test_rows_that_a_stage_needs_now_are_kept():
         first.task_states["joined"].started = change == "joined starts"
         if change == "slow is done":
             first.task_states["joined"].waits_for.clear()
-        assert not budget.make_room_for(second), change
+        assert not budget.has_room_for(second), change
         assert first.task_states["quick"].table is not None

@@ -28,14 +28,14 @@ def pipeline() -> vd.Pipeline:
 
 def test_a_budget_that_is_used_up_is_told_once(pipeline):
     spending = TokenBudget(pipeline)
-    assert spending.take("asked", part(prompt_tokens=40)) is None
-    error = spending.take("asked", part(prompt_tokens=15, completion_tokens=5))
+    assert spending.record("asked", part(prompt_tokens=40)) is None
+    error = spending.record("asked", part(prompt_tokens=15, completion_tokens=5))
     assert "stage 'p/asked': this run has used 60 tokens, max_tokens=60" in str(error)
-    assert spending.take("asked", part(prompt_tokens=40)) is None
+    assert spending.record("asked", part(prompt_tokens=40)) is None
 
 
 def test_stages_without_a_budget_use_nothing(pipeline):
-    assert TokenBudget(pipeline).take("clean", part(prompt_tokens=1000)) is None
+    assert TokenBudget(pipeline).record("clean", part(prompt_tokens=1000)) is None
 
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():

@@ -13,12 +13,12 @@ from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
 
-def lane(slots: int = 2) -> WorkerQueue:
+def queue(slots: int = 2) -> WorkerQueue:
     return WorkerQueue(slots, {FIRST: [], SECOND: []})
 
 
 def test_the_least_loaded_worker_gets_the_next_call():
-    both = lane()
+    both = queue()
     both.begin(FIRST, 10)
     assert both.pick_worker() == SECOND
     both.begin(SECOND, 20)
@@ -31,7 +31,7 @@ def test_the_least_loaded_worker_gets_the_next_call():
 
 
 def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
-    both = lane()
+    both = queue()
     both.begin(FIRST, 10)
     both.begin(SECOND, 10)
     assert both.pick_worker(exclusive=True) is None
@@ -43,7 +43,7 @@ def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
 
 
 def test_items_leave_by_priority_then_in_the_order_of_their_coming():
-    both = lane()
+    both = queue()
     for priority, item in ((2, "a"), (1, "b"), (1, "c")):
         both.push(priority, item)
     assert (both.peek(), both.peek()) == ("b", "b")
@@ -52,7 +52,7 @@ def test_items_leave_by_priority_then_in_the_order_of_their_coming():
 
 
 def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
-    both = lane()
+    both = queue()
     both.begin(FIRST, 10)
     both.drain(FIRST)
     assert both.pick_worker() == SECOND
@@ -87,7 +87,7 @@ class Lease:
 
 
 class Group:
-    """A group of workers, with what it told."""
+    """A group of workers, with its events and notices."""
 
     def __init__(self, *workers: Worker) -> None:
         self.events: list[Any] = []
@@ -109,22 +109,22 @@ class Group:
         self.group.handle_done(CallResult(ticket, None if lost else answer, lost=lost))
 
     @property
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Noticed)]
 
 
 def test_a_spent_worker_is_replaced_after_its_last_answer():
     group = Group(FIRST)
     group.answer(FIRST)
-    lane = group.group.worker_queues["m"]
-    lane.begin(FIRST, 10)
-    lane.begin(FIRST, 20)
+    queue = group.group.worker_queues["m"]
+    queue.begin(FIRST, 10)
+    queue.begin(FIRST, 20)
     group.group.finish_call(FIRST, 10, "has answered 2 calls")
-    assert lane.pick_worker() is None
+    assert queue.pick_worker() is None
     assert group.lease.loading == {}, "it has one more call"
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
-    assert group.told == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+    assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
 
 
 def test_a_pool_whose_workers_die_as_they_start_is_given_up():

@@ -153,8 +153,8 @@ def test_force_and_retries_start_from_the_former_store(former):
     retried = planned(former, retry_quarantined=True, selected=("scaled", "merged"))
     first, second = (p.stages["scaled"] for p in retried.partitions)
     assert (first.generation, first.missing, second.done is not None) == (1, (0,), True)
-    mended = first.row_retries[0].info
-    assert (mended.rows, mended.quarantined) == (3, 1)
+    repaired = first.row_retries[0].info
+    assert (repaired.rows, repaired.quarantined) == (3, 1)
     assert missing(retried) == {"scaled": 1, "merged": 1}
 
 
