@@ -1,7 +1,7 @@
 """Runs the tests, and those that failed once more, alone: ``tests.py make test-all``.
 
-A test that fails twice fails. What passed at the second try is counted as such in the last line,
-which repeats pytest's summary, because libraries may print while Python exits.
+A test that fails twice fails. The last line is pytest's summary, with a count of the tests that
+passed at the second try. It is repeated because libraries may print while Python exits.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ def main(command: list[str]) -> int:
         rest = [f"{again['passed']} passed at the second try"]
         if again["failed"] + again["error"]:
             rest.insert(0, f"{again['failed'] + again['error']} failed twice")
-        counted, _, took = summary.rpartition(" in ")
-        others = [
-            part for part in counted.split(", ") if not _COUNT.match(part) or "passed" in part
-        ]
+        parts, _, took = summary.rpartition(" in ")
+        others = [part for part in parts.split(", ") if not _COUNT.match(part) or "passed" in part]
         summary = f"{', '.join([*rest, *others])} in {took} and once more"
     print(f"===== {summary or 'pytest gave no summary'} =====", flush=True)
     return status

@@ -1,7 +1,7 @@
 """Checks of a stage's rows in each partition: built-in checks and your own.
 
-Every stage has some. A blocking check that fails withholds the downstream stages, in its partition
-alone; the others are shown in Dagster and stop nothing.
+Every stage has default checks. A blocking check that fails withholds the downstream stages in its
+partition; failures of other checks are shown in Dagster and stop nothing.
 """
 
 import os

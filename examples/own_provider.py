@@ -2,7 +2,7 @@
 
 A provider is a class with one method. This one stands for a client of your company's model server;
 `provider="openai"` or `"transformers"` need no class. A pydantic model validates each answer, which
-becomes a struct column; a row with an answer that does not fit is quarantined.
+becomes a struct column; a row whose answer does not fit is quarantined.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 class Order(BaseModel):
-    """What is read out of a text."""
+    """An order, as extracted from a text."""
 
     item: str
     count: int = Field(gt=0)
@@ -39,13 +39,13 @@ class Order(BaseModel):
 class HouseModel:
     """Answers requests, many at the same time in one event loop."""
 
-    OPERATIONAL = frozenset({"url"})  # changes no answer, so it is no part of fragment keys
+    OPERATIONAL = frozenset({"url"})  # changes no answer, so it is not part of fragment keys
 
     def __init__(self, model: str, *, url: str) -> None:
         self.url = url  # connect here: this runs once per worker, which stays warm
 
     async def submit(self, request: Request) -> Answer:
-        """In place of a call to the server: finds number, thing and place."""
+        """Extract number, item and city; a real provider calls its server here."""
         await asyncio.sleep(0.01)
         text = request.messages[-1]["content"]
         found = re.search(r"(\d+) (\w+).*\b(?:to|in) (\w+)", text)

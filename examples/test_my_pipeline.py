@@ -68,8 +68,9 @@ def test_a_row_that_fails_costs_no_other_row(tmp_path: Path) -> None:
     with testing.faults(testing.CallFault("rated", ids=[3], error="ValueError")):
         run(tmp_path, vd.LocalCompute(num_cpus=1))
     assert published(tmp_path) == {id: mood for id, mood in MOODS.items() if id != 3}
-    aside = vd.quarantine("reviews/rated", store=vd.FragmentStore(root=str(tmp_path / "store")))
-    assert aside.select(["id", "error"]).to_pylist() == [{"id": 3, "error": "ValueError"}]
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    quarantined = vd.quarantine("reviews/rated", store=store)
+    assert quarantined.select(["id", "error"]).to_pylist() == [{"id": 3, "error": "ValueError"}]
 
 
 def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:

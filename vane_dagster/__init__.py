@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
+    from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
     from vane_dagster.orchestration.pipeline import Pipeline as Pipeline
     from vane_dagster.orchestration.read import load as load
     from vane_dagster.orchestration.read import quarantine as quarantine
-    from vane_dagster.orchestration.resources import FragmentStore as FragmentStore
     from vane_dagster.orchestration.resources import LocalCluster as LocalCluster
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
@@ -67,7 +67,7 @@ _HOME = {
     "TraceError": "errors",
     "UdfError": "errors",
     "VaneError": "errors",
-    "FragmentStore": "orchestration.resources",
+    "FragmentStore": "orchestration.io_manager",
     "LocalCluster": "orchestration.resources",
     "LocalCompute": "orchestration.resources",
     "RayCompute": "orchestration.resources",

@@ -234,7 +234,7 @@ import cloudpickle, pyarrow as pa
 import vane_dagster as vd
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker.retry import Policy
-from vane_dagster.worker.udf_caller import Caller
+from vane_dagster.worker.udf_caller import UdfCaller
 from vane_dagster.worker.protocol import CallUdf
 from vane_dagster.worker.protocol import ModelSpec, Work
 
@@ -250,7 +250,7 @@ async def raises_later(batch): raise ERROR
 policy = Policy("quarantine", 0, (), 0.3)
 call = CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 2, "one_to_one", 4, ("id",),
                policy=policy, max_faults=5)
-caller = Caller(ModelSpec("m", False, make_udf("m", FN).style, "", b""), FN)
+caller = UdfCaller(ModelSpec("m", False, make_udf("m", FN).style, "", b""), FN)
 schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
 work = Work("m", call, (), schema, "id", None, True)
 caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)

@@ -1,9 +1,12 @@
-"""The order of the packages, which imports follow in one direction, file by file."""
+"""Imports within the package: their order, and that files do not import each other in a circle."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import vane_dagster
 
@@ -15,18 +18,91 @@ ORDER = [
 ]  # fmt: skip
 
 
+def module_names(root: Path) -> dict[str, Path]:
+    """The package's files by the names of their modules, without ``vane_dagster.``."""
+    found = {}
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports(tree: ast.AST, known: dict[str, Path], hints: bool = True) -> Iterator[str]:
+    """The package's modules that a file imports anywhere, in functions too.
+
+    Args:
+        tree: The file's syntax tree.
+        known: The package's modules.
+        hints: Whether imports for type checkers alone count.
+    """
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not hints:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("vane_dagster."):
+                    yield alias.name.partition(".")[2]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            package, _, module = (node.module or "").partition(".")
+            for alias in node.names if package == "vane_dagster" else ():
+                inner = f"{module}.{alias.name}".removeprefix(".")
+                yield inner if inner in known else module
+        else:
+            yield from imports(node, known, hints)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of a graph; empty if there is none."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for following in sorted(graph[node]):
+            if found := walk(following, [*path, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in graph if (found := walk(node, []))), [])
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports when it is imported or when its functions run."""
+    known = module_names(ROOT)
+    return {
+        name: set(imports(ast.parse(file.read_text()), known, hints=False)) - {"", name}
+        for name, file in known.items()
+    }
+
+
+def test_each_module_belongs_to_a_layer():
+    top = {name.partition(".")[0] for name in module_names(ROOT)}
+    assert top - {"", "__main__"} == set(ORDER)
+
+
 def test_imports_go_one_way():
+    known = module_names(ROOT)
     wrong = set()
-    for file in sorted(ROOT.rglob("*.py")):
-        place = file.relative_to(ROOT).as_posix()
-        own = place.split("/")[0].removesuffix(".py")
+    for name, file in known.items():
+        own = name.partition(".")[0]
         if own not in ORDER:
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("vane_"):
-                continue
-            parts = node.module.split(".")
-            for above in [parts[1]] if len(parts) > 1 else [name.name for name in node.names]:
-                if above in ORDER and ORDER.index(above) > ORDER.index(own):
-                    wrong.add((place, above))
+        for imported in imports(ast.parse(file.read_text()), known):
+            above = imported.partition(".")[0]
+            if above and ORDER.index(above) > ORDER.index(own):
+                wrong.add(f"{file.relative_to(ROOT)} imports {imported}")
     assert wrong == set()
+
+
+def test_no_files_import_each_other_in_a_circle(graph):
+    assert circle(graph) == []
+
+
+def test_circles_are_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -1,4 +1,4 @@
-"""The pages: links that lead somewhere, and examples that are valid."""
+"""The pages: links and paths that lead somewhere, and examples that are valid."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import pytest
 
 import vane_dagster
 
-ROOT = Path(vane_dagster.__file__).parents[1]
+PACKAGE = Path(vane_dagster.__file__).parent
+ROOT = PACKAGE.parent
 FOLDERS = [ROOT / name for name in ("", "docs", "examples", "benchmarks")]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
+LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
+READERS_OWN = {"definitions.py", "benchmarks/results/"}
+"""Paths of the reader's own files, and of files that a benchmark writes."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -31,6 +35,69 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def named_paths(text: str) -> set[str]:
+    """The paths of files, folders and modules that a page names in backticks and in diagrams.
+
+    A token is a path if it ends like a file or a folder, begins with a folder of the repository or
+    of the package, or is a dotted name in the package.
+    """
+    diagrams = " ".join(code for language, code in FENCED.findall(text) if language == "mermaid")
+    drawn = re.findall(r"(?<![<\w/])[\w/]+(?:\.py|/)(?!\w)", diagrams)
+    ticked = re.findall(r"`([\w./-]+)`", FENCED.sub("", text))
+    folders = {path.name for root in (ROOT, PACKAGE) for path in root.iterdir() if path.is_dir()}
+    return {
+        name
+        for name in (*ticked, *drawn)
+        if re.fullmatch(r"\w.*(\.(py|md|toml|yaml)|/)", name)
+        or ("/" in name and name.partition("/")[0] in folders)
+        or name.startswith("vane_dagster.")
+    }
+
+
+def path_exists(name: str, page: Path) -> bool:
+    """Whether a page's path exists: a file, a folder, or an attribute of a module.
+
+    It is relative to the repository, the package or the page. A file's name alone may be that of
+    any file of the package or of the tests.
+    """
+    if name.startswith("vane_dagster."):
+        name = name.replace(".", "/")
+        name = name if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists() else dotted(name)
+    for root in (ROOT, PACKAGE, page.parent):
+        if (root / name).exists() or (root / f"{name}.py").exists():
+            return True
+        module, _, attribute = name.rpartition(".")
+        for file in (root / f"{module}.py", root / module / "__init__.py"):
+            if module and file.exists():
+                return re.search(rf"\b{attribute}\b", file.read_text()) is not None
+    return "/" not in name and any(any(root.rglob(name)) for root in (PACKAGE, ROOT / "tests"))
+
+
+def dotted(name: str) -> str:
+    """The path of a module's attribute: the module's path, a dot, and the attribute."""
+    return ".".join(name.rsplit("/", 1))
+
+
+@pytest.mark.parametrize("page", LIVING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paths_in_pages_exist(page):
+    named = named_paths(page.read_text()) - READERS_OWN
+    assert sorted(name for name in named if not path_exists(name, page)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`engine/gone.py`", "`tests/gone`", "`gone/`", "`gone.py`", "`worker/protocol.GONE`",
+        "`vane_dagster.gone`", "`vane_dagster.sources.Gone`",
+        '```mermaid\nflowchart LR\n a["x<br/>gone/, engine/"]\n```\n',
+        '```mermaid\nflowchart LR\n a["x<br/>compute/gone.py"]\n```\n',
+    ],
+)  # fmt: skip
+def test_paths_that_do_not_exist_are_found(text):
+    (name,) = {name for name in named_paths(text) if not path_exists(name, ROOT / "README.md")}
+    assert "gone" in name.lower()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -18,7 +18,14 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.pipeline.options import AUTO, Failures
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import SOURCE, JoinSpec, MapBatchesSpec, ProjectSpec, StageSpec
+from vane_dagster.pipeline.specs import (
+    SOURCE,
+    JoinSpec,
+    MapBatchesSpec,
+    ProjectSpec,
+    StageSpec,
+    WriteSpec,
+)
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.storage.part_file import PartTarget
@@ -410,7 +417,12 @@ def _policy(failures: Failures) -> Policy:
 
 @functools.singledispatch
 def _operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
-    """The worker operation of a kind of stage. Default: pass on the rows that it reads."""
+    """The worker operation of a kind of stage."""
+    raise TypeError(f"stages of kind {spec.kind!r} have no worker operation; register one here")
+
+
+@_operation.register
+def _write(spec: WriteSpec, pipeline: Pipeline, version: str) -> Op:
     return Gather()
 
 

@@ -16,7 +16,6 @@ from pydantic import Field, PrivateAttr
 
 from vane_dagster.compute.api import Backend
 from vane_dagster.errors import ComputeError
-from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from vane_dagster._arguments import list_of_names
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.model_stages import ModelStageSpec, name_of
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.providers.labelling import ClassifyTask
+from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
@@ -76,19 +76,9 @@ class LabelRows(PromptRows):
         given["output_column"] = output_column
         if answers(location, provider, ClassifyTask.method):
             return self._classified(name, column, labels, **given)
-        meanings = (
-            labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
-        )
-        lines = [
-            f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in meanings
-        ]
-        listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")
-        messages = (
-            "Which of these labels fits the text best? Answer with the label alone.\n\n"
-            f"{listed}\n\nText: {{{column}}}"
-        )
-        given = {"sampling_params": {"temperature": 0, "max_tokens": 64}, **given}
-        return self.prompt(name, messages, return_format=list(labels), **given)
+        given = {"sampling_params": LABEL_SAMPLING, **given}
+        prompt = label_prompt(column, labels)
+        return self.prompt(name, prompt, return_format=list(labels), **given)
 
     def _classified(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,25 @@ import pyarrow as pa
 
 from vane_dagster.errors import RowErrors, names
 from vane_dagster.providers.texts import TextTask
+
+LABEL_SAMPLING = {"temperature": 0, "max_tokens": 64}
+"""Sampling parameters of a language model that chooses labels; part of fragment keys."""
+
+
+def label_prompt(column: str, labels: Collection[str] | Mapping[str, str]) -> str:
+    """Return the template by which a language model chooses a label; it is part of fragment keys.
+
+    Args:
+        column: The column of texts.
+        labels: The labels, or each label with its meaning.
+    """
+    meanings = labels.items() if isinstance(labels, Mapping) else ((label, "") for label in labels)
+    lines = [f"- {label}: {meaning}" if meaning else f"- {label}" for label, meaning in meanings]
+    listed = "\n".join(lines).replace("{", "{{").replace("}", "}}")
+    return (
+        "Which of these labels fits the text best? Answer with the label alone.\n\n"
+        f"{listed}\n\nText: {{{column}}}"
+    )
 
 
 @dataclass(frozen=True)
