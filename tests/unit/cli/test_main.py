@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pwd
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -53,7 +54,7 @@ class SilentPoolManager:
 
     class pools:
         @staticmethod
-        def remote() -> None:
+        def remote(*args: object) -> None:
             raise ray.exceptions.RayActorError
 
 
@@ -67,6 +68,16 @@ def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.Mo
     for command in (["pools"], ["pools", "evict", "--all"]):
         done = CliRunner().invoke(main, command)
         assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = {"keeper": "keeper-1", "identity": "abc", "label": "Model", "leases": []}
+    silent = SimpleNamespace(evict=SilentPoolManager.pools)
+    monkeypatch.setattr(pools, "_pool_managers", lambda name, address: {"keeper-1": silent})
+    monkeypatch.setattr(pools, "_listed", lambda found: ([pool], []))
+    done = CliRunner().invoke(main, ["pools", "evict", "--all"])
+    assert done.exit_code == 1
+    assert "keeper-1 does not answer, so Model (abc) may not have ended" in done.stderr
 
 
 def test_an_empty_name_is_not_the_default_head() -> None:
