@@ -15,6 +15,25 @@ from pathlib import Path
 
 import psutil
 
+from vane_dagster.compute.local_head import Head
+
+HEAD = Head(
+    address="127.0.0.1:1",
+    pid=1,
+    birth="0",
+    raylet_pid=1,
+    raylet_birth="0",
+    session_dir="/nowhere",
+    token_path="/nowhere/token",
+    started_at=0.0,
+    ray_version="2",
+    python_version="3",
+    prefix="/env/a",
+    settings=(),
+    name="default",
+)
+"""The record of a head that does not exist."""
+
 ENTRY = "from ray.scripts.scripts import main; main()"
 
 

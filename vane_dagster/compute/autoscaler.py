@@ -135,7 +135,7 @@ class Autoscaler(ABC):
         return None if self._is_there() else ()
 
     def ask(self, bundles: Sequence[Bundle]) -> None:
-        """Request a cluster that holds bundles in all; withdraw the request if there are none.
+        """Request a total cluster size in bundles; withdraw the request if there are none.
 
         If another program has overwritten the request, it is posted again, but never withdrawn.
         """

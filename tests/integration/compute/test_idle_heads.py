@@ -19,27 +19,12 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
+from support.heads import HEAD
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_heads
 from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.compute.processes import marked
-
-HEAD = Head(
-    address="127.0.0.1:1",
-    pid=1,
-    birth="0",
-    raylet_pid=1,
-    raylet_birth="0",
-    session_dir="/nowhere",
-    token_path="/nowhere/token",
-    started_at=0.0,
-    ray_version="2",
-    python_version="3",
-    prefix="/env/a",
-    settings=(),
-    name="default",
-)
 
 
 def test_a_driver_waits_while_the_head_is_being_stopped(tmp_path: Path) -> None:

@@ -11,27 +11,12 @@ from pathlib import Path
 import pytest
 
 import vane_dagster as vd
+from support.heads import HEAD
 from vane_dagster.compute import idle_watcher, local_heads
 from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
-from vane_dagster.compute.local_head import Head, HeadFolder
+from vane_dagster.compute.local_head import HeadFolder
 from vane_dagster.compute.local_heads import RunningHead, conflicts, running_heads
 from vane_dagster.compute.processes import birth
-
-HEAD = Head(
-    address="127.0.0.1:1",
-    pid=1,
-    birth="0",
-    raylet_pid=1,
-    raylet_birth="0",
-    session_dir="/nowhere",
-    token_path="/nowhere/token",
-    started_at=0.0,
-    ray_version="2",
-    python_version="3",
-    prefix="/env/a",
-    settings=(),
-    name="default",
-)
 
 MINUTE = 60.0
 
