@@ -19,11 +19,12 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # A module with a file is not from this folder yet; a namespace package may extend to it.
+        # None of these is from this folder yet, but a namespace package may extend to it.
         self._before = {
-            name: loaded
+            name
             for name, loaded in sys.modules.items()
             if isinstance(module_attribute(loaded, "__file__"), str)
+            or module_attribute(loaded, "__path__") is None
         }
 
     def write(self, **files: str) -> None:
@@ -40,14 +41,16 @@ class Project:
 
     def forget(self) -> None:
         """Forget every module of this folder, so that the next import reads it anew."""
-        for known, loaded in list(sys.modules.items()):
-            if self._before.get(known) is loaded:
-                continue
+        for known in sys.modules.keys() - self._before:
+            loaded = sys.modules[known]
             places = [getattr(loaded, "__file__", None), *(module_folders(loaded) or ())]
             if any(str(place).startswith(str(self.root)) for place in places):
                 del sys.modules[known]
         shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
-        importlib.invalidate_caches()
+        # Of the folder alone: `importlib.invalidate_caches` goes through hundreds of others.
+        for folder, finder in list(sys.path_importer_cache.items()):
+            if folder.startswith(str(self.root)) and finder is not None:
+                finder.invalidate_caches()
 
     def load(self, name: str, module: str = "defs"):
         self.forget()

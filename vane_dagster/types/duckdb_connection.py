@@ -18,7 +18,8 @@ def connect() -> duckdb.DuckDBPyConnection:
     DuckDB would spill to ``.tmp`` in the current folder.
     """
     opened = duckdb.connect()
-    opened.execute("SET threads=1; SET preserve_insertion_order=true; SET TimeZone='UTC'")
+    opened.execute("SET threads=1; SET preserve_insertion_order=true")
+    opened.execute("SET GLOBAL TimeZone='UTC'")  # its cursors have it too
     opened.execute("SET temp_directory=''")
     return opened
 
@@ -36,5 +37,9 @@ def spill_below(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
 @functools.lru_cache(maxsize=1)
 def shared() -> duckdb.DuckDBPyConnection:
-    """Return this process's shared DuckDB connection, opened once."""
+    """Return this process's shared DuckDB connection, opened once.
+
+    A cursor of it opens about 100 times faster than a connection, and has temporary tables of its
+    own.
+    """
     return connect()

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, SchemaError
-from vane_dagster.types.duckdb_connection import connect, shared
+from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
     check_distinct,
@@ -360,7 +360,7 @@ def bind(
         wanted |= _computed_from(expression, schema, f"{location}, column {name!r}")
     needed = [field for field in schema if field.name in wanted]
     kinds = {name: schema.field(column).type for name, column in passed.items()}
-    with connect() as connection:
+    with shared().cursor() as connection:
         _create_source(connection, needed or [f for f in schema if seen_by_sql(f.type)])
         for _, expression in filters:
             _bound_type(connection, expression, f"{location}: where = {where!r}", schema)
@@ -396,12 +396,12 @@ def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
 
 
 def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
-    """Create an empty table named source, with the columns in the types that SQL computes with."""
+    """Create an empty temporary table named source, with the columns in the types that SQL computes with."""
     seen = [(field.name, seen_by_sql(field.type)) for field in fields]
     kinds = [(quote(name), sql_name(kind)) for name, kind in seen if kind is not None]
     if all(kind for _, kind in kinds):
         listed = ", ".join(f"{name} {kind}" for name, kind in kinds)
-        connection.execute(f"CREATE TABLE source ({listed})")
+        connection.execute(f"CREATE TEMP TABLE source ({listed})")
     else:
         connection.register("source", pa.Table.from_batches([], pa.schema(seen)))
 
