@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("support")
 import vane_dagster as vd  # noqa: E402
 from support.paths import TESTS  # noqa: E402
 from support.results import Run  # noqa: E402
+from support.warm_workers import WarmLocal, kept_warm  # noqa: E402
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 
@@ -51,7 +52,8 @@ def _home() -> Iterator[None]:
     before = os.environ.get("VANE_DAGSTER_HOME")
     os.environ["VANE_DAGSTER_HOME"] = folder
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
-    yield
+    with kept_warm():
+        yield
     if before is None:
         del os.environ["VANE_DAGSTER_HOME"]
     else:
@@ -76,14 +78,14 @@ def cluster(_home: None) -> Iterator[vd.LocalCluster]:
 def compute(request: pytest.FixtureRequest) -> Any:
     """Both computes in turn: the same test has to pass on subprocesses and on Ray."""
     if request.param == "local":
-        return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
+        return WarmLocal(num_cpus=2, resources={"accelerator": 1})
     return vd.RayCompute(cluster=request.getfixturevalue("cluster"))
 
 
 @pytest.fixture
 def local() -> vd.LocalCompute:
     """Subprocesses alone, for what does not depend on where the work is done."""
-    return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
+    return WarmLocal(num_cpus=2, resources={"accelerator": 1})
 
 
 @pytest.fixture(scope="session")

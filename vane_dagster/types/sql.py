@@ -396,7 +396,7 @@ def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
 
 
 def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
-    """Create an empty temporary table named source, with the columns in the types that SQL computes with."""
+    """Create an empty temporary table named source, with columns of the types SQL computes with."""
     seen = [(field.name, seen_by_sql(field.type)) for field in fields]
     kinds = [(quote(name), sql_name(kind)) for name, kind in seen if kind is not None]
     if all(kind for _, kind in kinds):
