@@ -24,7 +24,7 @@ from vane_dagster.fingerprint.symbols import SourceFile, load_source
 
 Kind = Literal["own", "installed", "stdlib", "self"]
 _SITE_NAMES = ("site-packages", "dist-packages")
-_MAIN = ("__main__", "__mp_main__")
+MAIN_NAMES = ("__main__", "__mp_main__")
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,16 @@ class Module:
     @property
     def label(self) -> str:
         """The module's name in a digest; a script is named by its file."""
-        if self.name not in _MAIN:
+        if not self.is_main:
             return self.name
         spec = module_attribute(sys.modules.get(self.name), "__spec__")
         stem = os.path.splitext(os.path.basename(self.path or self.name))[0]
         return spec.name if spec is not None else stem
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the module is the script that runs."""
+        return self.name in MAIN_NAMES
 
     @property
     def is_source(self) -> bool:
@@ -173,7 +178,7 @@ class Finder:
         if isinstance(origin, str) and (path is None or path.endswith(".pyc")):
             path = origin if os.path.isfile(origin) else path
         folders = module_folders(loaded)
-        if path is None and folders is None and name not in _MAIN:
+        if path is None and folders is None and name not in MAIN_NAMES:
             # A module object created in memory, as six does, belongs to its package.
             parent = self.find(name.rpartition(".")[0]) if "." in name else None
             return Module(name, parent.kind if parent else "installed", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import (
+    NAME,
     list_of_names,
     mapping,
     one_of,
@@ -28,8 +28,6 @@ from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:
     import dagster as dg
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _type_name(kind: pa.DataType | None) -> str:
@@ -96,7 +94,7 @@ class Pipeline(Rows):
         op_tags: Mapping[str, str] | None = None,
     ) -> None:
         location = f"pipeline {name!r}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
@@ -287,7 +285,7 @@ class Pipeline(Rows):
 
     def _add(self, spec: StageSpec) -> Stage:
         location = self._location(spec.name)
-        if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):
+        if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
