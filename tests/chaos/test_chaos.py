@@ -1,7 +1,7 @@
 """Kills at random times, full disks, failing storage: and then one run that puts all of it right.
 
 ``VANE_CHAOS_ROUNDS=500`` makes more rounds, ``VANE_CHAOS_SEED=17 VANE_CHAOS_ROUNDS=1`` repeats one;
-the kills of a round come at the same moments then, while the processes go their own pace.
+the kills of a round come at the same moments then, while the processes run at their own speed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from support.prompts import Person, Reversed, docs
 from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.pace import RateLimiter
+from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
 
 
@@ -137,20 +137,20 @@ def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("vane_dagster.providers.pace.asyncio.sleep", sleep)
-    monkeypatch.setattr("vane_dagster.providers.pace.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("vane_dagster.providers.rate_limiter.asyncio.sleep", sleep)
+    monkeypatch.setattr("vane_dagster.providers.rate_limiter.time.monotonic", lambda: 1000.0)
 
-    async def take(pace: RateLimiter, times: int) -> None:
+    async def take(limiter: RateLimiter, times: int) -> None:
         for _ in range(times):
-            await pace.take(1)
+            await limiter.take(1)
 
-    pace = RateLimiter(60)
-    asyncio.run(take(pace, 4))
+    limiter = RateLimiter(60)
+    asyncio.run(take(limiter, 4))
     assert waited == [1, 2, 3]
     waited.clear()
-    pace = RateLimiter(60)
-    pace.workers = 3
-    asyncio.run(take(pace, 3))
+    limiter = RateLimiter(60)
+    limiter.workers = 3
+    asyncio.run(take(limiter, 3))
     assert waited == [3, 6]
     waited.clear()
     asyncio.run(take(RateLimiter(None), 100))

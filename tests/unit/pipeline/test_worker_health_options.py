@@ -1,4 +1,4 @@
-"""What may be said of a worker's health, and what is refused."""
+"""Validation of the health check and lifecycle options of workers."""
 
 from __future__ import annotations
 
