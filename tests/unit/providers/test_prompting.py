@@ -25,7 +25,7 @@ class Needy(Reversed):
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "message"),
     [
         ("{text} {}", "has the field {}"),
         ("{text.upper}", "has the field {text.upper}"),
@@ -35,8 +35,8 @@ class Needy(Reversed):
         (7, "expected a column's name"),
     ],
 )
-def test_messages_that_are_no_template(messages, told):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_messages_that_are_no_template(messages, message):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         parse_template("stage", messages, None)
 
 
@@ -93,7 +93,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             {"provider": "nobody"},
@@ -124,8 +124,8 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         docs(tmp_path).prompt(
             "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
         )
@@ -178,7 +178,7 @@ def test_a_json_schema_with_references_has_columns():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
         ({"dimensions": 0}, "dimensions is 0"),
@@ -186,8 +186,8 @@ def test_a_json_schema_with_references_has_columns():
         ({"output_column": "id"}, "two columns would be called 'id'"),
     ],
 )
-def test_arguments_of_an_embedding_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_arguments_of_an_embedding_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         docs(tmp_path).embed(
             "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
         )
