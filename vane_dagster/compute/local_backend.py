@@ -34,11 +34,11 @@ from vane_dagster.worker.protocol import (
     LoadCall,
     PoolRequest,
     PoolSpec,
-    Reply,
-    Request,
     RunCall,
     StartingCall,
     Work,
+    WorkerReply,
+    WorkerRequest,
 )
 from vane_dagster.worker.watchdog import ended_by_deadline
 
@@ -356,7 +356,7 @@ class LocalLease:
         self._tickets += 1
         process = self._backend.processes[worker.name]
         try:
-            process.connection.send(Request(self._tickets, call))
+            process.connection.send(WorkerRequest(self._tickets, call))
             process.tickets.add(self._tickets)
             self._held[self._tickets] = tables
         except OSError as error:
@@ -377,7 +377,7 @@ class LocalLease:
         done = []
         try:
             while process.tickets and process.connection.poll():
-                reply: Reply = process.connection.recv()
+                reply: WorkerReply = process.connection.recv()
                 process.tickets.discard(reply.ticket)
                 self._held.pop(reply.ticket, None)
                 table = LocalTable(reply.table) if reply.table else None

@@ -392,9 +392,9 @@ def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
         return made
 
     result = materialize(pipeline(), compute_clean, raises=False)
-    said = failure(result)
-    assert f"RuntimeError: no weights at {weights}" in said
-    assert 'raise RuntimeError(f"no weights at {needs}")' in said, "the user's own traceback"
+    message = failure(result)
+    assert f"RuntimeError: no weights at {weights}" in message
+    assert 'raise RuntimeError(f"no weights at {needs}")' in message, "the user's own traceback"
     assert rows(tmp_path, "good").num_rows == 60, "the other branch is committed"
     if isinstance(compute_clean, vd.RayCompute):
         assert [len(pool["workers"]) for pool in listed()] == [1], "only the good one's is left"
@@ -407,9 +407,9 @@ def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
 def test_a_constructor_that_kills_its_process_fails_the_stage(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.map_batches("out", Dies, schema=SCHEMA, concurrency=1)
-    said = failure(materialize(pipeline, local, raises=False))
-    assert "died while its model was constructed" in said
-    assert "exit code 7" in said
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "died while its model was constructed" in message
+    assert "exit code 7" in message
 
 
 class Dies:
@@ -430,9 +430,9 @@ def exits(batch):
 def test_a_function_that_exits_fails_its_stage_not_its_worker(tmp_path, compute_clean, materialize):
     pipeline = docs(tmp_path)
     pipeline.map_batches("out", exits, schema=SCHEMA, concurrency=1)
-    said = failure(materialize(pipeline, compute_clean, raises=False))
-    assert "SystemExit: no more rows" in said
-    assert 'sys.exit("no more rows")' in said
+    message = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "SystemExit: no more rows" in message
+    assert 'sys.exit("no more rows")' in message
 
 
 def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
@@ -441,13 +441,13 @@ def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
     pipeline = docs(tmp_path)
     one = add(pipeline, "one", tmp_path, **ONE)
     add(one, "two", tmp_path, Chained, plus=1, resources={"accelerator": 2})
-    said = failure(materialize(pipeline, compute_clean, raises=False))
-    assert "Chained: 1 workers of 2 accelerator each were asked for; the cluster has 1" in said
+    message = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "Chained: 1 workers of 2 accelerator each were asked for; the cluster has 1" in message
     assert noted(tmp_path / "loads") == []
 
 
 def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
-    told: list[Any] = []
+    events: list[Any] = []
     backend = RayBackend()
     pool = PoolSpec("mine", "Mine", (1, 1), {"accelerator": 1})
     other = PoolSpec("theirs", "Theirs", (1, 1), {"accelerator": 1})
@@ -455,9 +455,9 @@ def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
     with pytest.raises(Cancelled):
-        backend.lease("run-2", [other], stop, waits=Waits(told.append))
+        backend.lease("run-2", [other], stop, waits=Waits(events.append))
     text = "waiting for Theirs: its resources are leased or awaited by run run-1"
-    assert told == [Waiting("lease", text, ("run-1",))]
+    assert events == [Waiting("lease", text, ("run-1",))]
     lease.release()
     backend.lease("run-3", [other]).release()
     assert [pool["label"] for pool in listed()] == ["Theirs"]

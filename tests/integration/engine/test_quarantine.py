@@ -300,11 +300,11 @@ def test_rows_are_kept_as_nulls_with_their_error(tmp_path, local, materialize):
 def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, materialize):
     bad = {"fn": double_late, "fn_kwargs": {"bad": (153,)}, "batch_size": 20}
     docs = pipeline(tmp_path, on_error="raise", **bad)
-    told = failure(materialize(docs, local, raises=False))
-    assert "stage 'docs/double'" in told
-    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in told
-    assert "def double" not in told
-    assert 'raise ValueError(f"cannot double {poison[0]}")' in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "stage 'docs/double'" in message
+    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in message
+    assert "def double" not in message
+    assert 'raise ValueError(f"cannot double {poison[0]}")' in message
     tolerant = pipeline(tmp_path, **bad)
     result = materialize(tolerant, local)
     assert metadata(result, "double")["fragments_reused"] >= 1
@@ -314,9 +314,9 @@ def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, mater
 def test_too_many_faults_end_the_partition_early(tmp_path, local, materialize):
     bad = tuple(range(0, ROWS, 2))
     docs = pipeline(tmp_path, fn_kwargs={"bad": bad}, batch_size=10, max_error_rate=0.05)
-    told = failure(materialize(docs, local, raises=False))
-    assert "max_error_rate" in told
-    assert "ValueError" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "max_error_rate" in message
+    assert "ValueError" in message
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     assert opened.in_force("docs", "double", None) is None
 
@@ -398,15 +398,15 @@ def test_rows_that_hang_are_found(tmp_path, local, materialize):
 
 def test_a_model_that_dies_of_everything_is_given_up(tmp_path, local, materialize):
     docs = pipeline(tmp_path, rows=1000, fn=always_dead, max_error_rate=1.0)
-    told = failure(materialize(docs, local, raises=False))
-    assert "'docs/double'" in told
-    assert "lost its worker" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "'docs/double'" in message
+    assert "lost its worker" in message
 
 
 def test_a_row_that_kills_fails_the_partition_by_default(tmp_path, local, materialize):
     docs = pipeline(tmp_path, rows=20, fn=deadly, on_error="raise")
-    told = failure(materialize(docs, local, raises=False))
-    assert "on_error='quarantine' finds it" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "on_error='quarantine' finds it" in message
 
 
 def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
@@ -457,9 +457,9 @@ def test_rows_that_a_call_says_have_failed_cost_nothing_of_the_others(
     aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
     assert sorted(aside["id"].to_pylist()) == list(BAD)
     assert set(aside["error"].to_pylist()) == {"ValueError"}
-    asked = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
+    attempts = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
     again = [x for x in range(ROWS) if x % 10 == 7 and x not in BAD]
-    assert sorted(asked) == sorted([*range(ROWS), *again])
+    assert sorted(attempts) == sorted([*range(ROWS), *again])
 
 
 def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, materialize):
@@ -467,15 +467,15 @@ def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, 
     given = {"folder": str(tmp_path / "notes")}
     docs = pipeline(tmp_path, fn=by_row, fn_kwargs=given, on_error="raise", version="1")
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
-    assert "in a batch of 1 rows, ids " in told
-    assert "ValueError: cannot double" in told
+    assert "in a batch of 1 rows, ids " in message
+    assert "ValueError: cannot double" in message
 
 
 def test_places_that_are_not_in_the_batch(tmp_path, local, materialize):
     docs = pipeline(tmp_path, fn=misplaced, on_error="raise", batch_size=20)
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
-    assert "RowErrors names the places 20 in a batch of 20 rows" in told
+    assert "RowErrors names the places 20 in a batch of 20 rows" in message
