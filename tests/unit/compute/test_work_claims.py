@@ -240,10 +240,9 @@ def test_two_runs_of_a_partition_share_its_fragments(two):
 
 def test_both_runs_commit_one_manifest(two):
     first, second = two
-    first.drain()
-    second.drain()
     for run in two:
-        run.state.close()
+        run.drain()
+        run.state.close()  # commits are done, so the other run finds the manifest
     store = first.state.store
     for stage in ("one", "two"):
         (name,) = store.manifests("docs", stage, None).names()
