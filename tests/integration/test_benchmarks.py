@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.harness import measure, prepare
+from benchmarks.workloads import workload
 from support.benchmark_runs import measures_the_bare_loop, run, skipping
 from support.paths import REPOSITORY
 
