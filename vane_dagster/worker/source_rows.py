@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from vane_dagster.errors import IntegrityError, SourceError, VaneError
-from vane_dagster.sources import ReadContext, Source
+from vane_dagster.sources import ReadContext, SourceReader
 from vane_dagster.sources.base import unreadable
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.transient_errors import with_retries
@@ -128,7 +128,7 @@ def _check_files(rows: SourceRows, work: Work) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def unpack_source(payload: bytes) -> Source:
-    """Unpickle a source that `planning.source_code.pack_source` pickled."""
-    source: Source = load(payload)
+def unpack_source(payload: bytes) -> SourceReader:
+    """Unpickle what `planning.source_code.pack_source` pickled."""
+    source: SourceReader = load(payload)
     return source
