@@ -66,7 +66,7 @@ def test_a_stage_without_a_batch_size_gets_the_default():
 
 
 def test_a_slice_does_not_exceed_the_batches_of_a_workers_life():
-    limited = spec(batch_size=10, max_batches=3)
+    limited = spec(batch_size=10, max_batches_per_actor=3)
     assert sizer(0.001).slice_rows(limited, 10_000, 4, last=False) == 30
 
 
