@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install check unit test test-all lint type clean
+.PHONY: help demo ui install check unit test test-all compiled lint type clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,11 +44,15 @@ check:
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
 
-test: $(VENV)/.test
+test: $(VENV)/.test compiled
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix tests/,unit integration dagster examples)
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test compiled
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests start many processes; under PYTHONDONTWRITEBYTECODE each would compile the package.
+compiled: $(VENV)/.test
+	@$(BIN)/python -m compileall -q vane_dagster benchmarks examples
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

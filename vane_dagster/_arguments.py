@@ -12,6 +12,8 @@ from vane_dagster.errors import DefinitionError, names
 if TYPE_CHECKING:
     import dagster as dg
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The name of a pipeline or a stage."""
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """A placeholder in a URL pattern; the group is its name."""
 

@@ -153,3 +153,8 @@ def names(items: Iterable[object], limit: int = 5) -> str:
         return "none"
     shown = ", ".join(listed[:limit])
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
 """Kills at random times, full disks, failing storage: and then one run that puts all of it right.
 
 ``VANE_CHAOS_ROUNDS=500`` makes more rounds, ``VANE_CHAOS_SEED=17 VANE_CHAOS_ROUNDS=1`` repeats one;
-the kills of a round come at the same moments then, while the processes go their own pace.
+the kills of a round come at the same moments then, while the processes run at their own speed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def undisturbed(
     root = tmp_path_factory.mktemp("undisturbed")
     with contextlib.ExitStack() as blocks:
         place = Place(server, source, None, None, blocks)
-        assert place.run(root, "quarantine", []) == RAN, place.told(root)
+        assert place.run(root, "quarantine", []) == RAN, place.summary(root)
     rows = {
         key: {row["id"]: row for row in table.to_pylist()} for key, table in published(root).items()
     }
@@ -117,24 +117,24 @@ def test_one_run_puts_right_whatever_has_happened(
     with contextlib.ExitStack() as disks:
         grow = disks.enter_context(small_disk(tmp_path / "store", plan.tiny)) if plan.tiny else None
         if plan.former:
-            assert place.run(tmp_path, plan.labels, [], former=True) == RAN, place.told(tmp_path)
+            assert place.run(tmp_path, plan.labels, [], former=True) == RAN, place.summary(tmp_path)
         for run in plan.runs:
             place.run(tmp_path, plan.labels, [*poison, *run.faults], run.partition, run.kills)
-            told_with(plan, place, tmp_path, check_in_force)
+            report_failure(plan, place, tmp_path, check_in_force)
         if grow is not None:
             grow()
-        told_with(plan, place, tmp_path, lambda root: place.finish(root, plan.labels, poison))
+        report_failure(plan, place, tmp_path, lambda root: place.finish(root, plan.labels, poison))
         print(*place.happened, sep="\n")
-        told_with(plan, place, tmp_path, lambda root: check(root, plan, undisturbed))
+        report_failure(plan, place, tmp_path, lambda root: check(root, plan, undisturbed))
     shutil.rmtree(tmp_path)
 
 
-def told_with(plan: Plan, place: Place, root: Path, looked: Callable[[Path], None]) -> None:
-    """Looks at the files of a round, and tells of what is wrong with all that has happened."""
+def report_failure(plan: Plan, place: Place, root: Path, looked: Callable[[Path], None]) -> None:
+    """Check the files of a round; its error has the plan and the events of the round."""
     try:
         looked(root)
     except (AssertionError, VaneError) as error:
-        raise AssertionError(f"{error}\n{plan}\n{place.told(root)}") from error
+        raise AssertionError(f"{error}\n{plan}\n{place.summary(root)}") from error
 
 
 def check_in_force(root: Path) -> None:

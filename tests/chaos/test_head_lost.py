@@ -86,17 +86,17 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
         os.kill(head.raylet_pid, signal.SIGKILL)
 
     try:
-        said = run.communicate(timeout=120)[0]
+        output = run.communicate(timeout=120)[0]
     finally:
         run.kill()
         run.wait()
-    assert run.returncode == 0, said[-4000:]
-    (failure,) = [line for line in said.splitlines() if line.startswith("STEP_FAILURE")]
+    assert run.returncode == 0, output[-4000:]
+    (failure,) = [line for line in output.splitlines() if line.startswith("STEP_FAILURE")]
     assert "stage 'docs/slow', partition 'a'" in failure
     gone = ["(the raylet) is gone"]
     if lost != "raylet":  # the raylet ends some time after the GCS does
         gone.append("has not answered for")
     assert any(what in failure for what in gone)
     assert "Finished parts are kept" in failure
-    assert "SUCCESS False" in said
-    assert "CONNECTED False" in said  # so that the next attempt finds another head
+    assert "SUCCESS False" in output
+    assert "CONNECTED False" in output  # so that the next attempt finds another head

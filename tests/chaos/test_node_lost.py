@@ -39,11 +39,11 @@ def node(address: str) -> Iterator[subprocess.Popen[bytes]]:
     )
     assert started.stdout is not None
     try:
-        said = b""
-        while b"Ray runtime started" not in said:
+        output = b""
+        while b"Ray runtime started" not in output:
             line = started.stdout.readline()
-            assert line, said.decode()
-            said += line
+            assert line, output.decode()
+            output += line
         yield started
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -83,4 +83,4 @@ def test_a_node_is_lost_with_its_workers_and_tables(cluster_of_three, tmp_path):
     for stage in ("one", "two"):
         rows = read_stage(tmp_path / "store", "docs", stage, "a").sort_by("id")
         assert rows["id"].to_pylist() == list(range(ROWS))
-    assert "was lost" in run.said
+    assert "was lost" in run.output

@@ -126,10 +126,10 @@ def test_a_full_disk(tiny, tmp_path, source, local, materialize):
     filling = tiny / "filling"
     fill(filling)
 
-    told = failure(materialize(make(tmp_path), local, raises=False))
-    assert "No space left on device" in told
-    assert "The disk is full: make room there" in told
-    assert str(tiny) in told
+    message = failure(materialize(make(tmp_path), local, raises=False))
+    assert "No space left on device" in message
+    assert "The disk is full: make room there" in message
+    assert str(tiny) in message
     assert manifests(tmp_path) == before
     assert rows_of(tmp_path, "negate", "z") == NEGATED
     assert not list(tiny.rglob(f"{TEMPORARY}*"))
@@ -233,10 +233,10 @@ def test_damaged_parts_are_computed_again(harm, tmp_path, source, local, materia
     assert manifests(tmp_path).items() >= before.items()
     assert metadata(result, "negate")["dagster/row_count"] == ROWS
     if harm is not Path.unlink:  # a part that is not there is seen by the planner
-        told = warnings_of(result, instance)
+        warnings = warnings_of(result, instance)
         for path in harmed:
-            assert told.count(path.name) == 1
-        assert "It belongs to the stage 'docs/double'; it was removed, to be computed" in told
+            assert warnings.count(path.name) == 1
+        assert "It belongs to the stage 'docs/double'; it was removed, to be computed" in warnings
 
 
 def test_a_damaged_part_above_a_damaged_part(tmp_path, source, local, materialize):
@@ -292,10 +292,10 @@ def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, local,
     victim = parts(tmp_path, "double")[1]
     flip(victim)
     before = manifests(tmp_path)
-    told = failure(materialize(make(tmp_path), local, select=["negate"], raises=False))
-    assert victim.name in told
-    assert "It belongs to the stage 'docs/double', which is not selected" in told
-    assert "select 'double' together with 'negate'" in told
+    message = failure(materialize(make(tmp_path), local, select=["negate"], raises=False))
+    assert victim.name in message
+    assert "It belongs to the stage 'docs/double', which is not selected" in message
+    assert "select 'double' together with 'negate'" in message
     assert victim.exists()
     assert manifests(tmp_path) == before
 
@@ -330,9 +330,9 @@ def test_a_reader_of_a_damaged_part(as_, tmp_path, source, local, materialize):
     flip(victim)
     with pytest.raises(vd.StoreError) as raised:
         vd.load("docs/double", store=store, as_=as_)
-    told = str(raised.value)
-    assert re.search(rf"'docs/double', file '\S+{victim.name}': a file is damaged or gone", told)
-    assert "Materialize 'docs/double' again with force" in told
+    message = str(raised.value)
+    assert re.search(rf"'docs/double', file '\S+{victim.name}': a file is damaged or gone", message)
+    assert "Materialize 'docs/double' again with force" in message
     materialize(make(tmp_path), local, select=["double"], config={"force": True})
     assert vd.load("docs/double", store=store)["y"].to_pylist() == DOUBLED
 
@@ -347,10 +347,10 @@ def test_a_damaged_part_that_a_commit_reads(tmp_path, source, local, materialize
     write_source(tmp_path / "src", rows)
     with monkeypatch.context() as patch:
         patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging"))
-        told = failure(materialize(docs, local, raises=False))
-    assert "could not be committed" in told
-    assert "is damaged and cannot be read" in told
-    assert "it was removed. Run again, and it is computed again" in told
+        message = failure(materialize(docs, local, raises=False))
+    assert "could not be committed" in message
+    assert "is damaged and cannot be read" in message
+    assert "it was removed. Run again, and it is computed again" in message
     assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == before
     assert vd.load("docs/out", store=str(tmp_path / "store"))["x"].to_pylist() == [*range(ROWS)]
 
@@ -378,10 +378,10 @@ def test_a_source_file_without_its_footer(harm, tmp_path, source, local, materia
     materialize(make(tmp_path), local)
     before, whole = manifests(tmp_path), source.read_bytes()
     harm(source)
-    told = failure(materialize(make(tmp_path), local, raises=False))
-    assert "a.parquet'" in told
-    assert "cannot be read as Parquet" in told
-    assert "Write it again, or take it out of the source" in told
+    message = failure(materialize(make(tmp_path), local, raises=False))
+    assert "a.parquet'" in message
+    assert "cannot be read as Parquet" in message
+    assert "Write it again, or take it out of the source" in message
     assert manifests(tmp_path) == before
     source.write_bytes(whole)
     materialize(make(tmp_path), local)
@@ -397,9 +397,9 @@ def test_a_source_file_with_a_damaged_page(tmp_path, local, materialize):
     whole = bad.read_bytes()
     place = pq.read_metadata(bad).row_group(0).column(1).data_page_offset
     bad.write_bytes(whole[:place] + bytes(20) + whole[place + 20 :])
-    told = failure(materialize(make(tmp_path), local, raises=False))
-    assert "stage 'docs/clean', fragment" in told
-    assert re.search(r"b\.parquet' cannot be read: .*Write it again", told)
+    message = failure(materialize(make(tmp_path), local, raises=False))
+    assert "stage 'docs/clean', fragment" in message
+    assert re.search(r"b\.parquet' cannot be read: .*Write it again", message)
     assert not manifests(tmp_path)
     bad.write_bytes(whole)
     materialize(make(tmp_path), local)
@@ -615,9 +615,9 @@ def test_a_run_with_an_s3_that_fails_now_and_then(faulty, tmp_path, source, loca
     given["config_kwargs"] = {"retries": {"max_attempts": 0}}
     faults.rules.clear()
     faults.add("503", 10_000, "PUT", "/negate/")
-    told = failure(run(raises=False))
-    assert "docs/negate" in told
-    assert "tried several times" in told
+    message = failure(run(raises=False))
+    assert "docs/negate" in message
+    assert "tried several times" in message
     assert negated() == NEGATED
     faults.rules.clear()
     run()

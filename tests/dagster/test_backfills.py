@@ -62,9 +62,9 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
     assert state["status"] == "COMPLETED_FAILED"
     (run,) = state["runs"]
     assert run["status"] == "FAILURE"
-    said = dev.said(run["runId"])
-    assert f"1 of 3 partitions failed ('{bad}'); the others are materialized" in said
-    assert "ValueError: a poisoned row" in said
+    log = dev.said(run["runId"])
+    assert f"1 of 3 partitions failed ('{bad}'); the others are materialized" in log
+    assert "ValueError: a poisoned row" in log
     for stage in DAYS:
         assert state["assets"][stage] == {"targeted": 3, "materialized": 2, "failed": 1}
         for found in dev.checks(stage).values():
@@ -115,9 +115,9 @@ def test_retry_policy_goes_on_with_what_the_first_attempt_has_done(dev):
 
     assert state["status"] == "COMPLETED_SUCCESS"
     (run,) = state["runs"]
-    said = dev.said(run["runId"])
-    assert "STEP_UP_FOR_RETRY" in said
-    assert "OSError: the network was away" in said
+    log = dev.said(run["runId"])
+    assert "STEP_UP_FOR_RETRY" in log
+    assert "OSError: the network was away" in log
     found = dev.asset("retried/doubles", ["a", "b"])
     assert [what["status"] for what in found.values()] == ["MATERIALIZED"] * 2
     assert [what["events"] for what in found.values()] == [1, 1]

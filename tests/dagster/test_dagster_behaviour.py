@@ -83,17 +83,17 @@ def test_marked_result_writes_no_event_and_lets_steps_below_run(instance):
 
 
 def test_logged_event_is_in_the_event_log_while_the_step_goes_on(instance):
-    seen = []
+    recorded = []
 
     @dg.multi_asset(specs=[dg.AssetSpec(MADE)])
     def make(context):
         context.log_event(dg.AssetMaterialization(MADE, tags={DATA_VERSION: "1"}))
-        seen.extend(versions(context.instance, MADE))
+        recorded.extend(versions(context.instance, MADE))
         yield dg.MaterializeResult(asset_key=MADE, metadata=LOGGED_ALREADY)
 
     assert dg.materialize([make], instance=instance).success
 
-    assert seen == [(None, "1")], (
+    assert recorded == [(None, "1")], (
         "log_event holds events back until the step ends: a partition would not show as "
         "materialized as soon as it is"
     )
@@ -306,9 +306,9 @@ def test_output_of_a_check_counts_as_its_result_and_adds_no_evaluation(instance,
         assert len(instance.all_logs(result.run_id, of_type=kind)) == 1, (
             "an output of a check adds an evaluation to the one that was logged by hand"
         )
-        told = caplog.text + "".join(e.message for e in instance.all_logs(result.run_id))
+        logged = caplog.text + "".join(e.message for e in instance.all_logs(result.run_id))
         texts = ("did not yield or return expected outputs", "emitted no result")
-        return [text for text in texts if text in told]
+        return [text for text in texts if text in logged]
 
     assert warnings_of() == [], "an output of a check is not taken for its result any more"
     assert len(warnings_of(without="1")) == 2, (

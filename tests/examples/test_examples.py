@@ -45,9 +45,9 @@ def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
     endpoint[0].clear()
     printed, _ = run("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
     assert "asked again: 1" in printed
-    times = {prompt: n for prompt, n in endpoint[0].seen.items() if n > 1}
+    times = {prompt: n for prompt, n in endpoint[0].requests.items() if n > 1}
     assert times == {"Write a slogan for a busy coffee machine.": 2}
-    assert len(endpoint[0].seen) == 4
+    assert len(endpoint[0].requests) == 4
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -75,8 +75,8 @@ def test_the_pipeline_is_the_real_one(tmp_path, local, materialize):
     """What a disturbed run has finished is taken up, as its keys are those of the code itself."""
     docs = pipeline(tmp_path, batch_size=5, concurrency=1)
     with testing.faults(testing.CallFault("made", ids=18, message="in the last one")):
-        told = failure(materialize(docs, local, raises=False))
-    assert "InjectedError: in the last one" in told
+        message = failure(materialize(docs, local, raises=False))
+    assert "InjectedError: in the last one" in message
     result = materialize(docs, local)
     assert metadata(result, "made")["fragments_reused"] >= 1
     assert published(tmp_path) == doubles()
@@ -134,8 +134,8 @@ def test_loads_that_fail(tmp_path, local, materialize):
         testing.LoadFault("Doubler", error="OSError", message="no weights"),
         testing.LoadFault("Other"),
     ) as injected:
-        told = failure(materialize(docs, local, raises=False))
-    assert "Doubler could not be constructed in a worker: OSError: no weights" in told
+        message = failure(materialize(docs, local, raises=False))
+    assert "Doubler could not be constructed in a worker: OSError: no weights" in message
     assert injected.fired[0] > 0
     assert injected.fired[1] == 0
 
@@ -168,14 +168,14 @@ def test_warm_workers_follow_the_block_and_forget_it(tmp_path, compute, material
 
 def test_storage_that_fails_under_a_run(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
-    for url, operation, does, told in [
+    for url, operation, does, message in [
         (f"{tmp_path}/src/a.parquet", "read", "denied", "Permission denied"),
         ("*/store/*/made/parts/*", "write", "no_space", "The disk is full"),
         ("*/manifests/*", "write", "denied", "Permission is denied"),
         ("*/out/*", "write", "no_space", "No space left on device"),
     ]:
         with testing.faults(testing.StorageFault(url, does, operation)) as injected:
-            assert told in failure(materialize(docs, local, raises=False))
+            assert message in failure(materialize(docs, local, raises=False))
             assert injected.fired[0] > 0
         assert not list((tmp_path / "out").glob("*.parquet"))
     with testing.faults(

@@ -105,16 +105,16 @@ def test_labels_that_the_model_does_not_have(classifier, tmp_path, local, materi
     pipeline = docs(tmp_path)
     classified(pipeline, classifier, ["praise", "insult"], on_error="quarantine")
 
-    told = failure(materialize(pipeline, local, raises=False))
+    message = failure(materialize(pipeline, local, raises=False))
 
     assert (
         "labels are 'praise', 'insult'; the model has 'praise', 'blame', 'neither', and a "
-        "classifier's labels are all of them" in told
+        "classifier's labels are all of them" in message
     )
 
 
 @pytest.mark.parametrize(
-    ("built", "told"),
+    ("built", "message"),
     [
         (make, "is 'Qwen2ForCausalLM'; expected one that ends in 'ForSequenceClassification'"),
         (
@@ -123,11 +123,11 @@ def test_labels_that_the_model_does_not_have(classifier, tmp_path, local, materi
         ),
     ],
 )
-def test_a_model_that_gives_no_label(built, told, tmp_path):
+def test_a_model_that_gives_no_label(built, message, tmp_path):
     from vane_dagster.providers.transformers_classifier import TransformersClassifier
 
     built(tmp_path)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         TransformersClassifier(str(tmp_path))
 
 
@@ -157,7 +157,7 @@ def test_a_classifier_of_a_users_own(tmp_path, local, materialize):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"sampling_params": {"temperature": 0}}, "unknown argument 'sampling_params'"),
         ({"labels": ["a", "a"]}, "labels has one twice"),
@@ -166,6 +166,6 @@ def test_a_classifier_of_a_users_own(tmp_path, local, materialize):
         ({"provider": "transformer_classifier"}, "unknown provider 'transformer_classifier'"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=told):
+def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=message):
         classified(docs(tmp_path), "m", **{"labels": LABELS, **arguments})

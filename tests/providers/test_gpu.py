@@ -91,8 +91,8 @@ def test_a_model_runs_on_the_gpu_and_a_function_beside_it_does_not(tmp_path, com
 
     assert error(tmp_path, "projected", 1) < 1e-3
     assert metadata(result, "projected")["batches"] >= 5_000 // 256
-    seen = read_stage(tmp_path / "store", "vectors", "seen")["gpus"].unique().to_pylist()
-    assert seen == [""]
+    gpus = read_stage(tmp_path / "store", "vectors", "seen")["gpus"].unique().to_pylist()
+    assert gpus == [""]
 
 
 def test_models_that_each_need_the_gpu_run_in_waves(tmp_path, compute, materialize):
@@ -166,5 +166,5 @@ def test_vllm_answers_on_the_gpu_and_stays_there(tmp_path, cluster, materialize)
 def test_vllm_without_a_gpu_of_its_own_says_what_to_reserve(tmp_path, cluster, materialize):
     pipeline = docs(tmp_path)
     ask(pipeline, make(tmp_path / "tiny"))
-    told = failure(materialize(pipeline, vd.RayCompute(cluster=cluster), raises=False))
-    assert "give the stage gpus_per_actor=1" in told
+    message = failure(materialize(pipeline, vd.RayCompute(cluster=cluster), raises=False))
+    assert "give the stage gpus_per_actor=1" in message

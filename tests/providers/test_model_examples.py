@@ -59,8 +59,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lesson = [*model_task.template.messages({"text": text}), said(first)]
         lessons.append(lesson)
         if second:
-            told = f"{model_task.format.problem(first)}. Answer again, with nothing else."
-            lessons.append([*lesson, {"role": "user", "content": told}, said(*second)])
+            correction = f"{model_task.format.problem(first)}. Answer again, with nothing else."
+            lessons.append([*lesson, {"role": "user", "content": correction}, said(*second)])
     texts = [message["content"] for lesson in lessons for message in lesson]
     folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)
     teach(folder, lessons)
@@ -79,8 +79,8 @@ def environment(example_cluster: dict[str, str], model: Path) -> dict[str, str]:
 def pools(environment: Mapping[str, str]) -> set[str]:
     """Identities of the warm models of the cluster."""
     code = "from vane_dagster.cli.main import main; main()"
-    asked = [sys.executable, "-c", code, "pools", "--json"]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", code, "pools", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return {pool["identity"] for pool in json.loads(done.stdout)} if done.returncode == 0 else set()
 
 

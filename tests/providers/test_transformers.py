@@ -57,8 +57,8 @@ def test_sampling_that_transformers_does_not_know(tiny, tmp_path, local, materia
     pipeline = docs(tmp_path)
     given = {"provider": "transformers", "model": str(tiny), "on_error": "null"}
     pipeline.prompt("asked", "{text}", sampling_params={"max_tokens": 8, "beams": 2}, **given)
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "sampling_params has 'beams', which provider 'transformers' does not take" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "sampling_params has 'beams', which provider 'transformers' does not take" in message
 
 
 def _greedy(folder: Path, text: str, tokens: int) -> str:

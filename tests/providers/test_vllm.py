@@ -108,9 +108,9 @@ def test_texts_of_one_turn_are_made_tokens_together(tiny):
         assert await asyncio.gather(*others) == found
 
         fine, half = TEXTS[0], "half a pair, \ud800, is no text"
-        told = await asyncio.gather(*map(encode, (fine, half, fine)), return_exceptions=True)
-        assert [told[0], told[2]] == [found[0]] * 2
-        assert isinstance(told[1], Exception)
+        results = await asyncio.gather(*map(encode, (fine, half, fine)), return_exceptions=True)
+        assert [results[0], results[2]] == [found[0]] * 2
+        assert isinstance(results[1], Exception)
 
     asyncio.run(ask())
 
@@ -161,12 +161,12 @@ def test_stages_of_a_pipeline_share_an_engine(tiny, tmp_path, local, materialize
     said = pipeline["said"]
     ask(said, tiny, "chosen", return_format=["yes", "no"], sampling_params={"temperature": 1})
     ask(said, tiny, "filled", return_format=SCHEMA, sampling_params={"max_tokens": 60})
-    seen: set[int] = set()
-    with watched(seen):
+    pids: set[int] = set()
+    with watched(pids):
         materialize(pipeline, local)
 
-    assert len(seen) == 1
-    assert gone([psutil.Process(pid) for pid in seen if psutil.pid_exists(pid)])
+    assert len(pids) == 1
+    assert gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
     rows = read(tmp_path, "said")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
     assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)
@@ -196,14 +196,16 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     assert answers(tmp_path) == right
     first = engine(worker())
 
-    told = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
-    assert "sampling_params has 'beams', which provider 'vllm' does not take" in told
-    told = failure(materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False))
-    assert "sampling_params has the adapter 'x'; provider_options['lora'] has none" in told
-    told = failure(
+    message = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
+    assert "sampling_params has 'beams', which provider 'vllm' does not take" in message
+    message = failure(
+        materialize(asked(sampling_params={"adapter": "x"}), ray_compute, raises=False)
+    )
+    assert "sampling_params has the adapter 'x'; provider_options['lora'] has none" in message
+    message = failure(
         materialize(asked(sampling_params={"temperature": -1}), ray_compute, raises=False)
     )
-    assert "sampling_params are refused by vLLM: temperature" in told
+    assert "sampling_params are refused by vLLM: temperature" in message
     assert engine(worker()) == first
 
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
@@ -269,8 +271,8 @@ def test_stages_with_different_adapters_and_none_share_an_engine(
     for name in (*folders, None):
         sampling = {"max_tokens": 16, **({"adapter": name} if name else {})}
         ask(pipeline, tiny, name or "plain", provider_options=options, sampling_params=sampling)
-    seen: set[int] = set()
-    with watched(seen):
+    pids: set[int] = set()
+    with watched(pids):
         materialize(pipeline, local)
 
     def merge(model: Any, folder: Path) -> None:
@@ -280,7 +282,7 @@ def test_stages_with_different_adapters_and_none_share_an_engine(
             down, up = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
             layer.mlp.down_proj.weight.data += up @ down
 
-    assert len(seen) == 1
+    assert len(pids) == 1
     for name, folder in folders.items():
         right = greedy(tiny, TEXTS, 16, change=functools.partial(merge, folder=folder))
         assert answers(tmp_path, name) == right * 4

@@ -50,11 +50,11 @@ def test_a_column_is_embedded_and_what_fails_is_a_row_of_its_own(
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
     embed(pipeline, tiny, include_columns=["text"], **aside)
     embed(pipeline["embedded"], tiny, "raw", normalize=False)
-    seen: set[int] = set()
-    with watched(seen):
+    pids: set[int] = set()
+    with watched(pids):
         materialize(pipeline, local)
 
-    assert len(seen) == 1
+    assert len(pids) == 1
     rows = read(tmp_path, "embedded")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
     assert rows["text"].to_pylist() == TEXTS
@@ -66,21 +66,21 @@ def test_a_column_is_embedded_and_what_fails_is_a_row_of_its_own(
     assert not np.allclose(lengths, 1)
     assert np.allclose(raw / lengths, expected, atol=1e-5)
     faults = vd.quarantine("docs/embedded", store=str(tmp_path / "store")).sort_by("id")
-    told = dict(zip(faults["id"].to_pylist(), faults["message"].to_pylist()))
+    messages = dict(zip(faults["id"].to_pylist(), faults["message"].to_pylist()))
     first = len(TEXTS)
-    assert "tokens; the model takes 192" in told[first]
-    assert "expected a text" in told[first + 1]
-    assert "empty" in told[first + 2]
+    assert "tokens; the model takes 192" in messages[first]
+    assert "expected a text" in messages[first + 1]
+    assert "empty" in messages[first + 2]
 
 
 @needs_vllm
 def test_vectors_of_fewer_dimensions(tiny, tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     embed(pipeline, tiny, dimensions=16, on_error="quarantine")
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "dimensions=16 is refused by vLLM" in told
-    assert "does not support Matryoshka" in told
-    assert "engine_kwargs={'hf_overrides': {'is_matryoshka': True}}" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "dimensions=16 is refused by vLLM" in message
+    assert "does not support Matryoshka" in message
+    assert "engine_kwargs={'hf_overrides': {'is_matryoshka': True}}" in message
 
     pipeline = docs(tmp_path)
     allowed = {

@@ -79,11 +79,11 @@ def test_a_folder_that_is_not_there_is_named(provider, tmp_path):
 def test_a_name_that_is_not_known(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     ask(pipeline, Path("no-such-organisation/no-such-model"))
-    told = failure(materialize(pipeline, local, raises=False))
-    assert told.startswith(
+    message = failure(materialize(pipeline, local, raises=False))
+    assert message.startswith(
         "stage 'asked': VllmProvider('no-such-organisation/no-such-model') could not be constructed"
     )
-    assert "outgoing traffic has been disabled" in told
+    assert "outgoing traffic has been disabled" in message
 
 
 def cut_weights(model: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_model_that_the_engine_cannot_load_says_why(
     pipeline = docs(tmp_path)
     ask(pipeline, model)
     with Below() as below:
-        told = failure(materialize(pipeline, local, raises=False))
-    first = told.partition("\n\n")[0]
+        message = failure(materialize(pipeline, local, raises=False))
+    first = message.partition("\n\n")[0]
     assert first.startswith(f"stage 'asked': VllmProvider('{model}') could not be constructed")
     assert "EngineLoadError: vLLM's engine did not start: " in first
     assert why in first
@@ -135,14 +135,14 @@ def test_an_engine_that_is_killed_while_it_loads(tiny, tmp_path, local, material
     killer = threading.Thread(target=kill)
     killer.start()
     with Below() as below:
-        told = failure(materialize(pipeline, local, raises=False))
+        message = failure(materialize(pipeline, local, raises=False))
     over.set()
     killer.join()
-    first = told.partition("\n\n")[0]
+    first = message.partition("\n\n")[0]
     assert first.startswith(f"stage 'asked': VllmProvider('{tiny}') could not be constructed")
     # The core says so where its rank was killed before it.
-    told_by_core = "vLLM's engine did not start: " in first
-    assert told_by_core or "None of its processes has logged an error; one that is" in first
+    logged_by_core = "vLLM's engine did not start: " in first
+    assert logged_by_core or "None of its processes has logged an error; one that is" in first
     below.end()
 
 

@@ -172,26 +172,26 @@ def test_what_no_row_is_at_fault_of_fails_at_once(
 ):
     pipeline = docs(tmp_path)
     ask(pipeline, generating, model="another", on_error="quarantine")
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "NotFoundError: Error code: 404 - The model `another` does not exist" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
 
     pipeline = docs(tmp_path)
     pipeline.embed("asked", "text", model="tiny", on_error="quarantine", **reached(generating))
-    told = failure(materialize(pipeline, local, raises=False))
-    assert f"The request was to {generating}/embeddings, for the model 'tiny'" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert f"The request was to {generating}/embeddings, for the model 'tiny'" in message
 
     monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
     pipeline = docs(tmp_path)
     ask(pipeline, generating, on_error="quarantine")
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "AuthenticationError: Error code: 401 - Unauthorized" in told
-    assert "The key is that of the environment variable 'LLM_KEY'" in told
-    assert "sk-another" not in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "AuthenticationError: Error code: 401 - Unauthorized" in message
+    assert "The key is that of the environment variable 'LLM_KEY'" in message
+    assert "sk-another" not in message
 
     pipeline = docs(tmp_path)
     ask(pipeline, generating, **reached(generating, None))
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "401 - Unauthorized. No key was given: name its variable by api_key_env" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "401 - Unauthorized. No key was given: name its variable by api_key_env" in message
 
 
 def test_a_column_is_embedded(pooling, tiny, tmp_path, local, materialize):

@@ -189,14 +189,14 @@ class Project(DagsterDev):
         """Return the output of ``vane-dagster pools --json``."""
         program = "from vane_dagster.cli.main import main; main()"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        said = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", program, "pools", "--json", "--name", "backfills"],
             capture_output=True,
             text=True,
             env=clean,
         )
-        assert said.returncode == 0, said.stderr
-        return list(json.loads(said.stdout))
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")

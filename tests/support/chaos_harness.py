@@ -90,9 +90,9 @@ class Place:
             f"run ended with {driver.exitcode} after {seconds:.1f} s; fired: {injected.fired}"
         )
         if driver.exitcode == chaos_driver.FAILED:
-            told = (root / "log").read_text().rpartition(chaos_driver.FAILURE)[2].strip()
-            self._note("  " + " ".join(told.split())[:300])
-        assert ended, f"the run did not end within {MAX_SECONDS:g} s\n{self.told(root)}"
+            failure = (root / "log").read_text().rpartition(chaos_driver.FAILURE)[2].strip()
+            self._note("  " + " ".join(failure.split())[:300])
+        assert ended, f"the run did not end within {MAX_SECONDS:g} s\n{self.summary(root)}"
         return driver.exitcode
 
     def finish(self, root: Path, labels: str, faults: list[testing.Fault]) -> None:
@@ -105,7 +105,7 @@ class Place:
                 break
         raise AssertionError(f"the last run ended with {status}")
 
-    def told(self, root: Path) -> str:
+    def summary(self, root: Path) -> str:
         """Describe the events of a round, for a message."""
         log = root / "log"
         lines = log.read_text().splitlines() if log.exists() else []

@@ -37,7 +37,7 @@ class Clock:
         return self.now
 
 
-def counts(clock: Clock, told: list) -> tuple[WaveProgress, dict]:
+def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
     """Counts of a stage over two partitions of one fragment of 100 source rows."""
     plan = SimpleNamespace(missing=(0,), row_retries={})
     partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
@@ -48,7 +48,7 @@ def counts(clock: Clock, told: list) -> tuple[WaveProgress, dict]:
         failed={},
         parts={},
         stats=stats,
-        emit=told.append,
+        emit=events.append,
     )
     return WaveProgress(state, ["a"], clock), stats
 

@@ -124,10 +124,10 @@ def has_labels(root: Path) -> None:
 def has_slogans(root: Path) -> None:
     table = pq.read_table(root / "products" / "out")
     assert table.column_names == ["id", "name", "slogan", "slogan_usage"]
-    asked = [f"Write a slogan for {name}." for name in table["name"].to_pylist()]
-    assert table["slogan"].to_pylist() == [f"echo: {prompt}" for prompt in asked]
+    prompts = [f"Write a slogan for {name}." for name in table["name"].to_pylist()]
+    assert table["slogan"].to_pylist() == [f"echo: {prompt}" for prompt in prompts]
     used = table["slogan_usage"].to_pylist()
-    assert [u["prompt_tokens"] for u in used] == [len(prompt.split()) for prompt in asked]
+    assert [u["prompt_tokens"] for u in used] == [len(prompt.split()) for prompt in prompts]
 
 
 def has_summaries(root: Path) -> None:

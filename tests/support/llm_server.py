@@ -17,7 +17,7 @@ class Server:
     """Echoes prompts; some words in them make it fail.
 
     Attributes:
-        seen: Number of requests per prompt.
+        requests: Number of requests per prompt.
         times: Times of the requests.
         most: The maximum number of concurrent requests.
     """
@@ -26,7 +26,7 @@ class Server:
         self.clear()
 
     def clear(self) -> None:
-        self.seen: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.bodies: list[dict] = []
         self.times: list[float] = []
         self.most = self.now = 0
@@ -41,9 +41,9 @@ class Server:
         body = json.loads(await request.body())
         prompt = body["messages"][-1]["content"]
         self.bodies.append(body)
-        self.seen[prompt] += 1
+        self.requests[prompt] += 1
         self.times.append(time.monotonic())
-        first = self.seen[prompt] == 1
+        first = self.requests[prompt] == 1
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -57,8 +57,8 @@ class Server:
             if "refused" in prompt:
                 return JSONResponse({"error": {"message": "content policy"}}, 400)
             if "long" in prompt:
-                told = "This model's maximum context length is 10 tokens"
-                return JSONResponse({"error": {"message": told}}, 400)
+                message = "This model's maximum context length is 10 tokens"
+                return JSONResponse({"error": {"message": message}}, 400)
         finally:
             self.now -= 1
         users = [m["content"] for m in body["messages"] if m["role"] == "user"]

@@ -78,8 +78,8 @@ def keys(planned: RunPlan) -> dict[str, tuple[str, ...]]:
 def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commit a plan without computing it: an empty part for each missing one."""
     assert not planned.failed, planned.failed
-    told: list[Any] = []
-    state = RunState(planned, store, "run", told.append, {}, CheckRunner(planned.pipeline, store))
+    events: list[Any] = []
+    state = RunState(planned, store, "run", events.append, {}, CheckRunner(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():
@@ -92,9 +92,9 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
                 info = write_part(table, PartTarget(folder, wanted.keys[i], "id"))
                 state.add_part(index, stage, i, Part(folder, info))
     state.close()
-    failures = [event.error for event in told if hasattr(event, "error")]
+    failures = [event.error for event in events if hasattr(event, "error")]
     assert not failures, failures
-    return [event.manifest for event in told if hasattr(event, "manifest")]
+    return [event.manifest for event in events if hasattr(event, "manifest")]
 
 
 def missing(planned: RunPlan) -> dict[str, int]:

@@ -32,8 +32,8 @@ class Client:
 
     def __call__(self, batch: pa.Table, password: str) -> pa.Table:
         if self.fails == "call" and 3 in batch["id"].to_pylist():
-            told = {name: value for name, value in os.environ.items() if "DEPLOY" in name}
-            raise ValueError(f"cannot call with {self.login}, {password}, {told}")
+            variables = {name: value for name, value in os.environ.items() if "DEPLOY" in name}
+            raise ValueError(f"cannot call with {self.login}, {password}, {variables}")
         return pa.table({"y": [len(self.login)] * len(batch)})
 
 
@@ -48,8 +48,8 @@ class Answers(BaseHTTPRequestHandler):
         if (name, password) == ("reader", self.server.password):
             self._answer(200, b"rows")
         else:
-            told = escape(f"{login} may not read {self.path}")
-            body = f"<Error><Code>AccessDenied</Code><Message>{told}</Message></Error>"
+            message = escape(f"{login} may not read {self.path}")
+            body = f"<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>"
             self._answer(403, body.encode())
 
     do_PUT = do_POST = do_GET

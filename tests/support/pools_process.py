@@ -77,7 +77,7 @@ class Process:
         """Return the printed metadata; the process must succeed."""
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, err[-4000:]
-        self.said = out + err
+        self.output = out + err
         # Ray may print messages of the cluster after it.
         (printed,) = [line for line in out.splitlines() if line.startswith("[{")]
         return json.loads(printed)

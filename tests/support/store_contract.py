@@ -192,13 +192,13 @@ def test_a_reader_finds_every_part_of_what_is_in_force(store):
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = set()
-    while not ended.is_set() or not seen:
+    names = set()
+    while not ended.is_set() or not names:
         if name := store.latest("docs", "s", ["p"]).get("p"):
             parts = store.read("docs", "s", "p", name).parts
             rows = [read_part(folder, info.name).num_rows for info in parts]
             assert rows == [2, 2, 2]
-            seen.add(name)
+            names.add(name)
     writer.join()
 
 

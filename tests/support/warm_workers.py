@@ -1,30 +1,49 @@
-"""Subprocesses whose I/O workers stay warm from test to test; their models end with each run."""
+"""Subprocesses that start fast, and whose I/O workers stay warm from test to test.
+
+Models end with each run, as with any `LocalCompute`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import vane_dagster as vd
+from support.forked_workers import ForkServer
 from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.local_backend import LocalBackend
 
+
+class _Surroundings(NamedTuple):
+    """What a worker takes over from the process that starts it; `imports` while it imports."""
+
+    imports: tuple[str, dict[str, str]]
+    variables: dict[str, str]
+
+
 _idle: dict[Any, LocalBackend] = {}
-_session: Any = None
+_session: _Surroundings | None = None
+_fork_server: ForkServer | None = None
 
 
 class WarmLocal(vd.LocalCompute):
-    """A `LocalCompute` whose I/O workers serve the next test too.
+    """A `LocalCompute` whose processes are forked, and whose I/O workers serve the next test too.
 
     Workers have the environment and the current folder of the run that started them: a test that
-    changes either has workers of its own, as has a run beside another.
+    changes either has I/O workers of its own, as has a run beside another.
     """
 
     def backend(self, warn: Callable[[str], None]) -> Backend:
-        warm = _idle.pop(self._capacity(), None) if _surroundings() == _session else None
-        return warm or super().backend(warn)
+        global _fork_server
+        now = _surroundings()
+        if _session is None or now.imports != _session.imports:
+            return super().backend(warn)
+        if now == _session and (warm := _idle.pop(self._capacity(), None)):
+            return warm
+        _fork_server = _fork_server or ForkServer()
+        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, _fork_server.start)
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LocalBackend)
@@ -43,14 +62,21 @@ class WarmLocal(vd.LocalCompute):
 @contextlib.contextmanager
 def kept_warm() -> Iterator[None]:
     """Keep I/O workers warm between runs in these surroundings, and end them afterwards."""
-    global _session
+    global _session, _fork_server
     _session = _surroundings()
     yield
     _session = None
     while _idle:
         _idle.popitem()[1].close()
+    if _fork_server:
+        _fork_server.close()
+        _fork_server = None
 
 
-def _surroundings() -> Any:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return os.getcwd(), own
+def _surroundings() -> _Surroundings:
+    variables = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(("PYTEST_", "RAY_")) or name == "PYTHONBREAKPOINT":
+            del variables[name]  # set by pytest and `ray.init`
+    python = {name: value for name, value in variables.items() if name.startswith("PYTHON")}
+    return _Surroundings((os.getcwd(), python), variables)

@@ -63,7 +63,7 @@ def test_each_operation_on_storage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "given", "message"),
     [
         (testing.CallFault, ("",), "stage is ''; expected a text"),
         (testing.CallFault, (double,), "expected a text"),
@@ -83,10 +83,10 @@ def test_each_operation_on_storage(tmp_path):
         (testing.StorageFault, ("*", "denied", "read", None, None, 5), "message is 5; expected"),
     ],
 )
-def test_faults_that_are_declared_wrongly(kind, given, told):
+def test_faults_that_are_declared_wrongly(kind, given, message):
     with pytest.raises(DefinitionError) as raised:
         kind(*given)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_blocks_that_are_declared_wrongly():

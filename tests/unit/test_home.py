@@ -18,4 +18,4 @@ def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert LocalHead().folder.parent == tmp_path / "state/vane_dagster"
     monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "own"))
     assert LocalHead().folder.parent == tmp_path / "own"
-    assert LocalHead(home=tmp_path / "told").folder.parent == tmp_path / "told"
+    assert LocalHead(home=tmp_path / "given").folder.parent == tmp_path / "given"

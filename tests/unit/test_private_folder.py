@@ -330,10 +330,10 @@ def test_duckdb_does_not_spill_into_the_current_folder(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".tmp").mkdir()
-    seen: set[str] = set()
+    paths: set[str] = set()
 
     def listed(index: int) -> int:
-        seen.update(str(path.relative_to(shared_tmp)) for path in shared_tmp.rglob("*"))
+        paths.update(str(path.relative_to(shared_tmp)) for path in shared_tmp.rglob("*"))
         assert list((tmp_path / ".tmp").iterdir()) == []
         return index
 
@@ -349,7 +349,7 @@ def test_duckdb_does_not_spill_into_the_current_folder(
         connection.execute(query).fetchall()
     own = f"vane-spill-{os.geteuid()}"
     assert mode(shared_tmp / own) == 0o700
-    assert any(path.startswith(f"{own}/{os.getpid()}-") for path in seen)
+    assert any(path.startswith(f"{own}/{os.getpid()}-") for path in paths)
     assert list((shared_tmp / own).iterdir()) == []
 
 

@@ -31,9 +31,9 @@ def test_a_password_in_a_url_is_a_storage_option(denying):
     assert pickle.loads(pickle.dumps(folder)).child("c").read("d") == b"rows"
     with pytest.raises(vd.StoreError) as raised:
         Location(f"http://reader:no{quoted}@{place}").read("b")
-    told = f"{raised.value} {raised.value.__cause__} {folder}"
-    assert secret not in told
-    assert quoted not in told
+    text = f"{raised.value} {raised.value.__cause__} {folder}"
+    assert secret not in text
+    assert quoted not in text
 
     options = {"endpoint_url": "http://x"}
     source = vd.parquet(f"s3://id:{quoted}@lake/x", storage_options=options)

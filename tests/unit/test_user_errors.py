@@ -59,8 +59,8 @@ def test_the_context_of_an_exception_is_not_looked_at():
 @pytest.mark.skipif(Group is None, reason="exception groups")
 def test_a_group_has_the_messages_of_its_inner_exceptions():
     inner = Group("inner", [ValueError(str(i)) for i in range(9)])
-    told = str(contained(Group("outer", [KeyboardInterrupt("stop"), inner])))
-    assert told == (
+    message = str(contained(Group("outer", [KeyboardInterrupt("stop"), inner])))
+    assert message == (
         "outer (2 sub-exceptions); KeyboardInterrupt: stop; ValueError: 0; ValueError: 1; "
         "ValueError: 2; ValueError: 3; and more"
     )

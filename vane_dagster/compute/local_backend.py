@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Protocol
 
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
 from vane_dagster.compute.admission import check_can_fit
@@ -33,11 +34,11 @@ from vane_dagster.worker.protocol import (
     LoadCall,
     PoolRequest,
     PoolSpec,
-    Reply,
-    Request,
     RunCall,
     StartingCall,
     Work,
+    WorkerReply,
+    WorkerRequest,
 )
 from vane_dagster.worker.watchdog import ended_by_deadline
 
@@ -62,23 +63,50 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
+class Process(Protocol):
+    """The part of `subprocess.Popen` that a worker process has."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code; None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, and return its exit code."""
+
+
+def start_process(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> Process:
+    """Start a worker process in a session of its own, with one inherited file descriptor."""
+    return subprocess.Popen(
+        command,
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env=env,
+        start_new_session=True,
+    )
+
+
+StartProcess = Callable[[Sequence[str], int, Mapping[str, str]], Process]
+
+
 class _Process:
     """A worker process and the driver's end of its socket."""
 
     def __init__(
-        self, folder: str, claim: PoolRequest, threads: int, gpus: Sequence[str], guard: Guard
+        self,
+        folder: str,
+        claim: PoolRequest,
+        threads: int,
+        gpus: Sequence[str],
+        guard: Guard,
+        start: StartProcess,
     ) -> None:
         ours, theirs = socket.socketpair()
         share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         command = [*_worker_command(), str(theirs.fileno()), folder, str(claim.slots)]
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
-            start_new_session=True,
-        )
-        theirs.close()
+        env = {**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        with theirs:
+            self.process = start(command, theirs.fileno(), env)
         guard.add(self.process.pid)
         self._guard = guard
         self.connection = Connection(ours.dup().detach())
@@ -116,7 +144,7 @@ class _Process:
         self.connection.close()  # a live worker would take it for the end of the run
 
 
-def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+def _shut_down_at_end(process: Process, connection: socket.socket) -> None:
     """Shut down the driver's end of a connection once the worker process has ended.
 
     A process forked by user code may hold the connection, which then stays open after the end.
@@ -138,6 +166,7 @@ class LocalBackend:
         num_cpus: CPUs to use. Default: those of the machine.
         num_gpus: GPUs to use. Default: those of the machine.
         resources: Custom resources.
+        start: Starts a worker process.
     """
 
     def __init__(
@@ -145,6 +174,7 @@ class LocalBackend:
         num_cpus: int | None = None,
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
+        start: StartProcess = start_process,
     ) -> None:
         found = visible_gpus()
         self._devices = found if num_gpus is None else (found or _numbers(num_gpus))[:num_gpus]
@@ -152,6 +182,7 @@ class LocalBackend:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = {"GPU": len(self._devices)} if self._devices else {}
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
+        self._start_process = start
         self._pool_state = PoolState()
         self.processes: dict[str, _Process] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
@@ -211,7 +242,9 @@ class LocalBackend:
         cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
         threads = claim.threads or max(1, cpus)
         gpus = self._assigned(claim.bundle.get("GPU", 0.0))
-        self.processes[start.worker] = _Process(self.folder, claim, threads, gpus, self._guard)
+        self.processes[start.worker] = _Process(
+            self.folder, claim, threads, gpus, self._guard, self._start_process
+        )
 
     def _assigned(self, amount: float) -> list[str]:
         """The GPUs for a worker: the fullest ones with room, as in Ray."""
@@ -323,7 +356,7 @@ class LocalLease:
         self._tickets += 1
         process = self._backend.processes[worker.name]
         try:
-            process.connection.send(Request(self._tickets, call))
+            process.connection.send(WorkerRequest(self._tickets, call))
             process.tickets.add(self._tickets)
             self._held[self._tickets] = tables
         except OSError as error:
@@ -344,7 +377,7 @@ class LocalLease:
         done = []
         try:
             while process.tickets and process.connection.poll():
-                reply: Reply = process.connection.recv()
+                reply: WorkerReply = process.connection.recv()
                 process.tickets.discard(reply.ticket)
                 self._held.pop(reply.ticket, None)
                 table = LocalTable(reply.table) if reply.table else None

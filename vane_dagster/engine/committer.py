@@ -17,7 +17,7 @@ from vane_dagster._private_folder import temporary_folder
 from vane_dagster.checks.builtin import IdsComplete
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, names
 from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.filesystem import Location, duckdb_path
+from vane_dagster.storage.filesystem import IO_THREADS, Location, duckdb_path
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
 from vane_dagster.storage.publish.base import Publisher, publish
 from vane_dagster.storage.store import Store, read_part_info
@@ -25,7 +25,6 @@ from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote
 
 _MAX_MEMORY = "1GB"
-_COPIERS = 16
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def _take_over(commit: Commit) -> None:
         for name in filter(None, (info.faults, info.name)):
             folder.copy(name, commit.folder)
 
-    with ThreadPoolExecutor(max_workers=_COPIERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         list(threads.map(copy, commit.renamed))
 
 

@@ -17,10 +17,8 @@ from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneEr
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.definition import pool_identity
-from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
-
-_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def check_all(
         store: The store for parts and manifests.
         backend: Backend that computes; None if it is known to fail.
     """
-    with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         there = threads.submit(backend.versions) if backend else None
         written = [
             threads.submit(_not_writable, location, write_target)

@@ -108,8 +108,8 @@ class SliceSizer:
         if known is None:
             wanted = min(_FIRST_UNITS * unit, share)
         else:
-            pace = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
-            wanted = int(pace / max(known, 1e-12))
+            seconds = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
+            wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
         if spec.lifecycle.max_batches is not None:
             wanted = min(wanted, spec.lifecycle.max_batches * (spec.batch_size or DEFAULT_BATCH))

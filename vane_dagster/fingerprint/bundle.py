@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.modules import Finder, Module
+from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, Module
 
-_MAIN = ("__main__", "__mp_main__")
 _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
 _by_value_lock = threading.Lock()
 
@@ -56,7 +55,7 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
     files: dict[str, bytes] = {}
     for name in modules:
         for prefix, module in finder.chain(name):
-            if prefix not in _MAIN and module is not None and module.kind == "own":
+            if prefix not in MAIN_NAMES and module is not None and module.kind == "own":
                 files.update(_file(module))
     try:
         payload = _pickled(obj)
@@ -77,7 +76,7 @@ def _pickled(obj: Any) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
         def reducer_override(self, part: Any) -> Any:
             # cloudpickle pickles these by module name, and a worker has another `__main__`.
-            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in _MAIN:
+            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in MAIN_NAMES:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             return super().reducer_override(part)
 
@@ -99,7 +98,7 @@ def pickled_by_value(modules: Iterable[str], obj: Any) -> bytes:
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
-    own = [sys.modules[name] for name in modules if name in sys.modules and name not in _MAIN]
+    own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
     with _by_value_lock:
         for module in own:
             cloudpickle.register_pickle_by_value(module)

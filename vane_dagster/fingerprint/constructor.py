@@ -50,7 +50,6 @@ from vane_dagster.fingerprint.side_effects import (
 )
 from vane_dagster.fingerprint.symbols import SymbolSource
 
-_MAIN = ("__main__", "__mp_main__")
 _STARTS = ("__init__", "__post_init__")
 _DUNDERS = {*_STARTS, "__call__", "__repr__", "__str__", "__len__", "__doc__", "__annotations__"}
 _PLAIN_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
@@ -156,7 +155,7 @@ class _Separation:
         self._finder = Finder()
         self._by_module: dict[str, ModuleNames] = {}
         module = self._finder.find(target.__module__ or "__main__")
-        if module is None or module.kind != "own" or not module.is_source or module.name in _MAIN:
+        if module is None or module.kind != "own" or not module.is_source or module.is_main:
             raise _InseparableError("its code is not in a module of the user's")
         if getattr(sys.modules.get(module.name), target.__qualname__, None) is not target:
             raise _InseparableError("it is not at the top level of its module")

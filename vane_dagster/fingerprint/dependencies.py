@@ -10,7 +10,7 @@ from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.hashing import combine, file_digest
 from vane_dagster.fingerprint.import_effects import Effect, Program, loaded_program
 from vane_dagster.fingerprint.introspection import TextRelevance
-from vane_dagster.fingerprint.modules import Finder, Module, Target
+from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.read_names import ReadNames, binding_units
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
@@ -253,7 +253,7 @@ class DependencyWalk:
         for target in self.finder.attribute_targets(module, scan, refs):
             self._target(module, target, None)
 
-    def _target(self, importer: Module, target: Target, ref: ImportRef | None) -> None:
+    def _target(self, importer: Module, target: ImportTarget, ref: ImportRef | None) -> None:
         if target.role == "package":
             self.package(target.name)
         elif target.role == "missing":

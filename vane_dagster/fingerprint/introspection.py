@@ -16,8 +16,8 @@ from typing import Literal
 
 from vane_dagster.fingerprint.code_strings import Imported, paths
 
-Kind = Literal["docstring", "hints"]
-KINDS: tuple[Kind, Kind] = ("docstring", "hints")
+TextKind = Literal["docstring", "hints"]
+TEXT_KINDS: tuple[TextKind, TextKind] = ("docstring", "hints")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _BUILTINS = frozenset(dir(builtins)) - {"help", "setattr", "type", "eval", "exec"}
@@ -66,7 +66,7 @@ _READ = {
         *("typing_extensions.Protocol", "transformers", "ctypes", "keras"),
     ),
 }
-_READERS: dict[Kind, frozenset[str]] = {
+_READERS: dict[TextKind, frozenset[str]] = {
     "docstring": frozenset({"__doc__", "getdoc", "getsource", "getsourcelines", "getmembers"}),
     "hints": frozenset(
         {
@@ -75,7 +75,7 @@ _READERS: dict[Kind, frozenset[str]] = {
         }
     ),
 }
-_READING_IMPORTS: dict[Kind, frozenset[str]] = {
+_READING_IMPORTS: dict[TextKind, frozenset[str]] = {
     "docstring": frozenset({"pydoc", "doctest", "inspect", "docopt.docopt"}),
     "hints": frozenset({"inspect.signature", "inspect.Signature", "inspect"}),
 }
@@ -235,7 +235,7 @@ class Definition:
             return {self.positions[at]}
         return {at} if isinstance(at, str) and at in self.parameters else self.parameters
 
-    def texts(self, kind: Kind) -> list[ast.stmt]:
+    def texts(self, kind: TextKind) -> list[ast.stmt]:
         """Return the docstring or the hints, as statements."""
         found: list[ast.stmt] = self.node.__dict__.get(kind, [])
         return found
@@ -253,7 +253,7 @@ class Evidence:
         module_docstring: The docstring of the module.
     """
 
-    readers: set[Kind] = field(default_factory=set)
+    readers: set[TextKind] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
     uses: set[ArgumentUse] = field(default_factory=set)
     definitions: list[Definition] = field(default_factory=list)
@@ -394,7 +394,7 @@ def _children(node: ast.AST, context: _Context) -> Iterator[tuple[ast.AST, _Cont
         yield item, _NOWHERE if is_test or isinstance(item, ast.stmt) else inner
 
 
-def _readers(node: ast.AST) -> Iterator[Kind]:
+def _readers(node: ast.AST) -> Iterator[TextKind]:
     """Yield the kinds that a node reads by name."""
     if isinstance(node, ast.Attribute):
         if not isinstance(node.ctx, ast.Load):
@@ -402,30 +402,30 @@ def _readers(node: ast.AST) -> Iterator[Kind]:
         names = {node.attr}
         base = getattr(node.value, "id", None)
         if node.attr == "__dict__" and base != "self":
-            yield from KINDS
+            yield from TEXT_KINDS
         reads = paths(node)
     elif isinstance(node, ast.Name):
         # A module reads its own docstring by its name.
         names = {node.id} - {"__doc__"}
         reads = paths(node) if "stands_for" in node.__dict__ else frozenset()
         if node.id == "help" and isinstance(node.ctx, ast.Load):
-            yield from KINDS
+            yield from TEXT_KINDS
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         names, reads = {node.value}, frozenset()
     elif isinstance(node, ast.Call) and paths(node.func) == {"vars"}:
         if node.args and getattr(node.args[0], "id", None) != "self":
-            yield from KINDS
+            yield from TEXT_KINDS
         return
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         names, reads = {item.name for item in node.names}, frozenset()
         module = getattr(node, "module", None)
         if "*" in names and module in ("inspect", "pydoc", "typing"):
-            yield from KINDS
+            yield from TEXT_KINDS
         if module is not None:
             reads = frozenset(f"{module}.{item.name}" for item in node.names)
     else:
         return
-    for kind in KINDS:
+    for kind in TEXT_KINDS:
         if names & _READERS[kind] or reads & (_READING_IMPORTS[kind] - {"inspect"}):
             yield kind
 
@@ -455,22 +455,22 @@ class TextRelevance:
         self._readers = {kind for piece in self.pieces for kind in piece.readers}
         self._values = {name for piece in self.pieces for name in piece.values}
         self._uses = {use for piece in self.pieces for use in piece.uses}
-        self._leaking: dict[tuple[Definition, Kind, int | str | None], bool] = {}
-        self._inherited: dict[tuple[Definition, Kind], bool] = {}
-        self._found: dict[tuple[Definition, Kind], bool] = {}
-        self._escaped = {kind: self._escaping(kind) for kind in KINDS}
+        self._leaking: dict[tuple[Definition, TextKind, int | str | None], bool] = {}
+        self._inherited: dict[tuple[Definition, TextKind], bool] = {}
+        self._found: dict[tuple[Definition, TextKind], bool] = {}
+        self._escaped = {kind: self._escaping(kind) for kind in TEXT_KINDS}
 
     def texts(self, piece: Evidence) -> Iterator[tuple[str, list[ast.stmt]]]:
         """Yield the docstrings and hints in a piece that count, with a label for each."""
         for definition in piece.definitions:
-            for kind in KINDS:
+            for kind in TEXT_KINDS:
                 nodes = definition.texts(kind)
                 if nodes and self.counts(definition, kind):
                     yield f"{kind} of {definition.qualname}", nodes
         if piece.module_docstring and "docstring" in self._readers:
             yield "docstring", piece.module_docstring
 
-    def counts(self, definition: Definition, kind: Kind) -> bool:
+    def counts(self, definition: Definition, kind: TextKind) -> bool:
         """Return whether the docstring or the hints of a definition are part of the identity.
 
         Args:
@@ -483,7 +483,7 @@ class TextRelevance:
             self._found[key] = self._decide(definition, kind)
         return self._found[key]
 
-    def _decide(self, definition: Definition, kind: Kind) -> bool:
+    def _decide(self, definition: Definition, kind: TextKind) -> bool:
         if kind in self._readers or (kind == "hints" and definition.qualname in self.forced):
             return True
         if {definition.name, f"{definition.name}()"} & self._escaped[kind]:
@@ -496,7 +496,7 @@ class TextRelevance:
         of_class = holder is not None and isinstance(holder.node, ast.ClassDef)
         return of_class and holder is not None and self._reads_members(holder, kind)
 
-    def _reads_members(self, cls: Definition, kind: Kind) -> bool:
+    def _reads_members(self, cls: Definition, kind: TextKind) -> bool:
         """Return whether a reader of a class may read its methods too; a dataclass does not."""
         if not self.counts(cls, kind):
             return False
@@ -504,7 +504,7 @@ class TextRelevance:
             return True
         return not self._only_fields(cls, kind)
 
-    def _only_fields(self, cls: Definition, kind: Kind) -> bool:
+    def _only_fields(self, cls: Definition, kind: TextKind) -> bool:
         """Return whether readers of a class read its own hints, and never those of its methods."""
         decorated = all(
             _fields_only(_callees(item)) or self._is_harmless_decorator(item, kind)
@@ -514,7 +514,7 @@ class TextRelevance:
             _fields_only(item) or self._is_harmless_base(item, kind) for item in cls.bases
         )
 
-    def _escaping(self, kind: Kind) -> set[str]:
+    def _escaping(self, kind: TextKind) -> set[str]:
         found = set(self._values)
         for use in self._uses:
             harmless = self._is_harmless(use.callees, kind, use.at)
@@ -528,13 +528,13 @@ class TextRelevance:
         found = [self._definitions.get(item.rpartition(".")[2], ()) for item in use.callees]
         return any(item.given(use.at) & item.carried for items in found for item in items)
 
-    def _is_harmless_decorator(self, decorator: ast.expr, kind: Kind) -> bool:
+    def _is_harmless_decorator(self, decorator: ast.expr, kind: TextKind) -> bool:
         return self._is_harmless(_callees(decorator), kind, 0, isinstance(decorator, ast.Call))
 
     def _is_harmless(
         self,
         callees: frozenset[str],
-        kind: Kind,
+        kind: TextKind,
         at: int | str | None,
         is_factory: bool = False,
     ) -> bool:
@@ -550,7 +550,7 @@ class TextRelevance:
         return bool(found) and all(found)
 
     def _is_harmless_call(
-        self, callee: str, kind: Kind, at: int | str | None, is_factory: bool
+        self, callee: str, kind: TextKind, at: int | str | None, is_factory: bool
     ) -> bool:
         root, _, rest = callee.partition(".")
         last = callee.rpartition(".")[2]
@@ -565,10 +565,10 @@ class TextRelevance:
             return root in _BUILTINS
         return last in _CALLING_METHODS
 
-    def _is_harmless_base(self, callees: frozenset[str], kind: Kind) -> bool:
+    def _is_harmless_base(self, callees: frozenset[str], kind: TextKind) -> bool:
         return bool(callees) and all(self._is_harmless_parent(item, kind) for item in callees)
 
-    def _is_harmless_parent(self, base: str, kind: Kind) -> bool:
+    def _is_harmless_parent(self, base: str, kind: TextKind) -> bool:
         root, _, _ = base.partition(".")
         last = base.rpartition(".")[2]
         if isinstance(base, Imported) and not base.startswith("."):
@@ -582,7 +582,7 @@ class TextRelevance:
             isinstance(item.node, ast.ClassDef) and not self._inherits(item, kind) for item in found
         )
 
-    def _inherits(self, cls: Definition, kind: Kind) -> bool:
+    def _inherits(self, cls: Definition, kind: TextKind) -> bool:
         """Return whether readers of a class's docstring or hints read those of subclasses too."""
         key = (cls, kind)
         if key not in self._inherited:
@@ -596,7 +596,7 @@ class TextRelevance:
         return self._inherited[key]
 
     def _is_transparent(
-        self, name: str, kind: Kind, at: int | str | None, is_factory: bool
+        self, name: str, kind: TextKind, at: int | str | None, is_factory: bool
     ) -> bool:
         """Return whether no function of a name passes an argument to a reader of `kind`."""
         for item in self._definitions.get(name, ()):
@@ -611,7 +611,7 @@ class TextRelevance:
                 return False
         return name in self._definitions
 
-    def _leaks(self, definition: Definition, kind: Kind, at: int | str | None) -> bool:
+    def _leaks(self, definition: Definition, kind: TextKind, at: int | str | None) -> bool:
         key = (definition, kind, at)
         if key not in self._leaking:
             self._leaking[key] = False
@@ -632,7 +632,7 @@ def _fields_only(callees: frozenset[str]) -> bool:
     )
 
 
-def _is_inert(path: str, whose: str, kind: Kind) -> bool:
+def _is_inert(path: str, whose: str, kind: TextKind) -> bool:
     for reader in _READ[kind]:
         if path == reader or path.startswith(reader + "."):
             return False

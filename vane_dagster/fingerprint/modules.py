@@ -22,9 +22,9 @@ from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 from vane_dagster.fingerprint.symbols import SourceFile, load_source
 
-Kind = Literal["own", "installed", "stdlib", "self"]
+ModuleKind = Literal["own", "installed", "stdlib", "self"]
 _SITE_NAMES = ("site-packages", "dist-packages")
-_MAIN = ("__main__", "__mp_main__")
+MAIN_NAMES = ("__main__", "__mp_main__")
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,23 @@ class Module:
     """
 
     name: str
-    kind: Kind
+    kind: ModuleKind
     path: str | None
     search: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
         """The module's name in a digest; a script is named by its file."""
-        if self.name not in _MAIN:
+        if not self.is_main:
             return self.name
         spec = module_attribute(sys.modules.get(self.name), "__spec__")
         stem = os.path.splitext(os.path.basename(self.path or self.name))[0]
         return spec.name if spec is not None else stem
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the module is the script that runs."""
+        return self.name in MAIN_NAMES
 
     @property
     def is_source(self) -> bool:
@@ -64,7 +69,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Target:
+class ImportTarget:
     """A module that an import leads to.
 
     Attributes:
@@ -99,7 +104,7 @@ def _folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _folder_kind(folder: str) -> Kind:
+def _folder_kind(folder: str) -> ModuleKind:
     installed, standard = _roots()
     inside = folder.rstrip(os.sep) + os.sep
     if inside.startswith(installed) or any(name in inside.split(os.sep) for name in _SITE_NAMES):
@@ -107,7 +112,7 @@ def _folder_kind(folder: str) -> Kind:
     return "stdlib" if inside.startswith(standard) else "own"
 
 
-def path_kind(path: str) -> Kind:
+def path_kind(path: str) -> ModuleKind:
     """Return the kind of a source file, determined by its folder."""
     return _folder_kind(os.path.dirname(os.path.abspath(path)))
 
@@ -173,7 +178,7 @@ class Finder:
         if isinstance(origin, str) and (path is None or path.endswith(".pyc")):
             path = origin if os.path.isfile(origin) else path
         folders = module_folders(loaded)
-        if path is None and folders is None and name not in _MAIN:
+        if path is None and folders is None and name not in MAIN_NAMES:
             # A module object created in memory, as six does, belongs to its package.
             parent = self.find(name.rpartition(".")[0]) if "." in name else None
             return Module(name, parent.kind if parent else "installed", None)
@@ -216,7 +221,7 @@ class Finder:
             prefix = ".".join(parts[:count])
             yield prefix, self.find(prefix)
 
-    def targets(self, importer: Module, ref: ImportRef) -> Iterator[Target]:
+    def targets(self, importer: Module, ref: ImportRef) -> Iterator[ImportTarget]:
         """Yield the modules that one imported name leads to.
 
         Args:
@@ -225,45 +230,45 @@ class Finder:
         """
         base = _absolute(importer, ref)
         if base is None:
-            yield Target("missing", "." * ref.level + ref.module, line=ref.line)
+            yield ImportTarget("missing", "." * ref.level + ref.module, line=ref.line)
             return
         top = base.partition(".")[0]
         first = self.find(top)
         if first is None or first.kind != "own":
             if first is None and ref.level:
-                yield Target("missing", base, line=ref.line)
+                yield ImportTarget("missing", base, line=ref.line)
             elif first is None or first.kind == "installed":
-                yield Target("package", top, line=ref.line)
+                yield ImportTarget("package", top, line=ref.line)
             return
         found: Module | None = None
         for name, found in self.chain(base):
             if found is None:
-                yield Target("missing", name, line=ref.line)
+                yield ImportTarget("missing", name, line=ref.line)
                 return
             if name != base:
                 part = base[len(name) + 1 :].partition(".")[0]
-                yield Target("passing", name, part, module=found, line=ref.line)
+                yield ImportTarget("passing", name, part, module=found, line=ref.line)
         yield from self._imported(found, base, ref)
 
-    def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[Target]:
+    def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
-            yield Target("whole", base, module=found, line=ref.line)
+            yield ImportTarget("whole", base, module=found, line=ref.line)
             if ref.name == "*" and found is not None:
                 for item in self.starred(found):
-                    yield Target("whole", item.name, module=item, line=ref.line)
+                    yield ImportTarget("whole", item.name, module=item, line=ref.line)
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:
-            yield Target("passing", base, ref.name, module=found, line=ref.line)
-            yield Target("whole", inner.name, module=inner, line=ref.line)
+            yield ImportTarget("passing", base, ref.name, module=found, line=ref.line)
+            yield ImportTarget("whole", inner.name, module=inner, line=ref.line)
         elif found is not None and found.path is None:
-            yield Target("missing", f"{base}.{ref.name}", line=ref.line)
+            yield ImportTarget("missing", f"{base}.{ref.name}", line=ref.line)
         else:
-            yield Target("whole", base, ref.name, found, ref.line)
+            yield ImportTarget("whole", base, ref.name, found, ref.line)
 
     def attribute_targets(
         self, importer: Module, scan: Scan, refs: Iterable[ImportRef]
-    ) -> Iterator[Target]:
+    ) -> Iterator[ImportTarget]:
         """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``.
 
         Args:
@@ -285,7 +290,7 @@ class Finder:
                     attribute = part
                     break
                 module = inner
-            yield Target("whole", module.name, attribute, module, ref.line)
+            yield ImportTarget("whole", module.name, attribute, module, ref.line)
 
 
 def _is_replaced(loaded: Any) -> bool:
@@ -299,7 +304,7 @@ def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) ->
         path = os.path.abspath(path)
         return Module(name, path_kind(path), path, folders)
     kinds = {_folder_kind(os.path.abspath(folder)) for folder in folders or ()}
-    kind: Kind = "own" if "own" in kinds or not kinds else "installed"
+    kind: ModuleKind = "own" if "own" in kinds or not kinds else "installed"
     return Module(name, kind, None, folders)
 
 

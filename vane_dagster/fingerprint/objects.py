@@ -153,7 +153,7 @@ class ObjectEncoder:
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
         source = self._dependency_walk.finder.source(str(module.path))
-        if module.name in ("__main__", "__mp_main__") and not source.holds(function.__code__):
+        if module.is_main and not source.holds(function.__code__):
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
         if _lookup(function) is function:
@@ -314,7 +314,7 @@ class ObjectEncoder:
         if "<" in cls.__qualname__:
             return False
         source = self._dependency_walk.finder.source(str(module.path))
-        if module.name in ("__main__", "__mp_main__"):
+        if module.is_main:
             methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
             own = [item for item in methods if item.__code__.co_filename == module.path]
             if not all(source.holds(item.__code__) for item in own):

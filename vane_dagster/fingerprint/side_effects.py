@@ -20,7 +20,7 @@ from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.modules import Finder, Module
 from vane_dagster.fingerprint.symbols import SourceFile
 
-Kind = Literal["local", "library", "module", "function", "class", "value", "builtin"]
+NameKind = Literal["local", "library", "module", "function", "class", "value", "builtin"]
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
@@ -84,25 +84,25 @@ class ModuleNames:
 
     def __init__(self, finder: Finder, module: Module) -> None:
         self.finder, self.module = finder, module
-        self._known: dict[str, Kind] = {}
+        self._known: dict[str, NameKind] = {}
 
     @cached_property
     def source(self) -> SourceFile:
         """The parsed file."""
         return self.finder.source(str(self.module.path))
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> NameKind:
         """Return the kind of a name; a name that the file does not bind may be of any kind."""
         if name not in self._known:
             self._known[name] = "value"  # in case modules import each other
             self._known[name] = self._found(name)
         return self._known[name]
 
-    def _found(self, name: str) -> Kind:
+    def _found(self, name: str) -> NameKind:
         units = self.source.units.get(name)
         if units is None:
             return "builtin" if hasattr(builtins, name) and not self.source.stars else "value"
-        kinds: set[Kind] = set()
+        kinds: set[NameKind] = set()
         for unit in units:
             statement = unit.nodes[-1]
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -115,7 +115,7 @@ class ModuleNames:
                 kinds.add("value")
         return kinds.pop() if len(kinds) == 1 else "value"
 
-    def imported(self, ref: ast_digest.ImportRef) -> Kind:
+    def imported(self, ref: ast_digest.ImportRef) -> NameKind:
         """Return the kind of an import's binding."""
         for target in self.finder.targets(self.module, ref):
             module = target.module
@@ -151,7 +151,7 @@ class _Locals:
     """The names that a function and its nested functions bind, and the assigned expressions."""
 
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
-    imports: dict[str, Kind] = field(default_factory=dict)
+    imports: dict[str, NameKind] = field(default_factory=dict)
     refs: list[ast_digest.ImportRef] = field(default_factory=list)
 
     def bind(self, target: ast.AST, value: ast.expr | None) -> None:
@@ -316,7 +316,7 @@ class Effects:
                     return True
         return False
 
-    def _kind(self, name: str) -> Kind:
+    def _kind(self, name: str) -> NameKind:
         if name in self._locals.imports:
             return self._locals.imports[name]
         return "local" if name in self._locals.bound else self._names.kind(name)

@@ -47,7 +47,7 @@ class ProgressReport:
         self._log, self._clock = log, clock
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bars: dict[str, Any] = {}
-        self._paces: dict[str, StageThroughput] = {}
+        self._throughputs: dict[str, StageThroughput] = {}
         self._waiting: dict[str, str] = {}
         self._seconds = 0.0
         self._said = clock()
@@ -61,12 +61,12 @@ class ProgressReport:
             return
         if isinstance(event, Progress):
             if event.seconds < self._seconds:  # another wave
-                self._paces = {}
+                self._throughputs = {}
             self._seconds = event.seconds
             waiting = "; ".join(self._waiting.values())
             for stage, done in event.done.items():
-                pace = self._paces.setdefault(stage, StageThroughput())
-                pace.take(event.seconds, done, event.total[stage], waiting)
+                throughput = self._throughputs.setdefault(stage, StageThroughput())
+                throughput.take(event.seconds, done, event.total[stage], waiting)
             if self._terminal:
                 self._draw(event)
         if self._clock() - self._said < _LOG_SECONDS:
@@ -78,7 +78,7 @@ class ProgressReport:
             )
             return
         for stage in event.total:
-            if line := str(self._paces[stage]):
+            if line := str(self._throughputs[stage]):
                 self._log(f"{stage}: {line}")
 
     def _draw(self, progress: Progress) -> None:
@@ -92,7 +92,7 @@ class ProgressReport:
                 )
             bar, done = self._bars[stage], progress.done[stage]
             bar.n, bar.total = done, total
-            bar.set_postfix_str(self._paces[stage].speed)
+            bar.set_postfix_str(self._throughputs[stage].speed)
 
     def close(self) -> None:
         """Close the bars."""

@@ -9,11 +9,11 @@ from typing import Union
 
 from vane_dagster.errors import StoreError
 from vane_dagster.planning.plan import RunPlan
+from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 _AHEAD = 64
-_READERS = 16
 
 _Place = tuple[str, Union[str, None], ManifestName]
 
@@ -29,7 +29,7 @@ class ReadAhead:
     def __init__(self, store: Store, plan: RunPlan) -> None:
         self._store = store
         self._pipeline = plan.pipeline.name
-        self._threads = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="vane-read")
+        self._threads = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="vane-read")
         self._left: Iterator[_Place] = iter(
             [
                 (stage, partition.key, stage_plan.done)

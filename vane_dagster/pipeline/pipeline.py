@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import (
+    NAME,
     list_of_names,
     mapping,
     one_of,
@@ -17,8 +17,8 @@ from vane_dagster._arguments import (
     selection,
 )
 from vane_dagster.checks.base import Check
+from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.columns import stage_checks
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
@@ -29,8 +29,6 @@ from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:
     import dagster as dg
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _type_name(kind: pa.DataType | None) -> str:
@@ -97,7 +95,7 @@ class Pipeline(Rows):
         op_tags: Mapping[str, str] | None = None,
     ) -> None:
         location = f"pipeline {name!r}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
@@ -288,7 +286,7 @@ class Pipeline(Rows):
 
     def _add(self, spec: StageSpec) -> Stage:
         location = self._location(spec.name)
-        if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):
+        if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
             raise DefinitionError(
                 f"{location}: a name has letters, digits and '_', and does not begin with a digit"
             )
@@ -306,6 +304,36 @@ class Pipeline(Rows):
                 "the stage that is published"
             )
         self._keys[spec.name] = spec.row_keys(self)
-        self._checks[spec.name] = stage_checks(self, spec, location)
+        self._checks[spec.name] = _stage_checks(self, spec, location)
         self._stages[spec.name] = stage = Stage(self, spec)
         return stage
+
+
+def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
+    """Return the checks of a stage: its defaults, merged with the checks that the user declares.
+
+    Args:
+        pipeline: The pipeline.
+        spec: The stage.
+        location: The stage, for messages.
+
+    Raises:
+        DefinitionError: If a check does not fit the stage.
+    """
+    known = spec.made_schema(pipeline)
+    checks = merge(
+        defaults_for(known, spec.kind, spec.fills_nulls, spec.max_error_rate),
+        spec.asset.checks,
+        location,
+    )
+    if spec.publishes and (late := [check for check in checks if check.rows_to_recompute]):
+        raise DefinitionError(
+            f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "
+            "none; give it to the stage that is published"
+        )
+    if spec.runs_udf:
+        ids = [key.column for key in pipeline.keys(spec.name)]
+        carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
+        for check in checks:
+            check.fit(pa.schema([*carried, *spec.schema]), location)
+    return checks

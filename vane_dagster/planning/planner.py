@@ -23,10 +23,9 @@ from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import default_rule
 from vane_dagster.sources.files import file_identity, reconcile
+from vane_dagster.storage.filesystem import IO_THREADS
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
-
-_LISTERS = 16
 
 
 def plan_run(
@@ -63,7 +62,7 @@ def plan_run(
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
-    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         for key, outcome in zip(partitions, threads.map(planner.attempt, partitions)):
             if isinstance(outcome, PartitionPlan):
                 planned.append(outcome)

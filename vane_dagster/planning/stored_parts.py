@@ -8,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
-
-_READERS = 16
 
 
 def stored_parts(
@@ -79,7 +77,7 @@ def stored_parts(
             leaving.discard(index)
         elif staying:
             unread[index] = staying
-    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         read = threads.map(lambda files: _first_whole(files, warn), unread.values())
         found |= {index: part for index, part in zip(unread, read) if part}
     return found, frozenset(leaving)

@@ -13,7 +13,7 @@ from typing import Any
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import StageError
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
-from vane_dagster.providers.pace import RateLimiter
+from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
 
 _PARAMETERS = frozenset(

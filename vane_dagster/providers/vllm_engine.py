@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -11,7 +13,7 @@ from typing import Any
 
 from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import names
-from vane_dagster.providers import guard, vllm_errors
+from vane_dagster.providers import guard
 from vane_dagster.providers.registry import check_folder, needs
 
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -41,6 +43,10 @@ _OPERATIONAL_ENGINE = (
     "swap_space",
     "tensor_parallel_size",
 )
+_ERRORS = "errors.log"
+_RECORD = "\x1e"
+"""Separates the records in the file of errors."""
+_MAX_SHOWN = 2000
 _LOGGING = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH")
 """If one of these is set, the user configures logging, and no file of errors is written."""
 
@@ -97,13 +103,13 @@ class VllmEngine:
         folder = engine_folder()
         guard.start(str(folder))
         if not any(name in os.environ for name in _LOGGING):
-            given.setdefault("logging_config", vllm_errors.logged(folder))
+            given.setdefault("logging_config", _error_logging(folder))
         engine = needs("vllm.v1.engine.async_llm", "vllm", "vllm").AsyncLLM
         try:
             # Outside any event loop: the engine's tasks start with the first request, in its loop.
             self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
         except RuntimeError as error:
-            raise EngineLoadError(_load_error(error, vllm_errors.cause(folder))) from error
+            raise EngineLoadError(_load_error(error, _first_logged_error(folder))) from error
         self._longest = int(self._engine.model_config.max_model_len)
         self._numbers = itertools.count()
 
@@ -133,6 +139,52 @@ def _load_error(error: RuntimeError, cause: str | None) -> str:
         f"{error} None of its processes has logged an error; one that is killed can't, as where "
         "memory runs out"
     )
+
+
+def _error_logging(folder: Path) -> Any:
+    """Return a vLLM LoggingConfig that also writes the errors of all processes to a file.
+
+    vLLM's own error only refers to what its processes log.
+
+    Args:
+        folder: The folder of the file. It must outlive the engine.
+    """
+    defaults = needs("vllm.logger", "vllm", "vllm").DEFAULT_LOGGING_CONFIG
+    config: dict[str, Any] = copy.deepcopy(defaults)
+    config["formatters"]["kept"] = {"format": f"{_RECORD}%(message)s"}
+    config["handlers"]["kept"] = {
+        "class": "logging.FileHandler",
+        "filename": str(folder / _ERRORS),
+        "formatter": "kept",
+        "level": "ERROR",
+    }
+    config["loggers"]["vllm"]["handlers"].append("kept")
+    file = folder / "logging.json"
+    file.write_text(json.dumps(config))
+    settings = needs("vllm.config.logging", "vllm", "vllm").LoggingConfig
+    return settings(pylogging_config_file=str(file))
+
+
+def _first_logged_error(folder: Path) -> str | None:
+    """Return the first error logged; later ones are its consequences. None if there is none."""
+    file = folder / _ERRORS
+    text = file.read_text(errors="replace") if file.exists() else ""
+    for record in text.split(_RECORD):
+        if (found := _raised(record)) is not None:
+            return found[:_MAX_SHOWN]
+    return None
+
+
+def _raised(record: str) -> str | None:
+    """Return the exception of a record with a traceback: the text after the last line of code."""
+    lines = record.rstrip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return None
+    after = lines[frames[-1] + 1 :]
+    while after and after[0].startswith("    "):
+        after = after[1:]
+    return "\n".join(after) or None
 
 
 def _engine_arguments(

@@ -25,7 +25,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.errors import DefinitionError, SourceError, first_line
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.transient_errors import advice
@@ -367,5 +367,6 @@ def unreadable(url: str, error: Exception, location: str, fix: str | None = None
         location: Stage and fragment.
         fix: How to fix it, if this does not follow from the class of the error.
     """
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return SourceError(f"{location}: {url!r} cannot be read: {reason}. {fix or advice(error)}")
+    return SourceError(
+        f"{location}: {url!r} cannot be read: {first_line(error)}. {fix or advice(error)}"
+    )

@@ -25,13 +25,12 @@ from vane_dagster._arguments import (
 from vane_dagster.errors import SourceError, VaneError, names
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import Location, files_below
+from vane_dagster.storage.filesystem import IO_THREADS, Location, files_below
 from vane_dagster.storage.manifest import FileRecord
 
 if TYPE_CHECKING:
     import dagster as dg
 
-_LISTERS = 16
 _LISTED_ONE_BY_ONE = 64
 _COMPARED_ONE_BY_ONE = 8
 _MAGIC = re.compile(r"[*?\[]")
@@ -132,7 +131,7 @@ def list_source(
     source_fs.invalidate_cache()
     if len(partitions) > _LISTED_ONE_BY_ONE:
         return _list_together(source, partitions, location)
-    with ThreadPoolExecutor(max_workers=_LISTERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         found = threads.map(lambda key: _list_one(source, key, location), partitions)
         return dict(zip(partitions, found))
 

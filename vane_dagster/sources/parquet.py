@@ -27,7 +27,7 @@ from vane_dagster.sources.base import (
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.grouping import FileSize, group, is_small
 from vane_dagster.sources.parquet_scan import scan, scan_projected
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.storage.row_search import RowFile, find_any
 from vane_dagster.storage.transient_errors import with_retries
@@ -241,7 +241,7 @@ def read_footers(
                 f"{type(error).__name__}: {error}. Write it again, or take it out of the source"
             ) from error
 
-    with ThreadPoolExecutor(max_workers=16) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         footers = list(threads.map(footer, files))
     schema = plain_schema(footers[0][0])
     for file, (own, _) in zip(files, footers):

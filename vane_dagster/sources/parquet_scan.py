@@ -24,6 +24,7 @@ from vane_dagster.types.schema import seen_by_sql, sql_name
 from vane_dagster.types.sql import (
     computed_from,
     expression_error,
+    literal,
     passed_through,
     quote,
     select_list,
@@ -195,7 +196,7 @@ def _query(rows: _FileRows, listed: str, context: ReadContext) -> pa.Table:
 
 
 def _asked(rows: _FileRows, listed: str, where: str | None, context: ReadContext) -> pa.Table:
-    table = f"read_parquet({_literal(_duckdb_path(rows, context))}, {_ROW}=true)"
+    table = f"read_parquet({literal(_duckdb_path(rows, context))}, {_ROW}=true)"
     if casts := _casts(rows.schema):
         table = f"(SELECT * REPLACE ({casts}) FROM {table})"
     query = (
@@ -251,7 +252,3 @@ def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) 
         if opened.filesystem_is_registered(name):
             opened.unregister_filesystem(name)
     opened.register_filesystem(fs)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

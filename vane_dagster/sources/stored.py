@@ -21,12 +21,10 @@ from vane_dagster.sources.parquet import (
     asset_path,
     plain_schema,
 )
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, Manifest
 from vane_dagster.storage.reader import find, places
 from vane_dagster.storage.store import Store
-
-_READERS = 16
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class StoredSource(ParquetFiles):
                     f"listed: {type(error).__name__}: {error}. Materialize it again"
                 )
 
-        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             return dict(zip(partitions, threads.map(listed, partitions)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vane_dagster.errors import DamagedPartError
+from vane_dagster.errors import DamagedPartError, first_line
 from vane_dagster.storage.filesystem import Location
 
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
                 raise
             raise DamagedPartError(
                 f"part {folder.file_url(name)!r} is damaged and cannot be read: "
-                f"{type(error).__name__}: {_first_line(error)}",
+                f"{type(error).__name__}: {first_line(error)}",
                 name,
             ) from error
 
@@ -91,7 +91,3 @@ def verified() -> Any:
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     return ds.ParquetFileFormat(default_fragment_scan_options=options)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._private_folder import user_folder
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified
 from vane_dagster.storage.filesystem import duckdb_path
 from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.schema import plain_type, sql_name
-from vane_dagster.types.sql import quote
+from vane_dagster.types.sql import literal, quote
 
 _BATCH = 65_536
 
@@ -70,7 +70,7 @@ def loaded(rows: StoredRows, form: str) -> Any:
     except ImportError as error:
         package = "ray[data]" if form == NEEDS_RAY else form.partition(".")[0]
         raise StoreError(
-            f"{rows.label!r} cannot be read as {form}: {_reason(error)}. pip install {package!r}"
+            f"{rows.label!r} cannot be read as {form}: {first_line(error)}. pip install {package!r}"
         ) from error
 
 
@@ -109,7 +109,7 @@ def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.Re
             table = table.select(schema.names).cast(schema)
         except (pa.ArrowException, KeyError) as error:
             raise StoreError(
-                f"{label}: rows do not have the columns that were announced: {_reason(error)}; "
+                f"{label}: rows do not have the columns that were announced: {first_line(error)}; "
                 f"expected {schema.to_string()}"
             ) from error
         yield from table.to_batches()
@@ -137,7 +137,7 @@ def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
             break
     return StoreError(
         f"{rows.label!r}{where}: a file is damaged or gone, and cannot be read: "
-        f"{type(error).__name__}: {_reason(error)}. Materialize {rows.label!r} again with force"
+        f"{type(error).__name__}: {first_line(error)}. Materialize {rows.label!r} again with force"
     )
 
 
@@ -201,7 +201,7 @@ def _relation(rows: StoredRows) -> Any:
     fs = rows.base.fs
     if not rows.base.is_local:
         connection.register_filesystem(fs)
-    files = ", ".join(_literal(duckdb_path(fs, path)) for path in rows.paths)
+    files = ", ".join(literal(duckdb_path(fs, path)) for path in rows.paths)
     listed = ", ".join(_selected(field) for field in rows.schema)
     return connection.sql(f"SELECT {listed} FROM read_parquet([{files}], hive_partitioning=false)")
 
@@ -211,14 +211,6 @@ def _selected(field: pa.Field) -> str:
     name, kind = quote(field.name), sql_name(field.type)
     fixed = pa.types.is_fixed_size_list(field.type) and kind
     return f"{name}::{kind} AS {name}" if fixed else name
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _ray_dataset(rows: StoredRows) -> Any:

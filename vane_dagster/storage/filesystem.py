@@ -32,6 +32,8 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
 }
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+IO_THREADS = 16
+"""Threads that read, list or copy files concurrently; they spend their time waiting for storage."""
 TEMPORARY = ".writing-"
 """The prefix of the names of files that are being written."""
 

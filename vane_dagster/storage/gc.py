@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location
+from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 
-_READERS = 16
 _LOOKS = 3
 
 _Needed = dict[str, frozenset[str]]
@@ -125,7 +124,7 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
     by_name = {stage.name: stage for stage in stages}
     needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
     wanted = {(stage.name, path) for stage in stages for path in stage.current(policy)}
-    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         while wanted:
             places = sorted(wanted)
             opened = threads.map(lambda place: by_name[place[0]].open(place[1]), places)
@@ -270,7 +269,7 @@ class _StageFolders:
         for url in urls:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
-        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             deletions = threads.map(
                 lambda item: self._delete(found, item[0], item[1]), by_folder.items()
             )

@@ -6,15 +6,15 @@ has stored in the folder ``~assets/<its key>``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from vane_dagster._arguments import NAME
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.filesystem import IO_THREADS, Location, protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.publish.registry import publisher_class
@@ -23,9 +23,7 @@ from vane_dagster.storage.store import Store
 ASSETS = "~assets"
 """The folder of ordinary assets. No pipeline can have this name."""
 
-_READERS = 16
 _LOOKS = 3
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def find(
     """
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     places = [(ASSETS, asset_folder(path))]
-    if len(path) == 2 and all(map(_NAME.fullmatch, path)):
+    if len(path) == 2 and all(map(NAME.fullmatch, path)):
         places.append((path[0], path[1]))
     found = [opened for place in places if (opened := _opened(store, *place, wanted))]
     # A key may have changed from a stage to an ordinary asset, or the reverse.
@@ -181,7 +179,7 @@ def _opened(
                 return _all(store, pipeline, stage)
             found = store.latest(pipeline, stage, partitions)
             order = [(key, found[key]) for key in partitions if key in found]
-            with ThreadPoolExecutor(max_workers=_READERS) as threads:
+            with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
                 read = threads.map(lambda item: store.read(pipeline, stage, *item), order)
                 return dict(zip((key for key, _ in order), read))
         except StoreError as error:
@@ -196,7 +194,7 @@ def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
     def opened(item: tuple[str, ManifestName]) -> Manifest:
         return store.opened(folder.child(item[0]), str(item[1]))
 
-    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         listed = store.latest_of_all(pipeline, stage)
         found = dict(zip(listed, threads.map(opened, listed.items())))
     single = found.pop(UNPARTITIONED, None)
@@ -244,7 +242,7 @@ def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
         present = folder.names() if flat else folder.walk()
         return next((folder.file_url(name) for name in wanted if name not in present), None)
 
-    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         return next((file for file in threads.map(lost, placed) if file), None)
 
 

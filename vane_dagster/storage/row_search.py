@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import IO_THREADS, Location
 
-_READERS = 16
 _COMPARED_ONE_BY_ONE = 64
 
 Row = tuple[Any, ...]
@@ -120,7 +119,7 @@ def find_any(
         StoreError: If one cannot be read and the row is in none of the others.
     """
     failed: Exception | None = None
-    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         futures = [threads.submit(find, file, keys, 0, [wanted], True) for file in files]
         for index, future in enumerate(futures):
             try:

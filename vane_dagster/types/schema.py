@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vane_dagster.errors import SchemaError
+from vane_dagster.errors import SchemaError, first_line
 from vane_dagster.types.duckdb_connection import connect
 
 ERROR_COLUMN = "error"
@@ -101,7 +101,7 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
         raise SchemaError(f"{where}: column {column!r} is {error}") from None
     except duckdb.Error as error:
         raise SchemaError(
-            f"{where}: column {column!r} has the unknown type {kind!r} ({_first_line(error)}). Use "
+            f"{where}: column {column!r} has the unknown type {kind!r} ({first_line(error)}). Use "
             "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
             "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ..."
         ) from None
@@ -248,7 +248,3 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     return kind
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.errors import DefinitionError, SchemaError, first_line
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
@@ -33,6 +33,11 @@ _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another valu
 def quote(name: str) -> str:
     """Quote a column name as a SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Quote a text as a SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 _TOKEN = re.compile(
@@ -186,7 +191,7 @@ def _failed_literal(node: Mapping[str, Any]) -> str | None:
     try:
         _asked(text)
     except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     except duckdb.Error:  # an error of the type, which is reported when the expression is bound
         return None
     return None
@@ -415,8 +420,7 @@ def _bound_type(
     except duckdb.Error as error:
         described = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise SchemaError(
-            f"{label} does not fit its input: {str(error).strip().splitlines()[0]} The input has "
-            f"{described}"
+            f"{label} does not fit its input: {first_line(error)} The input has {described}"
         ) from None
     if is_lost_in_arrow(kind):
         raise SchemaError(f"{label} is {kind}; {NO_ARROW_TYPE}, for example with ::VARCHAR")
@@ -478,7 +482,7 @@ def expression_error(
         except duckdb.Error as found:
             label, error = each, found
             break
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     return SchemaError(
         f"{location}: {label} fails for the value of a row: {reason}. Change the expression, "
         "for example to TRY_CAST or TRY, which give null, or leave such rows out with where="

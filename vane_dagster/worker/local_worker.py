@@ -20,10 +20,10 @@ from vane_dagster.worker.protocol import (
     Fault,
     LoadCall,
     LoadReport,
-    Reply,
-    Request,
     RunCall,
     StartingCall,
+    WorkerReply,
+    WorkerRequest,
     WorkReport,
     load_failed,
 )
@@ -41,7 +41,7 @@ class _Channel:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: WorkerReply) -> None:
         with self._lock:
             self._check_is_ours()
             try:
@@ -49,10 +49,10 @@ class _Channel:
             except OSError:
                 self._end()
 
-    def receive(self) -> Request:
+    def receive(self) -> WorkerRequest:
         self._check_is_ours()
         try:
-            request: Request = self._connection.recv()
+            request: WorkerRequest = self._connection.recv()
             return request
         except (EOFError, OSError):
             self._end()
@@ -104,13 +104,13 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
             error = contained(error)
             fault = Fault("ComputeError", f"worker {os.getpid()}: {type(error).__name__}: {error}")
             report = load_failed(fault) if isinstance(call, LoadCall) else WorkReport(fault=fault)
-        channel.send(Reply(ticket, report, path))
+        channel.send(WorkerReply(ticket, report, path))
 
     with ThreadPoolExecutor(max_workers=slots) as threads:
         while True:
             request = channel.receive()
             if isinstance(request.call, StartingCall):  # asked while the model is constructed
-                channel.send(Reply(request.ticket, host.startup.status()))
+                channel.send(WorkerReply(request.ticket, host.startup.status()))
                 continue
             threads.submit(answer, request.ticket, request.call)
 

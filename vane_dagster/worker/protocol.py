@@ -681,7 +681,7 @@ class StartingCall:
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkerRequest:
     """A request from a driver to a worker subprocess."""
 
     ticket: int
@@ -689,8 +689,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """The answer to a `Request`; `table` is the path of the Arrow file with the rows."""
+class WorkerReply:
+    """The answer to a `WorkerRequest`; `table` is the path of the Arrow file with the rows."""
 
     ticket: int
     report: Union[WorkReport, LoadReport, Starting]

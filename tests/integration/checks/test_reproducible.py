@@ -175,9 +175,9 @@ def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_pa
     docs.join("carried", lengths, source_columns=["text"], columns=columns, checks=given)
     assert checked.run(docs, checks_alone=False).success
     found = checked.evaluations(docs)
-    told = {each.asset_key.path[-1]: each.description for each in found}
-    assert set(told) == {stage.name for stage in docs}
-    assert all(each.passed for each in found), told
+    descriptions = {each.asset_key.path[-1]: each.description for each in found}
+    assert set(descriptions) == {stage.name for stage in docs}
+    assert all(each.passed for each in found), descriptions
     rows = [value(each, "rows") for each in found]
     assert all(0 < n <= 30 for n in rows), rows
 
@@ -450,11 +450,11 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
     assert all("vt-package==1.0" in part.made.packages for part in manifest.parts)
     assert found().passed
     install(folder, "2.0")
-    told = found()
-    assert not told.passed
-    assert told.severity == dg.AssetCheckSeverity.WARN
-    assert "vt-package is 2.0 and was 1.0 when 2 of 2 fragments" in told.description
-    assert (value(told, "then/vt-package"), value(told, "now/vt-package")) == ("1.0", "2.0")
+    outcome = found()
+    assert not outcome.passed
+    assert outcome.severity == dg.AssetCheckSeverity.WARN
+    assert "vt-package is 2.0 and was 1.0 when 2 of 2 fragments" in outcome.description
+    assert (value(outcome, "then/vt-package"), value(outcome, "now/vt-package")) == ("1.0", "2.0")
 
     write_source(tmp_path / "source" / "more", pa.table({"id": [101], "text": ["newer"]}))
     assert "1 of 2 fragments" in found().description, "the other was computed again"

@@ -152,10 +152,10 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     for key, texts in {"a": ["three", "four"], "b": ["five", "zero"], "c": ["six"]}.items():
         source(tmp_path, key, texts)
     result = runs(pipeline(tmp_path, given), "a", "b", "c")
-    told = failure(result)
-    assert "'vectors'" in told
-    assert "1 of 3 partitions failed ('b')" in told
-    assert "its former version stays in force" in told
+    message = failure(result)
+    assert "'vectors'" in message
+    assert "1 of 3 partitions failed ('b')" in message
+    assert "its former version stays in force" in message
     stages = ("vectors", "labels", "out")
     assert {s: runs.sequence(s, "a") for s in stages} == {"vectors": 2, "labels": 2, "out": 2}
     assert {s: runs.sequence(s, "b") for s in stages} == {"vectors": 2, "labels": 1, "out": 1}

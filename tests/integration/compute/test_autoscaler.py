@@ -121,9 +121,9 @@ def source(tmp_path: Path) -> Path:
 def test_a_run_that_fits_asks_for_nothing(growing, source):
     if growing.version == 2:
         pytest.skip("what is decided before the autoscaler is asked is the same for both")
-    said = Process(source, {"out": {}}, "a", address=growing.address)
-    said.done()
-    assert "autoscaler" not in said.said
+    run = Process(source, {"out": {}}, "a", address=growing.address)
+    run.done()
+    assert "autoscaler" not in run.output
     assert not growing.ever_asked()
 
 
@@ -132,14 +132,14 @@ def test_a_run_waits_for_a_node_that_is_added(growing, source):
     run.done()
     out = read_stage(source / "store", "docs", "out", "a")
     assert sorted(out["out"].to_pylist()) == [2 * n for n in range(10)]
-    told = "waiting for Model: the cluster's autoscaler adds nodes to hold 1 x 1 accelerator"
-    assert told in run.said
+    waiting = "waiting for Model: the cluster's autoscaler adds nodes to hold 1 x 1 accelerator"
+    assert waiting in run.output
     taken_back(growing)
 
 
 def test_more_than_can_be_added_is_refused(growing, source):
-    said = Process(source, {"out": {**ONE, "concurrency": 3}}, "a", address=growing.address)
-    text = said.failed()
+    run = Process(source, {"out": {**ONE, "concurrency": 3}}, "a", address=growing.address)
+    text = run.failed()
     assert "stage 'docs/out': Model: 3 workers of 1 accelerator each were asked for" in text
     assert "and its autoscaler has no nodes to add for that. Declare concurrency=(1, 3)" in text
     assert not (source / "loads").exists()

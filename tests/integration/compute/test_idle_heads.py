@@ -59,7 +59,7 @@ sys.stdin.read(1)
 
 
 class Driver:
-    """A process that is connected until it is told to end."""
+    """A process that is connected until it is stopped."""
 
     def __init__(self, home: Path, idle_minutes: float) -> None:
         self.process = subprocess.Popen(
@@ -175,7 +175,7 @@ def test_a_run_warns_of_a_head_that_competes(
             logged = [r.user_message for r in instance.all_logs(result.run_id) if r.level == 30]
     finally:
         (folder / "head.json").unlink()
-    (said,) = [text for text in logged if "claims the same CPUs" in text]
-    assert "Ray head 'other' of /env/other at 127.0.0.1:1" in said
-    (said,) = [text for text in logged if "idle_timeout" in text]
-    assert "idle_minutes=60" in said
+    (warning,) = [text for text in logged if "claims the same CPUs" in text]
+    assert "Ray head 'other' of /env/other at 127.0.0.1:1" in warning
+    (warning,) = [text for text in logged if "idle_timeout" in text]
+    assert "idle_minutes=60" in warning

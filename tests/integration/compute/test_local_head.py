@@ -263,9 +263,9 @@ def test_connect_names_the_head_that_refuses(shared: Shared, tmp_path: Path) -> 
         except ComputeError as error:
             print(error)
     """
-    said = python(code, shared.home, {"RAY_NUM_REDIS_GET_RETRIES": "1"}).stdout
-    assert f"Cannot connect to the local Ray head at {shared.head.address}" in said
-    assert "cluster stop" in said
+    output = python(code, shared.home, {"RAY_NUM_REDIS_GET_RETRIES": "1"}).stdout
+    assert f"Cannot connect to the local Ray head at {shared.head.address}" in output
+    assert "cluster stop" in output
 
 
 @pytest.mark.parametrize("first", ["import ray", "pass"])
@@ -482,10 +482,10 @@ def test_status_of_a_head_that_does_not_answer(shared: Shared) -> None:
     deaf.folder.mkdir()
     record = dataclasses.replace(shared.head, address=f"127.0.0.1:{free_port()}")
     (deaf.folder / "head.json").write_text(json.dumps(dataclasses.asdict(record)))
-    said = cli(shared.home, "status", "--name", "deaf")
-    assert said.returncode == 1
-    assert f"{record.address} does not answer" in said.stderr
-    assert "Traceback" not in said.stderr
+    status = cli(shared.home, "status", "--name", "deaf")
+    assert status.returncode == 1
+    assert f"{record.address} does not answer" in status.stderr
+    assert "Traceback" not in status.stderr
 
 
 @pytest.mark.parametrize("command", [["cluster", "status"], ["pools"]])
@@ -501,9 +501,9 @@ def test_a_head_whose_gcs_hangs_is_an_error(
     finally:
         os.kill(shared.head.pid, signal.SIGCONT)
     assert done.exit_code == 1
-    said = json.loads(done.stdout)["error"]
-    assert f"{shared.head.address} does not answer (no response within 0.3 s)" in said
-    assert f"`vane-dagster cluster stop --address {shared.head.address}`" in said
+    message = json.loads(done.stdout)["error"]
+    assert f"{shared.head.address} does not answer (no response within 0.3 s)" in message
+    assert f"`vane-dagster cluster stop --address {shared.head.address}`" in message
 
 
 def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared) -> None:
@@ -813,5 +813,5 @@ def test_an_environment_without_ray_is_told_so(tmp_path: Path) -> None:
         from vane_dagster.compute.local_head import LocalHead
         LocalHead()
     """
-    said = python(code, tmp_path, check=False).stderr
-    assert "ComputeError: The local cluster needs Ray" in said
+    output = python(code, tmp_path, check=False).stderr
+    assert "ComputeError: The local cluster needs Ray" in output

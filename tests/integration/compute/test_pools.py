@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,123 +18,36 @@ import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
+from support.pool_models import (  # noqa: F401  # fixtures
+    ONE,
+    SCHEMA,
+    Chained,
+    add,
+    alive,
+    all_loaded,
+    compute_clean,
+    docs,
+    listed,
+    meanwhile,
+    note,
+    noted,
+    partitions,
+    ray_compute,
+    rows,
+    until,
+)
 from support.pools_process import CLUSTER, Process
-from support.pools_run import ShortLease
 from support.results import failure, metadata
-from support.warm_pools import clear
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import Cancelled
-from vane_dagster.compute.client import pool_managers
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.pool_state import LeaseRecord
-from vane_dagster.compute.processes import marked
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
 from vane_dagster.worker.protocol import PoolRequest, PoolSpec
-
-SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
-ONE = {"resources": {"accelerator": 1}}
-
-
-class Model:
-    """Says who loads it, and which ids it is given."""
-
-    def __init__(self, log: str, factor: int = 2, sleep: float = 0.0, needs: str = "") -> None:
-        self.log, self.factor, self.sleep = Path(log), factor, sleep
-        if needs and not os.path.exists(needs):
-            raise RuntimeError(f"no weights at {needs}")
-        note(self.log / "loads", os.getpid())
-
-    def __call__(self, batch):
-        ids = batch["id"].to_pylist()
-        note(self.log / "calls", *ids)
-        time.sleep(self.sleep)
-        return {"id": ids, "out": [self.factor * n for n in ids], "pid": [os.getpid()] * len(ids)}
-
-
-class Chained:
-    """Adds to what a model before it gave."""
-
-    def __init__(self, log: str, plus: int) -> None:
-        self.plus = plus
-        note(Path(log) / "loads", os.getpid())
-
-    def __call__(self, batch):
-        outs = [n + self.plus for n in batch["out"].to_pylist()]
-        return {"id": batch["id"], "out": outs, "pid": [os.getpid()] * len(outs)}
-
-
-def note(file: Path, *values: int) -> None:
-    file.parent.mkdir(exist_ok=True, parents=True)
-    with open(file, "a") as opened:
-        opened.write("".join(f"{value}\n" for value in values))
-
-
-def noted(file: Path) -> list[int]:
-    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def docs(tmp_path: Path, rows: int = 60) -> vd.Pipeline:
-    write_source(tmp_path / "src", {"id": range(rows)})
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-
-
-def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: Any) -> vd.Stage:
-    """Adds a stage of `Model` to a pipeline; what the class takes is sorted out."""
-    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs", "plus") if k in settings}
-    given = {"batch_size": 5, "concurrency": 1, **settings}
-    kwargs = {"log": str(tmp_path), **own}
-    return above.map_batches(name, model, schema=SCHEMA, fn_constructor_kwargs=kwargs, **given)
-
-
-def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:
-    return read_stage(tmp_path / "store", "docs", stage, partition).sort_by("id")
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
-    """Waits until something is true, and gives it."""
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
-        time.sleep(0.05)
-    return found
-
-
-def listed() -> list[dict[str, Any]]:
-    """The models' pools of the cluster that this process is connected to."""
-    import ray
-
-    answers = [
-        ray.get(pool_manager.pools.remote(), timeout=30)
-        for pool_manager in pool_managers().values()
-    ]
-    return [pool for answer in answers for pool in answer if pool["identity"] != "io"]
-
-
-@pytest.fixture
-def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
-    """The session's cluster, connected, and without models' pools before and after."""
-    cluster.connect()
-    clear()
-    yield vd.RayCompute(cluster=cluster)
-    cluster.connect()
-    clear()
-
-
-def partitions(tmp_path: Path, keys: str, count: int = 60) -> None:
-    for key in keys:
-        write_source(tmp_path / "src" / key, {"id": range(count)})
-
-
-# Sharing
 
 
 def test_processes_share_actors_until_the_class_is_edited(tmp_path, ray_compute):
@@ -200,12 +110,6 @@ def test_a_pool_that_grows_keeps_its_first_actor(tmp_path, ray_compute, material
     assert {worker["pid"] for worker in pool["workers"]} == {first, second}
 
 
-def all_loaded(tmp_path: Path, count: int) -> list[int] | None:
-    """The pids that loaded the model, once they are as many."""
-    pids = noted(tmp_path / "loads")
-    return pids if len(pids) == count else None
-
-
 def test_stages_of_one_model_share_a_pool(tmp_path, compute_clean, materialize):
     pipeline = docs(tmp_path)
     add(pipeline, "one", tmp_path)
@@ -218,117 +122,6 @@ def test_stages_of_one_model_share_a_pool(tmp_path, compute_clean, materialize):
     pids = [set(rows(tmp_path, stage)["pid"].to_pylist()) for stage in ("one", "two", "other")]
     assert pids[0] == pids[1]
     assert pids[0] != pids[2]
-
-
-@pytest.fixture(params=["local", "ray"])
-def compute_clean(request: pytest.FixtureRequest) -> Any:
-    """Both computes in turn, without models' pools on the cluster."""
-    if request.param == "local":
-        return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
-    return request.getfixturevalue("ray_compute")
-
-
-# What a run survives
-
-
-@contextlib.contextmanager
-def meanwhile(work: Callable[[], None]) -> Iterator[None]:
-    """Does something beside a run, and raises what it raised."""
-    raised: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    yield
-    thread.join()
-    if raised:
-        raise raised[0]
-
-
-def test_a_run_continues_while_the_pool_manager_is_killed(
-    tmp_path, cluster, ray_compute, materialize
-):
-    pipeline = docs(tmp_path, rows=200)
-    add(pipeline, "out", tmp_path, sleep=0.4, concurrency=2)
-    seen: dict[str, Any] = {}
-
-    def kill_pool_manager() -> None:
-        until(lambda: len(noted(tmp_path / "calls")) > 20, "the run is under way")
-        mark = str(LocalHead(**CLUSTER).temp_dir)
-        commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in marked(mark)}
-        (pool_manager,) = [pid for pid, command in commands.items() if "PoolManager" in command]
-        seen["before"] = listed()
-        os.kill(pool_manager, signal.SIGKILL)
-        seen["after"] = until(lambda: [p for p in listed() if p["leases"]], "leases are learnt", 20)
-        seen["calls"] = len(noted(tmp_path / "calls"))
-
-    with meanwhile(kill_pool_manager):
-        materialize(pipeline, ShortLease(cluster=cluster))
-
-    assert seen["calls"] < 200, "the pool manager came back during the run"
-    (before,), (after,) = seen["before"], seen["after"]
-    assert after["leases"] == before["leases"]
-    assert {w["pid"] for w in after["workers"]} == {w["pid"] for w in before["workers"]}
-    assert rows(tmp_path, "out")["out"].to_pylist() == [2 * n for n in range(200)]
-    (pool,) = listed()
-    assert pool["leases"] == []
-    assert len(noted(tmp_path / "loads")) == 2
-
-
-def test_a_killed_actor_is_replaced(tmp_path, compute_clean, materialize):
-    pipeline = docs(tmp_path, rows=100)
-    add(pipeline, "out", tmp_path, sleep=0.1)
-
-    def kill_actor() -> None:
-        until(lambda: len(noted(tmp_path / "calls")) > 10, "the run is under way")
-        os.kill(noted(tmp_path / "loads")[0], signal.SIGKILL)
-
-    with meanwhile(kill_actor):
-        materialize(pipeline, compute_clean)
-
-    assert len(noted(tmp_path / "loads")) == 2
-    assert rows(tmp_path, "out")["out"].to_pylist() == [2 * n for n in range(100)]
-
-
-def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute, materialize):
-    for run in (1, 2):
-        pipeline = docs(tmp_path)
-        add(pipeline, "out", tmp_path, concurrency=4)
-        materialize(pipeline, ray_compute, config={"force": True})
-        # It is called before the loop goes on.
-        pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023
-        for pid in pids[-4:]:
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_the_lease_of_a_killed_driver_expires(tmp_path, ray_compute):
-    partitions(tmp_path, "a", 400)
-    stage = {"fn_constructor_kwargs": {"sleep": 0.3}}
-    killed = Process(tmp_path, {"out": dict(stage)}, "a")
-    until(lambda: len(noted(tmp_path / "calls")) > 5, "the run is under way")
-    assert listed()[0]["leases"]
-    killed.kill()
-
-    until(lambda: not listed()[0]["leases"], "the lease expires", 10)
-    time.sleep(1.0)
-    calls = len(noted(tmp_path / "calls"))
-    time.sleep(1.0)
-    assert len(noted(tmp_path / "calls")) == calls, "queued calls are not done"
-    assert calls < 200
-
-    partitions(tmp_path, "b", 20)
-    (found,) = Process(tmp_path, {"out": dict(stage)}, "b").done()
-    assert found["warm_hits"] == 1
-    assert len(noted(tmp_path / "loads")) == 1
-    assert rows(tmp_path, "out", "b")["out"].to_pylist() == [2 * n for n in range(20)]
-
-
-# What ends a pool
 
 
 def test_an_idle_pool_ends_after_its_time(tmp_path, cluster, ray_compute, materialize):
@@ -392,9 +185,9 @@ def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
         return made
 
     result = materialize(pipeline(), compute_clean, raises=False)
-    said = failure(result)
-    assert f"RuntimeError: no weights at {weights}" in said
-    assert 'raise RuntimeError(f"no weights at {needs}")' in said, "the user's own traceback"
+    message = failure(result)
+    assert f"RuntimeError: no weights at {weights}" in message
+    assert 'raise RuntimeError(f"no weights at {needs}")' in message, "the user's own traceback"
     assert rows(tmp_path, "good").num_rows == 60, "the other branch is committed"
     if isinstance(compute_clean, vd.RayCompute):
         assert [len(pool["workers"]) for pool in listed()] == [1], "only the good one's is left"
@@ -402,24 +195,6 @@ def test_a_failing_constructor_fails_the_stage_and_leaves_nothing(
     weights.touch()
     materialize(pipeline(), compute_clean)
     assert rows(tmp_path, "bad")["out"].to_pylist() == [2 * n for n in range(60)]
-
-
-def test_a_constructor_that_kills_its_process_fails_the_stage(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    pipeline.map_batches("out", Dies, schema=SCHEMA, concurrency=1)
-    said = failure(materialize(pipeline, local, raises=False))
-    assert "died while its model was constructed" in said
-    assert "exit code 7" in said
-
-
-class Dies:
-    """Takes its process with it."""
-
-    def __init__(self) -> None:
-        os._exit(7)
-
-    def __call__(self, batch):
-        return batch
 
 
 def exits(batch):
@@ -430,9 +205,9 @@ def exits(batch):
 def test_a_function_that_exits_fails_its_stage_not_its_worker(tmp_path, compute_clean, materialize):
     pipeline = docs(tmp_path)
     pipeline.map_batches("out", exits, schema=SCHEMA, concurrency=1)
-    said = failure(materialize(pipeline, compute_clean, raises=False))
-    assert "SystemExit: no more rows" in said
-    assert 'sys.exit("no more rows")' in said
+    message = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "SystemExit: no more rows" in message
+    assert 'sys.exit("no more rows")' in message
 
 
 def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
@@ -441,13 +216,13 @@ def test_more_than_the_cluster_has_is_refused_before_anything_is_loaded(
     pipeline = docs(tmp_path)
     one = add(pipeline, "one", tmp_path, **ONE)
     add(one, "two", tmp_path, Chained, plus=1, resources={"accelerator": 2})
-    said = failure(materialize(pipeline, compute_clean, raises=False))
-    assert "Chained: 1 workers of 2 accelerator each were asked for; the cluster has 1" in said
+    message = failure(materialize(pipeline, compute_clean, raises=False))
+    assert "Chained: 1 workers of 2 accelerator each were asked for; the cluster has 1" in message
     assert noted(tmp_path / "loads") == []
 
 
 def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
-    told: list[Any] = []
+    events: list[Any] = []
     backend = RayBackend()
     pool = PoolSpec("mine", "Mine", (1, 1), {"accelerator": 1})
     other = PoolSpec("theirs", "Theirs", (1, 1), {"accelerator": 1})
@@ -455,9 +230,9 @@ def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
     with pytest.raises(Cancelled):
-        backend.lease("run-2", [other], stop, waits=Waits(told.append))
+        backend.lease("run-2", [other], stop, waits=Waits(events.append))
     text = "waiting for Theirs: its resources are leased or awaited by run run-1"
-    assert told == [Waiting("lease", text, ("run-1",))]
+    assert events == [Waiting("lease", text, ("run-1",))]
     lease.release()
     backend.lease("run-3", [other]).release()
     assert [pool["label"] for pool in listed()] == ["Theirs"]
@@ -596,18 +371,6 @@ def test_subprocesses_leave_nothing(tmp_path, local, materialize, monkeypatch):
     until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)
     assert not [p for p in psutil.Process().children(True) if "local_worker" in str(p.cmdline())]
     assert not list((tmp_path / "tables").iterdir())
-
-
-def test_subprocesses_end_with_a_killed_driver(tmp_path):
-    partitions(tmp_path, "a", 400)
-    killed = Process(tmp_path, {"out": {"fn_constructor_kwargs": {"sleep": 0.3}}}, "a", local=True)
-    until(lambda: noted(tmp_path / "calls"), "the run is under way")
-    (pid,) = noted(tmp_path / "loads")
-    (tables,) = {Path(a) for a in psutil.Process(int(pid)).cmdline() if Path(a).name[:5] == "vane-"}
-    assert tables.is_dir()
-    killed.kill()
-    until(lambda: not alive(pid), "the worker ends", 5)
-    until(lambda: not tables.exists(), "its tables go", 5)
 
 
 # vane-dagster pools

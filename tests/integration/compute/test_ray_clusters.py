@@ -55,7 +55,7 @@ def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
     for key, where in ways.items():
         run = Process(source, {"out": {}}, key, **where)
         (found,) = run.done()
-        assert "deletes its cluster" not in run.said
+        assert "deletes its cluster" not in run.output
         assert found["warm_hits"] == (key != "a"), f"{where}: {found}"
         assert outs(source, key)["out"].to_pylist() == DOUBLED
     assert len((source / "loads").read_text().split()) == 1
@@ -64,8 +64,8 @@ def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
 def test_a_cluster_that_is_deleted_after_each_step_is_warned_of(source, own_head):
     run = Process(source, {"out": {}}, "a", resource=own_head.address, deleted=True)
     run.done()
-    assert "DeletedRay deletes its cluster after each step (cleanup='always')" in run.said
-    assert "lifecycle=Lifecycle(cleanup='never')" in run.said
+    assert "DeletedRay deletes its cluster after each step (cleanup='always')" in run.output
+    assert "lifecycle=Lifecycle(cleanup='never')" in run.output
 
 
 def test_two_actors_share_a_gpu(source, own_head):
@@ -74,13 +74,14 @@ def test_two_actors_share_a_gpu(source, own_head):
     pids = (source / "loads").read_text().split()
     assert len(set(pids)) == 2
     assert outs(source, "a")["out"].to_pylist() == DOUBLED
-    said = Process(
+    message = Process(
         source, {"out": {"concurrency": 3, "gpus": 0.5}}, "b", address=own_head.address
     ).failed()
     assert (
-        "Model: 3 workers of 0.5 GPU each were asked for; the cluster has 1 GPU on 1 node" in said
+        "Model: 3 workers of 0.5 GPU each were asked for; the cluster has 1 GPU on 1 node"
+        in message
     )
-    assert "concurrency=(1, 3)" in said
+    assert "concurrency=(1, 3)" in message
 
 
 BROKEN = """
@@ -98,9 +99,9 @@ def test_a_module_that_is_missing_in_the_worker_is_named(source, own_head, local
     (source / "models").mkdir()
     (source / "models" / "models.py").write_text(BROKEN)
     where = {"local": True} if local else {"address": own_head.address}
-    said = Process(source, {"out": {}}, "a", **where).failed()
-    assert "No module named 'a_module_that_is_missing'" in said
-    assert "Install 'a_module_that_is_missing' where the workers run" in said
+    message = Process(source, {"out": {}}, "a", **where).failed()
+    assert "No module named 'a_module_that_is_missing'" in message
+    assert "Install 'a_module_that_is_missing' where the workers run" in message
 
 
 def pools_of(address: str) -> subprocess.CompletedProcess[str]:
@@ -122,8 +123,8 @@ def test_pools_of_another_cluster_are_listed(source, own_head):
 
 def test_an_address_where_nothing_is_fails_with_the_address(source):
     where = f"127.0.0.1:{free_port()}"
-    said = Process(source, {"out": {}}, "a", address=where).failed()
-    assert f"the Ray cluster at '{where}' cannot be reached" in said
+    message = Process(source, {"out": {}}, "a", address=where).failed()
+    assert f"the Ray cluster at '{where}' cannot be reached" in message
 
 
 def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
@@ -133,14 +134,14 @@ def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
         with open(package / "worker" / "host.py", "a") as opened:
             opened.write("\n# another version\n")
         where = {"address": own_head.address, "ray_init_options": FRESH_WORKERS}
-        said = Process(source, {"out": {}}, "a", **where).failed()
-        assert "the cluster has another version of vane-dagster than the driver" in said
+        message = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the cluster has another version of vane-dagster than the driver" in message
 
         (package / "compute" / "pool_manager.py").write_text("raise ImportError('no such thing')\n")
-        said = Process(source, {"out": {}}, "a", **where).failed()
-        assert "the pool manager cannot run on the cluster" in said
-        assert "no such thing" in said
-        assert "Install vane-dagster there" in said
+        message = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the pool manager cannot run on the cluster" in message
+        assert "no such thing" in message
+        assert "Install vane-dagster there" in message
     finally:
         shutil.rmtree(package)
     Process(source, {"out": {}}, "a", **where).done()

@@ -155,8 +155,8 @@ def test_without_that_one_fragment_is_under_way(
     monkeypatch.setattr(FragmentState, "droppable", lambda run: [])
     assert materialize(branches(tmp_path, 1, "plain"), local).success
     assert joined_from == [{TableRows}] * 4
-    seen = read_stage(tmp_path / "store", "docs", "joined").column("seen").to_pylist()
-    assert max(seen) == 1
+    counts = read_stage(tmp_path / "store", "docs", "joined").column("seen").to_pylist()
+    assert max(counts) == 1
 
 
 # Fragments that outgrow what was expected
@@ -195,5 +195,5 @@ def test_a_younger_fragment_waits_where_both_have_outgrown_the_memory(
         fn_kwargs={"store": str(tmp_path / "store")},
     )
     assert materialize(docs, local).success
-    seen = read_stage(tmp_path / "store", "docs", "seen").column("seen").to_pylist()
-    assert seen == [1] * 100 + [2] * 100
+    counts = read_stage(tmp_path / "store", "docs", "seen").column("seen").to_pylist()
+    assert counts == [1] * 100 + [2] * 100

@@ -97,7 +97,7 @@ def refused(tmp_path, local, materialize) -> Callable[..., str]:
         text = failure(result)
         for word in words:
             assert word in text
-            assert text.count(word) == 1, f"{word!r} is told more than once:\n{text}"
+            assert text.count(word) == 1, f"{word!r} is named more than once:\n{text}"
         assert constructed in (None, trace.exists())
         assert manifests(tmp_path) == before
         made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]

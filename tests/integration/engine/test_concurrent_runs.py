@@ -86,7 +86,7 @@ class Driver:
         if self.error is not None:
             raise self.error
 
-    def told(self, kind: type) -> list[Any]:
+    def events_of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -138,11 +138,11 @@ def test_two_runs_of_a_partition_compute_it_once(tmp_path, ray_compute):
     for stage in ("clean", "out", "sink"):
         (name,) = manifests(tmp_path, stage)
         for driver in drivers:
-            (committed,) = [e for e in driver.told(Committed) if e.stage == stage]
+            (committed,) = [e for e in driver.events_of(Committed) if e.stage == stage]
             assert str(committed.name) == name
-        stats = [e.stats for d in drivers for e in d.told(Committed) if e.stage == stage]
+        stats = [e.stats for d in drivers for e in d.events_of(Committed) if e.stage == stage]
         assert sum(found.computed for found in stats) == 20
-    assert not any(driver.told(Failed) for driver in drivers)
+    assert not any(driver.events_of(Failed) for driver in drivers)
 
 
 def test_a_run_waits_for_what_another_computes_and_says_so(tmp_path, ray_compute):
@@ -152,7 +152,7 @@ def test_a_run_waits_for_what_another_computes_and_says_so(tmp_path, ray_compute
     first.done()
     second.done()
     assert noted(tmp_path) == list(range(ROWS))
-    waits = [e for d in (first, second) for e in d.told(Waiting) if e.reason == "fragments"]
+    waits = [e for d in (first, second) for e in d.events_of(Waiting) if e.reason == "fragments"]
     assert any(e.text.startswith("waiting for") for e in waits), waits
     assert waits[-1].over
 
@@ -162,10 +162,10 @@ def test_a_run_takes_over_where_another_failed(tmp_path, ray_compute):
     drivers = [Driver(tmp_path, ray_compute, "first"), Driver(tmp_path, ray_compute, "second")]
     for driver in drivers:
         driver.done()
-    failed = [driver for driver in drivers if driver.told(Failed)]
-    (good,) = [driver for driver in drivers if not driver.told(Failed)]
+    failed = [driver for driver in drivers if driver.events_of(Failed)]
+    (good,) = [driver for driver in drivers if not driver.events_of(Failed)]
     assert len(failed) == 1
-    assert {event.stage for event in good.told(Committed)} == {"clean", "out", "sink"}
+    assert {event.stage for event in good.events_of(Committed)} == {"clean", "out", "sink"}
     assert outs(tmp_path) == [2 * n for n in range(ROWS)]
     again = [n for n in noted(tmp_path) if noted(tmp_path).count(n) > 1]
     assert 70 in again
@@ -241,11 +241,11 @@ def test_the_priority_tag_of_a_run_reaches_its_lease(tmp_path, local, monkeypatc
     write_source(tmp_path / "src", {"id": range(10)})
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     pipeline.project("clean", ["id"])
-    seen: list[int] = []
+    priorities: list[int] = []
     lease = LocalBackend.lease
 
     def noted_lease(self, run_id, pools, cancelled=None, priority=0, waits=None):
-        seen.append(priority)
+        priorities.append(priority)
         return lease(self, run_id, pools, cancelled, priority, waits)
 
     monkeypatch.setattr(LocalBackend, "lease", noted_lease)
@@ -255,7 +255,7 @@ def test_the_priority_tag_of_a_run_reaches_its_lease(tmp_path, local, monkeypatc
             resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / tag))},
             tags={"dagster/priority": tag},
         )
-    assert seen == [7, -2, 0]
+    assert priorities == [7, -2, 0]
 
 
 # The pool manager; last, because a restarted one evicts nothing for the time of a lease

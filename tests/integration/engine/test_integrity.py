@@ -85,10 +85,10 @@ def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, material
     table = pq.read_table(victim)
     pq.write_table(table.slice(0, 7), victim)
     result = materialize(docs, local, select=["double"], raises=False)
-    told = failure(result)
-    assert "stage 'docs/double'" in told
-    assert "7 rows in of 10" in told
-    assert "expected every row of 'clean'" in told
+    message = failure(result)
+    assert "stage 'docs/double'" in message
+    assert "7 rows in of 10" in message
+    assert "expected every row of 'clean'" in message
     # How many of the others were written before the partition was given up is a matter of time.
     assert {pq.read_metadata(path).num_rows for path in part_files(tmp_path, "double")} <= {10}
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
@@ -106,8 +106,8 @@ def test_a_part_that_lost_rows_is_not_committed_by_a_later_run(tmp_path, local, 
     file = pq.ParquetFile(victim)
     kept = file.read().slice(0, 6).replace_schema_metadata(file.schema_arrow.metadata)
     pq.write_table(kept, victim)
-    told = failure(materialize(docs, local, raises=False))
-    assert "'docs/double'" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "'docs/double'" in message
     assert opened.in_force("docs", "double", None) is None
 
 
@@ -137,12 +137,12 @@ def test_columns_that_clash_or_are_not_there(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     other = docs.project("other", {"x": "x + 1"})
     docs.join("both", docs["clean"], other)
-    told = failure(materialize(docs, local, raises=False))
-    assert "column 'x' comes from both 'clean' and 'other'" in told
-    assert "columns={'other': {'other_name': 'x'}}" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "column 'x' comes from both 'clean' and 'other'" in message
+    assert "columns={'other': {'other_name': 'x'}}" in message
     docs = pipeline(tmp_path)
     docs.join("both", docs["clean"], docs["double"], columns={"double": ["z"]})
-    told = failure(materialize(docs, local, raises=False))
-    assert "takes 'z' of 'double', which does not have it" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "takes 'z' of 'double', which does not have it" in message
     with pytest.raises(vd.DefinitionError, match="columns names 'none'"):
         docs.join("again", docs["clean"], docs["double"], columns={"none": ["z"]})

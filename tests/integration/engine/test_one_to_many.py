@@ -215,24 +215,24 @@ def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
 def test_a_row_without_children_is_lost_unless_that_is_declared(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     words(docs, cardinality="one_to_many")
-    told = failure(materialize(docs, local, raises=False))
-    assert "'docs/words'" in told
-    assert "1 of 2 rows did not come back: ids 3" in told
-    assert 'cardinality="zero_to_many"' in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "'docs/words'" in message
+    assert "1 of 2 rows did not come back: ids 3" in message
+    assert 'cardinality="zero_to_many"' in message
 
 
 @pytest.mark.parametrize(
-    ("fn", "told"),
+    ("fn", "message"),
     [
         (split_orphans, "returned 1 ids that it was not given: 999"),
         (split_twice, "ids more than once: 'x'"),
         (no_parent, "came back without 'id', the id of the row that each was made from"),
     ],
 )
-def test_wrong_children_are_refused(fn, told, tmp_path, local, materialize):
+def test_wrong_children_are_refused(fn, message, tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     words(docs.project("clean", {"text": "text", "word": "text"}), fn=fn)
-    assert told in failure(materialize(docs, local, raises=False))
+    assert message in failure(materialize(docs, local, raises=False))
 
 
 def test_an_id_in_two_fragments_is_found_when_the_partition_is_complete(
@@ -242,5 +242,5 @@ def test_an_id_in_two_fragments_is_found_when_the_partition_is_complete(
     words(docs, fn=split_twice, batch_size=1)
     docs_of_one = vd.Pipeline("ones", source=docs.source, id="id", fragment_rows=1)
     words(docs_of_one, fn=split_twice)
-    told = failure(materialize(docs_of_one, local, raises=False))
-    assert "ids 'x' of 'word_id' are in more than one fragment" in told
+    message = failure(materialize(docs_of_one, local, raises=False))
+    assert "ids 'x' of 'word_id' are in more than one fragment" in message

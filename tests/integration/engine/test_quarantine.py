@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
-from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.bad_row_runs import ROWS, pipeline
 from support.bad_rows import BAD, OutOfMemoryError, double
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.storage.gc import GcPolicy, collect
-
-ROWS = 200
 
 
 def double_late(batch: pa.Table, bad=BAD) -> pa.Table:
@@ -54,27 +51,6 @@ def flaky(batch: pa.Table, folder: str) -> pa.Table:
     raise ConnectionResetError("peer went away")
 
 
-def deadly(batch: pa.Table, killers=(3, 77), hangs=()) -> pa.Table:
-    """Ends its process at some rows, as a segmentation fault would, and hangs at others."""
-    xs = set(batch["x"].to_pylist())
-    if xs & set(killers):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if xs & set(hangs):
-        time.sleep(600)
-    return double(batch, bad=())
-
-
-class Deadly:
-    """As `deadly`, with a state."""
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        return deadly(batch)
-
-
-def always_dead(batch: pa.Table) -> pa.Table:
-    os._exit(1)
-
-
 def words(batch: pa.Table) -> pa.Table:
     """Two children a row; row 3 fails."""
     if 3 in batch["id"].to_pylist():
@@ -107,19 +83,6 @@ async def by_row_later(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
 
 def misplaced(batch: pa.Table) -> pa.Table:
     raise vd.RowErrors({len(batch): ValueError("no")})
-
-
-def pipeline(tmp_path: Path, rows: int = ROWS, **kwargs) -> vd.Pipeline:
-    ids = pa.array(range(rows), pa.int64())
-    if not (tmp_path / "source").exists():
-        write_source(tmp_path / "source", {"id": ids, "x": ids})
-    docs = vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=50
-    )
-    fn = kwargs.pop("fn", double)
-    options = {"schema": {"y": "BIGINT"}, "on_error": "quarantine", "max_error_rate": 0.1}
-    docs.map_batches("double", fn, **{**options, **kwargs})
-    return docs
 
 
 @pytest.mark.parametrize("fn", [double, later])
@@ -300,11 +263,11 @@ def test_rows_are_kept_as_nulls_with_their_error(tmp_path, local, materialize):
 def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, materialize):
     bad = {"fn": double_late, "fn_kwargs": {"bad": (153,)}, "batch_size": 20}
     docs = pipeline(tmp_path, on_error="raise", **bad)
-    told = failure(materialize(docs, local, raises=False))
-    assert "stage 'docs/double'" in told
-    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in told
-    assert "def double" not in told
-    assert 'raise ValueError(f"cannot double {poison[0]}")' in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "stage 'docs/double'" in message
+    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in message
+    assert "def double" not in message
+    assert 'raise ValueError(f"cannot double {poison[0]}")' in message
     tolerant = pipeline(tmp_path, **bad)
     result = materialize(tolerant, local)
     assert metadata(result, "double")["fragments_reused"] >= 1
@@ -314,9 +277,9 @@ def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, mater
 def test_too_many_faults_end_the_partition_early(tmp_path, local, materialize):
     bad = tuple(range(0, ROWS, 2))
     docs = pipeline(tmp_path, fn_kwargs={"bad": bad}, batch_size=10, max_error_rate=0.05)
-    told = failure(materialize(docs, local, raises=False))
-    assert "max_error_rate" in told
-    assert "ValueError" in told
+    message = failure(materialize(docs, local, raises=False))
+    assert "max_error_rate" in message
+    assert "ValueError" in message
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     assert opened.in_force("docs", "double", None) is None
 
@@ -364,49 +327,6 @@ def test_children_of_a_row_at_fault_go_aside_together(tmp_path, local, materiali
     table = read_stage(tmp_path / "store", "docs", "double")
     assert table["id"].to_pylist() == [i for i in range(ROWS) if i != 3 for _ in range(2)]
     assert vd.quarantine("docs/double", store=str(tmp_path / "store"))["id"].to_pylist() == [3]
-
-
-@pytest.mark.parametrize("fn", [deadly, Deadly])
-def test_rows_that_kill_their_process_are_found(fn, tmp_path, compute, materialize):
-    docs = pipeline(tmp_path, rows=100, fn=fn, batch_size=10)
-    materialize(docs, compute)
-    table = read_stage(tmp_path / "store", "docs", "double")
-    assert table["id"].to_pylist() == [i for i in range(100) if i not in (3, 77)]
-    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
-    assert aside["id"].to_pylist() == [3, 77]
-    assert set(aside["error"].to_pylist()) == {"WorkerDied"}
-    assert set(aside["attempts"].to_pylist()) == {2}
-
-
-def test_rows_that_hang_are_found(tmp_path, local, materialize):
-    docs = pipeline(
-        tmp_path,
-        rows=50,
-        fn=deadly,
-        fn_kwargs={"killers": (), "hangs": (7,)},
-        batch_size=10,
-        timeout_s=1.0,
-        on_error="null",
-    )
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "double")
-    assert table["id"].to_pylist() == list(range(50))
-    assert table["y"].to_pylist() == [None if i == 7 else 2 * i for i in range(50)]
-    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
-    assert aside["error"].to_pylist() == ["TimeoutError"]
-
-
-def test_a_model_that_dies_of_everything_is_given_up(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, rows=1000, fn=always_dead, max_error_rate=1.0)
-    told = failure(materialize(docs, local, raises=False))
-    assert "'docs/double'" in told
-    assert "lost its worker" in told
-
-
-def test_a_row_that_kills_fails_the_partition_by_default(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, rows=20, fn=deadly, on_error="raise")
-    told = failure(materialize(docs, local, raises=False))
-    assert "on_error='quarantine' finds it" in told
 
 
 def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
@@ -457,9 +377,9 @@ def test_rows_that_a_call_says_have_failed_cost_nothing_of_the_others(
     aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
     assert sorted(aside["id"].to_pylist()) == list(BAD)
     assert set(aside["error"].to_pylist()) == {"ValueError"}
-    asked = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
+    attempts = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
     again = [x for x in range(ROWS) if x % 10 == 7 and x not in BAD]
-    assert sorted(asked) == sorted([*range(ROWS), *again])
+    assert sorted(attempts) == sorted([*range(ROWS), *again])
 
 
 def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, materialize):
@@ -467,15 +387,15 @@ def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, 
     given = {"folder": str(tmp_path / "notes")}
     docs = pipeline(tmp_path, fn=by_row, fn_kwargs=given, on_error="raise", version="1")
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
-    assert "in a batch of 1 rows, ids " in told
-    assert "ValueError: cannot double" in told
+    assert "in a batch of 1 rows, ids " in message
+    assert "ValueError: cannot double" in message
 
 
 def test_places_that_are_not_in_the_batch(tmp_path, local, materialize):
     docs = pipeline(tmp_path, fn=misplaced, on_error="raise", batch_size=20)
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
-    assert "RowErrors names the places 20 in a batch of 20 rows" in told
+    assert "RowErrors names the places 20 in a batch of 20 rows" in message

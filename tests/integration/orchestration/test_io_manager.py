@@ -79,11 +79,11 @@ def run(assets: Any, pipeline: vd.Pipeline, store: Any, **given: Any) -> dg.Exec
     )
 
 
-def reader_of(kind: Any, seen: list[Any], **given: Any) -> dg.AssetsDefinition:
+def reader_of(kind: Any, inputs: list[Any], **given: Any) -> dg.AssetsDefinition:
     """An asset that takes "docs/more" as `kind`, and nothing more than a resource from us."""
 
     def below(more: Any) -> None:
-        seen.append(more)
+        inputs.append(more)
 
     below.__annotations__["more"] = kind
     if kind is None:
@@ -111,19 +111,19 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_an_asset_takes_a_stage_by_its_annotation(pipeline, store, kind):
-    seen: list[Any] = []
-    below = reader_of(kind, seen, partitions_def=PARTS)
+    inputs: list[Any] = []
+    below = reader_of(kind, inputs, partitions_def=PARTS)
     assert run([below], pipeline, store, partition_key="c / ü").success
-    (read,) = seen
+    (read,) = inputs
     assert isinstance(read, kind or pa.Table)
     assert values(read) == [61, 71, 81]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_an_unpartitioned_asset_takes_all_partitions(pipeline, store, kind):
-    seen: list[Any] = []
-    assert run([reader_of(kind, seen)], pipeline, store).success
-    (read,) = seen
+    inputs: list[Any] = []
+    assert run([reader_of(kind, inputs)], pipeline, store).success
+    (read,) = inputs
     assert isinstance(read, kind or pa.Table)
     assert values(read) == [10 * n + 1 for n in range(9)]
 
@@ -132,16 +132,16 @@ def test_an_unpartitioned_asset_takes_all_partitions(pipeline, store, kind):
 def test_an_asset_takes_ray_data(pipeline, store, cluster):
     ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     cluster.connect()
-    seen: list[Any] = []
-    assert run([reader_of(ray_data.Dataset, seen)], pipeline, store).success
-    assert sorted(row["m"] for row in seen[0].take_all()) == [10 * n + 1 for n in range(9)]
+    inputs: list[Any] = []
+    assert run([reader_of(ray_data.Dataset, inputs)], pipeline, store).success
+    assert sorted(row["m"] for row in inputs[0].take_all()) == [10 * n + 1 for n in range(9)]
 
 
 def test_a_range_of_partitions_is_one_table_in_order(pipeline, store):
-    seen: list[Any] = []
-    below = reader_of(pa.Table, seen, partitions_def=PARTS, backfill_policy=SINGLE_RUN)
+    inputs: list[Any] = []
+    below = reader_of(pa.Table, inputs, partitions_def=PARTS, backfill_policy=SINGLE_RUN)
     assert run([below], pipeline, store, tags=WHOLE).success
-    assert [values(table) for table in seen] == [[10 * n + 1 for n in range(9)]]
+    assert [values(table) for table in inputs] == [[10 * n + 1 for n in range(9)]]
 
 
 def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
@@ -167,10 +167,10 @@ def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
 
 def test_columns_are_chosen_by_metadata(pipeline, store):
     for kind in KINDS:
-        seen: list[Any] = []
-        below = reader_of(kind, seen, partitions_def=PARTS, metadata={"columns": ["m"]})
+        inputs: list[Any] = []
+        below = reader_of(kind, inputs, partitions_def=PARTS, metadata={"columns": ["m"]})
         assert run([below], pipeline, store, partition_key="a").success
-        (read,) = seen
+        (read,) = inputs
         if isinstance(read, pl.LazyFrame):
             read = read.collect()
         listed = read.schema.names if isinstance(read, (ds.Dataset, pa.RecordBatchReader)) else (
@@ -188,10 +188,10 @@ def test_missing_partitions(tmp_path, store, local):
         run([reader_of(pa.Table, [])], made, store)
     assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
     assert "allow_missing_partitions" in str(raised.value)
-    seen: list[Any] = []
-    allowed = reader_of(pa.Table, seen, metadata={"allow_missing_partitions": True})
+    inputs: list[Any] = []
+    allowed = reader_of(pa.Table, inputs, metadata={"allow_missing_partitions": True})
     assert run([allowed], made, store).success
-    assert values(seen[0]) == [11]
+    assert values(inputs[0]) == [11]
 
 
 def test_an_annotation_that_is_no_form(pipeline, store):
@@ -202,17 +202,17 @@ def test_an_annotation_that_is_no_form(pipeline, store):
 
 
 def test_a_partitioned_check_reads_a_stage(pipeline, store):
-    seen: list[Any] = []
+    inputs: list[Any] = []
 
     @dg.asset_check(asset=["docs", "more"], partitions_def=PARTS)
     def is_odd(more: pl.LazyFrame) -> dg.AssetCheckResult:
         rows = more.collect()
-        seen.append(rows["m"].to_list())
+        inputs.append(rows["m"].to_list())
         return dg.AssetCheckResult(passed=bool((rows["m"] % 2 == 1).all()))
 
     beside = reader_of(pa.Table, [], partitions_def=PARTS)
     result = run([beside, is_odd], pipeline, store, partition_key="b")
-    assert seen == [[31, 41, 51]]
+    assert inputs == [[31, 41, 51]]
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed
 
@@ -221,9 +221,9 @@ def test_a_part_that_no_manifest_names_is_not_read(pipeline, store, tmp_path):
     folder = tmp_path / "store" / "docs" / "more" / "parts" / "a"
     one = next(folder.iterdir())
     (folder / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(one.read_bytes())
-    seen: list[Any] = []
-    assert run([reader_of(pa.Table, seen)], pipeline, store).success
-    assert values(seen[0]) == [10 * n + 1 for n in range(9)]
+    inputs: list[Any] = []
+    assert run([reader_of(pa.Table, inputs)], pipeline, store).success
+    assert values(inputs[0]) == [10 * n + 1 for n in range(9)]
 
 
 # What ordinary assets return
@@ -337,11 +337,11 @@ def test_multi_partitions(store):
         {"key": PARTS, "region": dg.StaticPartitionsDefinition(["EU", "eu"])}
     )
     asset = ordinary(lambda c: ROWS.slice(len(c.partition_key) % 2), partitions_def=grid)
-    seen: list[Any] = []
+    inputs: list[Any] = []
 
     @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])}, partitions_def=grid)
     def below(raw: pd.DataFrame) -> None:
-        seen.append(list(raw["id"]))
+        inputs.append(list(raw["id"]))
 
     for number, region in enumerate(("EU", "eu")):
         key = dg.MultiPartitionKey({"key": "c / ü", "region": region})
@@ -350,20 +350,20 @@ def test_multi_partitions(store):
         assert dg.materialize(
             [asset, below], selection=[below], partition_key=key, resources={"store": store}
         ).success
-    assert seen == [[1, 2, 3], [2, 3]]
+    assert inputs == [[1, 2, 3], [2, 3]]
 
 
 def test_nothing_and_what_is_no_rows(store, tmp_path):
     assert put(ordinary(None, None), store).success
     assert not (tmp_path / "store").exists()
-    for value, told in (
+    for value, message in (
         (None, "returned a builtins.NoneType; expected one of .*Annotate .* -> None"),
         ([1, 2], "'Raw/s3/raw' returned a builtins.list; expected one of pyarrow.Table"),
         ({"a": ROWS}, "returned a builtins.dict"),
     ):
         with pytest.raises(vd.StoreError) as raised:
             put(ordinary(value), store)
-        assert re.search(told, str(raised.value))
+        assert re.search(message, str(raised.value))
 
 
 def test_an_op_is_told_that_assets_alone_are_kept(store):
@@ -381,7 +381,7 @@ def test_an_op_is_told_that_assets_alone_are_kept(store):
 
 
 def test_an_ordinary_asset_is_read_by_another(store):
-    seen: list[Any] = []
+    inputs: list[Any] = []
 
     @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])}, io_manager_key="store")
     def doubled(raw: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
@@ -389,11 +389,11 @@ def test_an_ordinary_asset_is_read_by_another(store):
 
     @dg.asset
     def last(doubled: pl.LazyFrame) -> None:
-        seen.append(doubled.collect()["id"].to_list())
+        inputs.append(doubled.collect()["id"].to_list())
 
     resources = {"store": store}
     assert dg.materialize([ordinary(ROWS), doubled, last], resources=resources).success
-    assert seen == [[2, 4, 6]]
+    assert inputs == [[2, 4, 6]]
 
 
 def test_garbage_of_ordinary_assets(store, tmp_path):

@@ -147,13 +147,13 @@ def secrets(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 def test_runs_tell_no_secret(secrets, local, denying, capfd):
     assert secrets.run(local).success
-    told = failure(secrets.run(local, fails="call"))
-    assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in told
+    message = failure(secrets.run(local, fails="call"))
+    assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in message
     assert secrets.run(local, fails="call", on_error="quarantine").success
     assert secrets.run(local, fails="call", on_error="null").success
     assert "refused: *** *** ***" in failure(secrets.run(local, fails="constructor"))
-    told = failure(secrets.run(local, source="missing"))
-    assert f"'s3://{secrets.bucket}/missing'" in told
+    message = failure(secrets.run(local, source="missing"))
+    assert f"'s3://{secrets.bucket}/missing'" in message
     at = f"http://127.0.0.1:{denying.server_port}"
     assert "AWS4-HMAC-SHA256 Credential=***/" in failure(secrets.run(local, endpoint=at))
     assert "cannot be" in failure(secrets.run(local, root="s3://no-such-bucket/x"))
@@ -206,14 +206,14 @@ def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
 def test_variables_in_the_options_of_a_store(tmp_path, monkeypatch):
     monkeypatch.setenv("VANE_LAKE_LOGIN", secret := planted())
     given = {"client_kwargs": {"login": dg.EnvVar("VANE_LAKE_LOGIN")}, "n": 1}
-    seen = []
+    options = []
 
     @dg.asset(required_resource_keys={"store"})
     def look(context) -> None:
-        seen.append(context.resources.store.open().root.storage_options)
+        options.append(context.resources.store.open().root.storage_options)
 
     store = vd.FragmentStore(root=str(tmp_path), storage_options=given)
     assert dg.materialize([look], resources={"store": store}).success
-    assert [*seen, store.open().root.storage_options] == [
+    assert [*options, store.open().root.storage_options] == [
         {"client_kwargs": {"login": secret}, "n": 1}
     ] * 2

@@ -58,13 +58,13 @@ def test_progress_after_a_filter_ends_with_the_rows_of_the_stage(
     pipeline = vd.Pipeline("filtered", source=source, id="id", fragment_rows=16)
     few = pipeline.project("few", ["id"], where="id % 16 < 3")
     few.map_batches("labels", labels, schema={"label": "BIGINT"})
-    told = []
+    events = []
     take = RunReport.listen
     monkeypatch.setattr(
-        RunReport, "listen", lambda report, event: (told.append(event), take(report, event))
+        RunReport, "listen", lambda report, event: (events.append(event), take(report, event))
     )
 
     materialize(pipeline, local)
 
-    last = [event for event in told if isinstance(event, Progress)][-1]
+    last = [event for event in events if isinstance(event, Progress)][-1]
     assert last.done == last.total == {"few": 160, "labels": 30}

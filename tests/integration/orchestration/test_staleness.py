@@ -302,43 +302,43 @@ def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, C
         cursor=cursor,
         evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
     )
-    asked = {
+    requests = {
         name: result.get_requested_partitions(world.pipeline[name].key)
         for name in (*STAGES, "source")
         if name in STAGES
     }
-    return result.cursor, asked
+    return result.cursor, requests
 
 
 def test_eager_asks_for_what_the_source_changed(world):
     world.define(doubled, condition=dg.AutomationCondition.eager().without(_latest_only()))
-    cursor, asked = requested(world, None)
-    assert asked == {"doubled": set(), "kept": set()}
+    cursor, requests = requested(world, None)
+    assert requests == {"doubled": set(), "kept": set()}
 
     world.observe()
-    cursor, asked = requested(world, cursor)
-    assert asked == {"doubled": set(DAYS), "kept": set(DAYS)}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": set(DAYS), "kept": set(DAYS)}
     world.run(*DAYS)
-    cursor, asked = requested(world, cursor)
-    assert asked == {"doubled": set(), "kept": set()}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": set(), "kept": set()}
 
     world.write("2026-01-02", [5, 6])
     world.observe()
-    cursor, asked = requested(world, cursor)
-    assert asked == {"doubled": {"2026-01-02"}, "kept": {"2026-01-02"}}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": {"2026-01-02"}, "kept": {"2026-01-02"}}
     world.run("2026-01-02")
-    cursor, asked = requested(world, cursor)
-    assert asked == {"doubled": set(), "kept": set()}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": set(), "kept": set()}
 
 
 def test_on_cron_asks_for_the_last_day_once_its_source_is_there(world):
     world.define(doubled, condition=dg.AutomationCondition.on_cron("0 0 * * *"))
-    cursor, asked = requested(world, None, "2026-01-03T12:00")
-    cursor, asked = requested(world, cursor, "2026-01-04T00:01")
-    assert asked["doubled"] == set(), "the source was not observed since the tick"
+    cursor, requests = requested(world, None, "2026-01-03T12:00")
+    cursor, requests = requested(world, cursor, "2026-01-04T00:01")
+    assert requests["doubled"] == set(), "the source was not observed since the tick"
     world.observe()
-    cursor, asked = requested(world, cursor, "2026-01-04T00:02")
-    assert asked == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
+    cursor, requests = requested(world, cursor, "2026-01-04T00:02")
+    assert requests == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
 
 
 def test_on_missing_asks_for_new_days(world):
@@ -348,8 +348,8 @@ def test_on_missing_asks_for_new_days(world):
     cursor, _ = requested(world, None, "2026-01-03T12:00")
     world.write("2026-01-03", [1, 2])
     world.observe()
-    cursor, asked = requested(world, cursor, "2026-01-04T00:01")
-    assert asked == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
+    cursor, requests = requested(world, cursor, "2026-01-04T00:01")
+    assert requests == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
 
 
 def _latest_only() -> dg.AutomationCondition[Any]:

@@ -188,7 +188,7 @@ def test_empty_rows(store, local):
 
 
 def test_garbage_and_superseded_plans(store, local, monkeypatch):
-    """What is in force stays; a run over what was superseded and deleted is told."""
+    """What is in force stays; a run over what was superseded and deleted fails with a message."""
     rows = Rows(table(300))
     raw = rows.asset()
     docs = over(raw)
@@ -217,12 +217,12 @@ def test_a_source_that_is_none():
     def several():
         pass
 
-    for source, told in (
+    for source, message in (
         ("raw_docs", "source is a str; expected vd.parquet"),
         (7, "source is a int; expected vd.parquet"),
         (several, "asset is 2 assets, 'x', 'y'; give the key of one"),
     ):
-        with pytest.raises(vd.DefinitionError, match=told):
+        with pytest.raises(vd.DefinitionError, match=message):
             over(source)
     with pytest.raises(vd.DefinitionError, match="asset is empty"):
         vd.stored("")

@@ -153,8 +153,8 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
 def test_more_gpus_than_there_are(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "{text}", provider=Reversed, model="m", gpus_per_actor=64)
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "stage 'docs/asked': Reversed('m'): 1 workers of 64 GPU each were asked for" in message
 
 
 # An endpoint
@@ -243,14 +243,14 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "message"),
     [
         ({"max_tokens": 60}, "tokens, max_tokens=60"),
         ({"max_cost": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", max_cost=6e-05"),
     ],
 )
 def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
-    budget, told, tmp_path, local, server, endpoint, materialize
+    budget, message, tmp_path, local, server, endpoint, materialize
 ):
     pipeline = docs(tmp_path, [f"text number {i}" for i in range(200)])
     pipeline.fragment_rows = 4
@@ -258,15 +258,15 @@ def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
 
     result = materialize(pipeline, local, raises=False)
 
-    assert told in failure(result)
-    first = sum(server.seen.values())
+    assert message in failure(result)
+    first = sum(server.requests.values())
     assert 8 <= first < 200
     parts = tmp_path / "store" / "docs" / "asked" / "parts" / "~unpartitioned"
     assert 4 * len(list(parts.glob("*.parquet"))) == first
 
     materialize(pipeline, local, raises=False)
-    assert max(server.seen.values()) == 1  # nothing is paid for twice
-    assert sum(server.seen.values()) > first
+    assert max(server.requests.values()) == 1  # nothing is paid for twice
+    assert sum(server.requests.values()) > first
 
 
 @pytest.mark.parametrize("on_error", ["null", "quarantine"])
@@ -324,7 +324,7 @@ def test_rows_that_an_endpoint_is_too_busy_for_are_asked_again_alone(
     materialize(pipeline, local)
 
     assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in texts]
-    assert server.seen == {"fine": 1, "busy": 2, "broken": 2, "cut": 2, "also fine": 1}
+    assert server.requests == {"fine": 1, "busy": 2, "broken": 2, "cut": 2, "also fine": 1}
 
 
 def test_rows_that_an_endpoint_refuses_are_set_aside(
@@ -339,7 +339,7 @@ def test_rows_that_an_endpoint_refuses_are_set_aside(
     assert read(tmp_path)["id"].to_pylist() == [0, 3]
     aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
     assert aside["error"].to_pylist() == ["BadRequestError", "PromptTooLong"]
-    assert max(server.seen.values()) == 1
+    assert max(server.requests.values()) == 1
 
 
 @pytest.mark.parametrize("key", ["sk-another-key-altogether", None])
@@ -350,19 +350,20 @@ def test_a_wrong_or_missing_key_fails_at_once(
     pipeline = docs(tmp_path, ["a"] * 50)
     asked(pipeline, endpoint[1], on_error="quarantine")
 
-    told = failure(materialize(pipeline, local, raises=False))
+    message = failure(materialize(pipeline, local, raises=False))
 
-    assert ("Incorrect API key" in told) if key else ("'LLM_KEY' is not set in the worker" in told)
-    assert "sk-another" not in told
-    assert not server.seen
+    reason = "Incorrect API key" if key else "'LLM_KEY' is not set in the worker"
+    assert reason in message
+    assert "sk-another" not in message
+    assert not server.requests
 
 
 def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
     monkeypatch.setenv("LLM_KEY", KEY)
     pipeline = docs(tmp_path)
     asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
-    told = failure(materialize(pipeline, local, raises=False))
-    assert "APIConnectionError at http://127.0.0.1:9/v1/chat/completions: " in told
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "APIConnectionError at http://127.0.0.1:9/v1/chat/completions: " in message
 
 
 def test_requests_in_flight_are_bounded(tmp_path, local, server, endpoint, materialize):
@@ -426,8 +427,8 @@ def test_answers_are_validated_and_become_columns(tmp_path, local, server, endpo
     assert "age: Value error, nobody is that young" in errors[1]
     assert '"age": -1' in errors[1]  # the answer is kept
     assert "The answer is no JSON" in errors[2]
-    said = [m["content"] for body in server.bodies for m in body["messages"] if "again" in str(m)]
-    assert any("age: Field required" in text for text in said)
+    texts = [m["content"] for body in server.bodies for m in body["messages"] if "again" in str(m)]
+    assert any("age: Field required" in text for text in texts)
     assert server.bodies[0]["response_format"]["json_schema"]["schema"]["title"] == "Person"
 
 

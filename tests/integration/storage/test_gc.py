@@ -355,10 +355,10 @@ def test_command(made):
     assert run(store) == "Nothing to remove in 2 stages.\n"
     for path in (made / "store").rglob("*.*"):
         os.utime(path, (time.time() - 30 * DAY,) * 2)
-    said = run(store, "--dry-run", "--verbose")
-    assert "docs/clean: would have deleted 1 former manifest (" in said
-    assert ", marked 1 part (" in said
-    assert f"  would have marked {store}/docs/clean/parts/~unpartitioned/" in said
+    output = run(store, "--dry-run", "--verbose")
+    assert "docs/clean: would have deleted 1 former manifest (" in output
+    assert ", marked 1 part (" in output
+    assert f"  would have marked {store}/docs/clean/parts/~unpartitioned/" in output
     assert files(made, "clean") == (2, 2)
     assert "docs/clean: deleted 1 former manifest (" in run(store)
     assert "docs/clean: deleted 1 part (" in run(store, "--grace", "0s")

@@ -141,8 +141,8 @@ def test_statistics_let_readers_pass_over_files(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(25)))
     materialize(docs(tmp_path, format="delta"), local)
     actions = pa.table(DeltaTable(tmp_path / "out").get_add_actions(flatten=True)).to_pylist()
-    told = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
-    assert told == [(0, 7, 8), (8, 15, 8), (16, 24, 9)]
+    statistics = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
+    assert statistics == [(0, 7, 8), (8, 15, 8), (16, 24, 9)]
     for action in actions:
         assert action["size_bytes"] == (tmp_path / "out" / action["path"]).stat().st_size
     assert DeltaTable(tmp_path / "out").count() == 25
@@ -167,9 +167,9 @@ def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, ma
     keys = [dg.MultiPartitionKey({"key": key, "one": "src"}) for key in STRANGE]
     for key in (*keys, keys[0]):
         assert materialize(pipeline, local, partition=key).success
-    told = sorted(str(key) for key in keys)
-    assert sorted(DeltaTable(tmp_path / "out").to_pandas()["partition_key"]) == told
-    assert sorted(pl.read_delta(str(tmp_path / "out"))["partition_key"]) == told
+    expected = sorted(str(key) for key in keys)
+    assert sorted(DeltaTable(tmp_path / "out").to_pandas()["partition_key"]) == expected
+    assert sorted(pl.read_delta(str(tmp_path / "out"))["partition_key"]) == expected
     assert {path.name for path in tmp_path.iterdir()} == {"src", "out", "store"}
 
 
@@ -224,12 +224,12 @@ def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materializ
 def test_rows_go_back_to_what_they_were(tmp_path, local, materialize):
     """The same files may not be added to the table that had been taken from it."""
     write_source(tmp_path / "src", rows(range(20)))
-    seen = []
+    files = []
     for where in (None, "id < 5", None):
         materialize(docs(tmp_path, where=where, format="delta"), local)
-        seen.append(set(DeltaTable(tmp_path / "out").file_uris()))
+        files.append(set(DeltaTable(tmp_path / "out").file_uris()))
     assert read(tmp_path, "delta") == list(range(20))
-    assert not seen[0] & seen[2]
+    assert not files[0] & files[2]
     assert len(DeltaTable(tmp_path / "out", version=1).to_pandas()) == 20, "time travel"
 
 
@@ -262,8 +262,8 @@ def test_compression(tmp_path, local, materialize, codec):
     for folder in ("out", "plain"):
         file = next((tmp_path / folder).glob("*.parquet"))
         group = pq.read_metadata(file).row_group(0)
-        told = {group.column(i).compression for i in range(group.num_columns)}
-        assert told == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
+        codecs = {group.column(i).compression for i in range(group.num_columns)}
+        assert codecs == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
 
 
 def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
@@ -359,16 +359,16 @@ def test_checks_read_the_rows_before_they_are_published(
         return [(e.passed, e.description) for e in evaluations if e.check_name == "golden"]
 
     write_source(tmp_path / "src", rows(range(20)))
-    ((passed, told),) = found(materialize(golden({}), local))
-    assert passed, told
+    ((passed, description),) = found(materialize(golden({}), local))
+    assert passed, description
     write_source(tmp_path / "src", rows(range(20, 30)), "b.parquet")
-    ((passed, told),) = found(materialize(golden({}), local))
-    assert passed, told
+    ((passed, description),) = found(materialize(golden({}), local))
+    assert passed, description
     (tmp_path / "store/docs/out/manifests/~unpartitioned/publishing-x.json").write_bytes(
         next((tmp_path / "store/docs/out/manifests").rglob("00000002-*.json")).read_bytes()
     )
-    ((passed, told),) = found(materialize(golden({}), local))
-    assert passed, told
+    ((passed, description),) = found(materialize(golden({}), local))
+    assert passed, description
     assert read(tmp_path, format) == list(range(30))
 
 

@@ -165,8 +165,8 @@ def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog
     planned = plan_run(many, ["clean"], keys, store.open())
 
     assert all(partition.stages["clean"].done for partition in planned.partitions)
-    asked = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
-    listings = [line for line in asked if "list-type=2" in line]
+    requests = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
+    listings = [line for line in requests if "list-type=2" in line]
     assert len(listings) == 3, listings
-    others = [line for line in asked if line not in listings]
+    others = [line for line in requests if line not in listings]
     assert all("/store/many/fragments.json" in line for line in others), others

@@ -219,8 +219,8 @@ def test_a_parent_leads_to_the_children_in_its_list(traced):
 def test_forward_from_the_source_finds_all_stages(traced):
     for stage in ("docs", "docs/source"):
         found = trace(traced, stage, 43, forward=True)
-        told = Counter(step.stage.removeprefix("docs/") for step in found.steps)
-        assert told == {"source": 1, **dict.fromkeys(STAGES, 1), "words": 3, "by_word": 3}
+        counts = Counter(step.stage.removeprefix("docs/") for step in found.steps)
+        assert counts == {"source": 1, **dict.fromkeys(STAGES, 1), "words": 3, "by_word": 3}
         assert found.steps[0].stage == "docs/source"
         assert (found.missing, found.omitted) == ({}, {})
         for step in found.steps:
@@ -507,27 +507,27 @@ def test_as_a_table_and_as_json(traced):
     assert len(lines) == 2 + 2 + len(found.steps)
     assert len({line.count(" | ") for line in lines[2:]}) == 1
     assert "Embedder" in lines[-1]
-    told = json.loads(json.dumps(found.to_dict()))
-    assert [step["row"] for step in told["steps"]] == [step.row for step in found.steps]
-    assert told["id"] == 42
+    exported = json.loads(json.dumps(found.to_dict()))
+    assert [step["row"] for step in exported["steps"]] == [step.row for step in found.steps]
+    assert exported["id"] == 42
 
 
 def test_the_command(traced):
     run = CliRunner()
-    asked = ["--partition", "2026-01-02", "--store", str(traced / "store")]
-    shown = run.invoke(main, ["trace", "docs/published", "--id", "42", *asked])
+    options = ["--partition", "2026-01-02", "--store", str(traced / "store")]
+    shown = run.invoke(main, ["trace", "docs/published", "--id", "42", *options])
     assert shown.exit_code == 0, shown.output
     assert shown.output == f"{trace(traced, 'docs/published', 42)}\n"
     source = f"file://{traced / 'src' / '2026-01-02' / 'b.parquet'}"
     assert f"row 17 of {source}" in shown.output
     assert "model Embedder" in shown.output
 
-    made = run.invoke(main, ["trace", "docs", "--id", "42", "--forward", "--json", *asked])
+    made = run.invoke(main, ["trace", "docs", "--id", "42", "--forward", "--json", *options])
     assert json.loads(made.output) == json.loads(
         json.dumps(trace(traced, "docs", 42, forward=True).to_dict())
     )
 
-    wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *asked])
+    wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *options])
     assert wrong.exit_code == 1
     assert wrong.output.startswith("Error: 'docs/published', partition '2026-01-02' has no row")
 
@@ -536,8 +536,10 @@ def test_the_command_in_a_process_with_the_default_store(traced):
     command = Path(sys.executable).parent / "vane-dagster"
     environment = {**os.environ, "VANE_DAGSTER_STORE": str(traced / "store")}
     code = "import sys; from vane_dagster.cli.main import main; main(); "
-    asked = ["trace", "docs/clean", "--partition=2026-01-02", "--id=42"]
-    words = [str(command), *asked] if command.exists() else [sys.executable, "-c", code, *asked]
+    arguments = ["trace", "docs/clean", "--partition=2026-01-02", "--id=42"]
+    words = (
+        [str(command), *arguments] if command.exists() else [sys.executable, "-c", code, *arguments]
+    )
 
     shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
 
@@ -549,10 +551,10 @@ def test_the_sample_of_a_materialization(traced):
     store = Store(Location(str(traced / "store")))
     manifest = in_force(traced, "joined", "2026-01-02")
 
-    told = sample_trace(store, manifest)
+    text = sample_trace(store, manifest)
 
-    assert told is not None
-    lines = told.splitlines()
+    assert text is not None
+    lines = text.splitlines()
     assert manifest.run_id in lines[2]
     assert manifest.upstream["clean"] in lines[3].replace("\\", "")
     first = next(iter(manifest.sample))["id"]
@@ -587,8 +589,8 @@ def test_on_an_object_store(s3, tmp_path, local):
     for step in found.steps:
         with fsspec.open(step.url, **s3) as file:
             assert pq.read_table(file).slice(step.row, 1)["id"].to_pylist() == [42]
-    asked = ["trace", "docs/same", "--id", "42", "--store", "s3://lake/store"]
-    shown = CliRunner().invoke(main, [*asked, "--storage-options", json.dumps(s3)])
+    arguments = ["trace", "docs/same", "--id", "42", "--store", "s3://lake/store"]
+    shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
     assert shown.output == f"{found}\n"
 
     place.write("b.parquet", (tmp_path / "a.parquet").read_bytes())

@@ -21,7 +21,7 @@ def shifted(batch, path):
 def test_file_that_changed_is_loaded_again_by_warm_workers(tmp_path, cluster, materialize):
     model = tmp_path / "model.txt"
     write_source(tmp_path / "src", {"id": [1, 2, 3]})
-    seen = []
+    results = []
     for offset in ("10", "200", "10"):
         model.write_text(offset)
         pipeline = vd.Pipeline("cached", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -29,5 +29,5 @@ def test_file_that_changed_is_loaded_again_by_warm_workers(tmp_path, cluster, ma
             "moved", shifted, schema={"shifted": "BIGINT"}, fn_kwargs={"path": str(model)}
         )
         materialize(pipeline, vd.RayCompute(cluster=cluster))
-        seen.append(read_stage(tmp_path / "store", "cached", "moved")["shifted"].to_pylist())
-    assert seen == [[11, 12, 13], [201, 202, 203], [11, 12, 13]]
+        results.append(read_stage(tmp_path / "store", "cached", "moved")["shifted"].to_pylist())
+    assert results == [[11, 12, 13], [201, 202, 203], [11, 12, 13]]

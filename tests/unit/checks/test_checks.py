@@ -78,7 +78,7 @@ def test_given_checks_replace_defaults_and_off_removes_them():
 
 
 @pytest.mark.parametrize(
-    ("given_checks", "told"),
+    ("given_checks", "message"),
     [
         ([vd.checks.Off("nulls")], "'null_rate'"),
         ([vd.checks.Drift("a"), vd.checks.Drift("a", bins=5)], "two checks are named 'drift_a'"),
@@ -88,10 +88,10 @@ def test_given_checks_replace_defaults_and_off_removes_them():
         (vd.checks.NullRate(), "expected a list"),
     ],
 )
-def test_wrong_lists_of_checks_are_refused(given_checks: Any, told: str):
+def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
     with pytest.raises(vd.DefinitionError) as error:
         merge(defaults_for(SCHEMA, "map_batches"), given_checks, "stage 'p/s'")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith("stage 'p/s'")
 
 
@@ -133,7 +133,7 @@ def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
 
 
 @pytest.mark.parametrize(
-    ("check", "told"),
+    ("check", "message"),
     [
         (vd.checks.NullRate({"other": 0.1}), "'other'"),
         (vd.checks.Vectors(["text"]), "string"),
@@ -142,10 +142,10 @@ def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
         (vd.checks.Golden({"id": [1], "other": [1]}), "'other'"),
     ],
 )
-def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, told: str):
+def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, message: str):
     with pytest.raises(vd.DefinitionError, match="stage 'p/s'") as error:
         check.fit(SCHEMA, "stage 'p/s'")
-    assert told in str(error.value)
+    assert message in str(error.value)
     with pytest.raises(vd.DefinitionError, match="none"):
         vd.checks.Vectors().fit(pa.schema({"a": pa.int64()}), "stage")
     for fitting in (vd.checks.Vectors(), vd.checks.Text(), vd.checks.Drift("vector")):
@@ -676,11 +676,11 @@ def test_what_checks_of_columns_say(tmp_path: Path):
 
 def test_what_checks_of_vectors_say(tmp_path: Path):
     context = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
-    told = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
+    finding = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
 
-    assert one(vd.checks.Vectors(), context).description == f"{told}; the limit is 0.00%"
+    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0.00%"
     assert one(vd.checks.Vectors(max_rate=0.5), context).description == (
-        f"{told}; the limit is 50.00%"
+        f"{finding}; the limit is 50.00%"
     )
     assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), context).description == (
         "v: the dimension is 3; expected 4"
@@ -791,7 +791,7 @@ def test_at_most_five_golden_ids_are_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("expected", "told"),
+    ("expected", "message"),
     [
         ({"key": [1], "text": ["a"]}, "no id 'id'"),
         ({"id": [1, 1], "text": ["a", "a"]}, "repeated"),
@@ -801,10 +801,10 @@ def test_at_most_five_golden_ids_are_named(tmp_path: Path):
         ({"id": [1], "score": ["a"]}, "'score' is double"),
     ],
 )
-def test_golden_sets_that_do_not_fit_fail(tmp_path: Path, expected: Any, told: str):
+def test_golden_sets_that_do_not_fit_fail(tmp_path: Path, expected: Any, message: str):
     found = one(vd.checks.Golden(expected), stage(tmp_path, actual()))
     assert not found.passed
-    assert told in found.metadata["error"]
+    assert message in found.metadata["error"]
 
 
 def test_a_partition_without_golden_ids_passes_and_says_so(tmp_path: Path):

@@ -31,7 +31,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"rows": 0}, "rows is 0"),
         ({"tolerance": -1.0}, "tolerance is -1.0"),
@@ -40,8 +40,8 @@ from vane_dagster.storage.part_file import PartTarget, write_part
         ({"columns": []}, "columns is empty"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, told):
-    with pytest.raises(DefinitionError, match=told):
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(DefinitionError, match=message):
         vd.checks.Reproducible(**arguments)
 
 
@@ -73,10 +73,10 @@ def test_rows_are_sampled_from_few_fragments(counts, rows, seed):
 
 
 def test_every_row_is_sampled_at_some_time():
-    seen = {
+    drawn = {
         (i, p) for seed in range(200) for i, ps in choose({0: 5, 7: 9}, 3, seed).items() for p in ps
     }
-    assert seen == {(0, p) for p in range(5)} | {(7, p) for p in range(9)}
+    assert drawn == {(0, p) for p in range(5)} | {(7, p) for p in range(9)}
 
 
 # The comparison

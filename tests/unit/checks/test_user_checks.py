@@ -181,14 +181,14 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
     class Compares(Returns):
         compares = True
 
-    seen: list[Any] = []
+    previous: list[Any] = []
 
     def look(given: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
-        seen.append(given.previous())
+        previous.append(given.previous())
         return vd.checks.CheckOutcome(True)
 
     evaluate([Compares(look)], replace(context, find_previous=lambda: context))
-    assert seen == [context]
+    assert previous == [context]
 
 
 MODULE = """

@@ -138,17 +138,17 @@ def test_nodes_that_may_be_added_count():
 
 
 def test_where_the_kinds_of_nodes_are_not_known_the_autoscaler_is_asked():
-    capacity, asked = Capacity(({"CPU": 1.0},), 0, None), []
+    capacity, requested = Capacity(({"CPU": 1.0},), 0, None), []
 
     def infeasible_reason(bundles):
-        asked.append(bundles)
+        requested.append(bundles)
         return "it is full" if len(bundles) > 1 else None
 
     assert unsatisfiable(capacity, "M", (1, 1), {"CPU": 1.0}, infeasible_reason) is None
-    assert asked == [], "that fits already"
+    assert requested == [], "that fits already"
     assert unsatisfiable(capacity, "M", (1, 1), GPU, infeasible_reason) is None
-    told = unsatisfiable(capacity, "M", (2, 2), GPU, infeasible_reason)
-    assert told == (
+    message = unsatisfiable(capacity, "M", (2, 2), GPU, infeasible_reason)
+    assert message == (
         "M: 2 workers of 1 GPU each were asked for; the cluster has 0 GPU on 1 node, and it is "
         "full. Lower concurrency or what a worker reserves, or use a larger cluster"
     )

@@ -74,24 +74,24 @@ def test_a_watch_that_is_closed_finds_nothing():
 
 def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):
     """After `ray.shutdown` any call would have Ray connect again, to a head that is gone."""
-    asked = []
+    queried = []
     pool_manager = PoolManagerClient.__new__(PoolManagerClient)
     pool_manager.watch = HeadWatch(Gcs(), "node", 60.0)
     pool_manager.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
 
     def wait(calls, timeout):
         """As if the head was found to be gone while the answer is waited for."""
-        asked.append(calls)
+        queried.append(calls)
         pool_manager.watch.lost = "the head is gone"
         return calls, []
 
     monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", asked.append)
+    monkeypatch.setattr(ray, "get", queried.append)
     with pytest.raises(ClusterLostError, match="the head is gone"):
         pool_manager.call("heartbeat")
     with pytest.raises(ClusterLostError, match="the head is gone"):
         pool_manager.call("heartbeat")
-    assert asked == [["call"]]
+    assert queried == [["call"]]
 
 
 def test_a_call_waits_until_the_head_answers():

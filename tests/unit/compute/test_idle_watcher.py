@@ -149,11 +149,11 @@ def running(name: str, cpus: float, gpus: tuple[str, ...] = (), *settings: str) 
 def test_heads_that_claim_the_same_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_heads.os, "cpu_count", lambda: 8)
     mine, other = running("a", 8, ("0", "1")), running("b", 8, ("1", "2"))
-    (said,) = conflicts(mine.head, [mine, other])
-    assert "claims the same CPUs (8 and 8 of 8) and GPUs (1): Ray head 'b' of /env/b" in said
-    assert "`vane-dagster cluster stop --address 127.0.0.1:1`" in said
-    assert "LocalCluster(num_cpus=..., num_gpus=...)" in said
-    assert "CUDA_VISIBLE_DEVICES" in said
+    (message,) = conflicts(mine.head, [mine, other])
+    assert "claims the same CPUs (8 and 8 of 8) and GPUs (1): Ray head 'b' of /env/b" in message
+    assert "`vane-dagster cluster stop --address 127.0.0.1:1`" in message
+    assert "LocalCluster(num_cpus=..., num_gpus=...)" in message
+    assert "CUDA_VISIBLE_DEVICES" in message
 
 
 def test_heads_that_divide_the_machine_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

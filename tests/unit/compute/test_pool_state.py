@@ -392,17 +392,17 @@ def test_stages_of_one_pool_share_a_wave():
 
 
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "message"),
     [
         (spec("m", GPU=2), "2 GPU each were asked for; the cluster has 1 GPU"),
         (spec("m", (2, 3), GPU=1), "concurrency=(1, 3)"),
         (spec("m", tpu=1), "has 0 tpu"),
     ],
 )
-def test_more_than_the_cluster_has_is_refused(pool, said):
+def test_more_than_the_cluster_has_is_refused(pool, message):
     with pytest.raises(ComputeError) as caught:
         check_can_fit(Capacity(({"CPU": 4, "GPU": 1},), 0), pool)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "M: " in str(caught.value)
 
 

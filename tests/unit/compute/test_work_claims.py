@@ -196,7 +196,7 @@ class Run:
         self.state.close()
         self.claims.close()
 
-    def told(self, kind: type) -> list[Any]:
+    def events_of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -248,9 +248,9 @@ def test_both_runs_commit_one_manifest(two):
     for stage in ("one", "two"):
         (name,) = store.manifests("docs", stage, None).names()
         for run in two:
-            (told,) = [event for event in run.told(Committed) if event.stage == stage]
-            assert str(told.name) == name
-            assert told.manifest.run_id == store.in_force("docs", stage, None).run_id
+            (committed,) = [event for event in run.events_of(Committed) if event.stage == stage]
+            assert str(committed.name) == name
+            assert committed.manifest.run_id == store.in_force("docs", stage, None).run_id
     assert second.computed == []
     assert second.state.stats[0, "two"].computed == 0
     for run in two:
@@ -269,7 +269,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     assert mine + len(held) == 8
     assert not second.queue.is_empty
     second.queue.report_waits(idle=True)
-    (waiting,) = second.told(Waiting)
+    (waiting,) = second.events_of(Waiting)
     assert waiting.text == f"waiting for {len(held)} fragments that run first--- is computing"
     assert waiting.runs == ("first---run",)
 
@@ -278,7 +278,7 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     first.drain()
     second.drain()
     second.queue.report_waits(idle=True)
-    (_, ended) = second.told(Waiting)
+    (_, ended) = second.events_of(Waiting)
     assert ended.over
     assert ended.text.startswith("no longer waiting for run first--- (")
     assert sorted(first.computed + second.computed) == everything()
@@ -306,7 +306,7 @@ def test_a_run_takes_over_what_another_has_failed_to_compute(two):
     first.claims.close()
     second.drain()
     assert sorted(second.computed) == everything()
-    assert len(first.told(Failed)) == 2
+    assert len(first.events_of(Failed)) == 2
 
 
 def test_a_run_takes_over_from_one_that_was_killed(two):
@@ -319,38 +319,38 @@ def test_a_run_takes_over_from_one_that_was_killed(two):
     assert not {(done.index, "one"), (done.index, "two")} & set(second.computed)
 
 
-# Who is told, and when
+# Reports of waits
 
 
-def test_a_wait_is_told_when_it_begins_changes_and_ends():
-    now, told = [0.0], []
-    waits = Waits(told.append, lambda: now[0])
+def test_a_wait_is_reported_when_it_begins_changes_and_ends():
+    now, events = [0.0], []
+    waits = Waits(events.append, lambda: now[0])
     waits.end("lease", "never waited")
     waits.begin("lease", "waiting for a", ["a"])
     waits.begin("lease", "waiting for a", ["a"])
     now[0] = 5.0
     waits.begin("lease", "waiting for b", ["b"])
-    assert [event.text for event in told] == ["waiting for a"], "ten seconds are not over"
+    assert [event.text for event in events] == ["waiting for a"], "ten seconds are not over"
     now[0] = 12.0
     waits.begin("lease", "waiting for b", ["b"])
     now[0] = 15.0
     waits.end("lease", "leased")
     waits.begin("lease", "waiting for c", ["c"])
-    assert [(e.text, e.runs, e.over) for e in told] == [
+    assert [(e.text, e.runs, e.over) for e in events] == [
         ("waiting for a", ("a",), False),
         ("waiting for b", ("b",), False),
         ("leased (15 s)", ("b",), True),
     ]
 
 
-def test_a_short_wait_is_not_told():
-    now, told = [0.0], []
-    waits = Waits(told.append, lambda: now[0])
+def test_a_short_wait_is_not_reported():
+    now, events = [0.0], []
+    waits = Waits(events.append, lambda: now[0])
     waits.begin("fragments", "waiting", ["a"], after=1.0)
     now[0] = 0.9
     waits.end("fragments", "over")
     waits.begin("fragments", "waiting", ["a"], after=1.0)
-    assert told == []
+    assert events == []
 
 
 class SharedLease:
@@ -368,15 +368,15 @@ def shared() -> Any:
     """A queue of two workers with two slots each, at work, and who shares them."""
     workers = [Worker(name, "m") for name in ("m-1", "m-2")]
     worker_queue = WorkerQueue(2, {worker: [10] for worker in workers})
-    now, told, lease = [0.0], [], SharedLease()
-    waits = Waits(told.append, lambda: now[0])
+    now, events, lease = [0.0], [], SharedLease()
+    waits = Waits(events.append, lambda: now[0])
     sharing = WorkerSharing(lease, {"stage": PoolSpec("m", "Model", (2, 2))}, 1, waits)
 
     def follow(at: float) -> None:
         now[0] = at
         sharing.follow({"m": worker_queue})
 
-    return worker_queue, workers, lease, told, follow
+    return worker_queue, workers, lease, events, follow
 
 
 def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time(shared):
@@ -394,30 +394,30 @@ def test_a_worker_of_a_run_with_a_higher_priority_gets_one_call_at_a_time(shared
     assert worker_queue.pick_worker() == first
 
 
-def test_who_shares_a_models_workers_is_told_after_some_seconds(shared):
-    _, _, lease, told, follow = shared
+def test_who_shares_a_models_workers_is_reported_after_some_seconds(shared):
+    _, _, lease, events, follow = shared
     lease.found = {"m-1": (Sharer("0123456789", 0),)}
     follow(0.0)
     follow(4.0)
-    assert told == []
+    assert events == []
     follow(6.0)
     lease.found = {}
     follow(8.0)
-    assert [(e.text, e.runs, e.over) for e in told] == [
+    assert [(e.text, e.runs, e.over) for e in events] == [
         ("Model: 1 of 2 workers also serve run 01234567", ("0123456789",), False),
         ("Model: no longer shares workers with run 01234567 (8 s)", ("0123456789",), True),
     ]
 
 
 def test_workers_are_still_shared_while_this_run_is_idle(shared):
-    worker_queue, workers, lease, told, follow = shared
+    worker_queue, workers, lease, events, follow = shared
     lease.found = {"m-1": (Sharer("0123456789", 0),)}
     follow(0.0)
     follow(6.0)
-    assert len(told) == 1
+    assert len(events) == 1
     worker_queue.calls_by_worker = {worker: [] for worker in workers}
     follow(20.0)
-    assert len(told) == 1, "nothing has changed but that this run has no call under way"
+    assert len(events) == 1, "nothing has changed but that this run has no call under way"
     lease.found = {}
     follow(30.0)
-    assert told[-1].text == "Model: no longer shares workers with run 01234567 (30 s)"
+    assert events[-1].text == "Model: no longer shares workers with run 01234567 (30 s)"

@@ -115,7 +115,7 @@ def test_upstream_rows_are_read_from_memory_as_long_as_they_are_there():
     assert (rows.folder, rows.name, tables) == (Location("/parts"), "k-d.parquet", [])
 
 
-def test_a_sample_limits_the_rows_of_the_base_alone():
+def test_a_sample_limits_the_rows_that_are_read_not_those_in_memory():
     fragment = Fragment(sample={0: (3, 5)})
     work, _ = fragment.work.whole(fragment.run, fragment.state("clean"), "io-1")
     (rows,) = work.inputs

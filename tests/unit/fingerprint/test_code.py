@@ -130,7 +130,7 @@ def test_package_on_the_way_counts_by_what_it_changes(project: Project) -> None:
     )  # fmt: skip
     project.edit("pkg/defs.py", "    return b\n", "    return -b\n")
     assert project.digest(module="pkg.defs") == found.digest
-    seen = {found.digest}
+    digests = {found.digest}
     project.edit("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2")
     (project.root / "pkg/sub/__init__.py").write_text("X = 1\n")
     assert project.digest(module="pkg.defs") == found.digest
@@ -141,8 +141,8 @@ def test_package_on_the_way_counts_by_what_it_changes(project: Project) -> None:
         ("pkg/sub/deep.py", "return b", "return -b"),
     ]:
         project.edit(file, old, new)
-        seen.add(project.digest(module="pkg.defs"))
-    assert len(seen) == 5
+        digests.add(project.digest(module="pkg.defs"))
+    assert len(digests) == 5
 
 
 @pytest.mark.parametrize(

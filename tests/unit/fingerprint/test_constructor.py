@@ -199,7 +199,7 @@ def test_settings_of_a_module_that_is_only_imported_count(project):
     assert identity(project).digest != before.digest
 
 
-# Where it cannot be told
+# Undecidable cases
 
 CLASS = """
 import collections

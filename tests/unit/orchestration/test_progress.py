@@ -131,8 +131,8 @@ def test_a_second_wave_begins_anew():
 
 
 def test_what_is_left_to_write_is_said():
-    said = Log().take(Writing(120, 960))
-    assert said == ["computed; 120 of 960 results are written to Dagster"]
+    lines = Log().take(Writing(120, 960))
+    assert lines == ["computed; 120 of 960 results are written to Dagster"]
 
 
 def test_lines_are_five_seconds_apart():
@@ -155,7 +155,7 @@ def test_a_bar_ends_at_100_percent_when_a_total_was_too_large(capsys):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (0.04, "40 ms"),
         (6.31, "6.3 s"),
@@ -165,8 +165,8 @@ def test_a_bar_ends_at_100_percent_when_a_total_was_too_large(capsys):
         (100_000, "1 d 3 h"),
     ],
 )
-def test_durations(seconds, said):
-    assert duration(seconds) == said
+def test_durations(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_slow_rates_are_not_rounded_to_zero():

@@ -35,8 +35,8 @@ def test_partitions_at_work_at_once_share_the_time():
 
 
 def test_slices_of_a_fragment_that_starts_over_are_taken_back():
-    told: list = []
-    counted, stats = counts(Clock(), told)
+    events: list = []
+    counted, stats = counts(Clock(), events)
     half = Tally(rows_in=50, quarantined=2)
     counted.add(fragment(0), "a", "slice", WorkReport(tally=half))
     counted.start_over(fragment(0, half))
@@ -44,16 +44,16 @@ def test_slices_of_a_fragment_that_starts_over_are_taken_back():
     counted.emit_progress(last=True)
 
     assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
-    assert told[0].done == {"a": 100}
+    assert events[0].done == {"a": 100}
 
 
 def test_the_last_progress_is_complete_whatever_was_given_up():
-    told: list[Progress] = []
-    counted, _ = counts(Clock(), told)
+    events: list[Progress] = []
+    counted, _ = counts(Clock(), events)
     counted.add(fragment(0), "a", "slice", WorkReport(tally=Tally(rows_in=40)))
     counted.emit_progress(last=True)
 
-    assert told[0].done == told[0].total == {"a": 40}
+    assert events[0].done == events[0].total == {"a": 40}
 
 
 def test_a_part_without_a_former_one_counts_whole():

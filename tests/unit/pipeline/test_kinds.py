@@ -42,7 +42,7 @@ def pipeline() -> vd.Pipeline:
     return made
 
 
-def said(pipeline: vd.Pipeline, name: str) -> dict[str, object]:
+def attribute_by_stage(pipeline: vd.Pipeline, name: str) -> dict[str, object]:
     return {stage.name: getattr(stage.spec, name) for stage in pipeline}
 
 
@@ -61,19 +61,19 @@ def said(pipeline: vd.Pipeline, name: str) -> dict[str, object]:
     ],
 )
 def test_a_property_holds_for_its_kinds_alone(pipeline, name, stages):
-    assert {stage for stage, value in said(pipeline, name).items() if value} == stages
+    assert {stage for stage, value in attribute_by_stage(pipeline, name).items() if value} == stages
 
 
 def test_limits_are_those_of_stages_that_run_code(pipeline):
-    assert said(pipeline, "timeout_s")["chunks"] == 5
-    assert said(pipeline, "timeout_s")["clean"] is None
-    assert said(pipeline, "max_error_rate") == {
+    assert attribute_by_stage(pipeline, "timeout_s")["chunks"] == 5
+    assert attribute_by_stage(pipeline, "timeout_s")["clean"] is None
+    assert attribute_by_stage(pipeline, "max_error_rate") == {
         "clean": 0, "chunks": 0.25, "asked": 0.01, "vectors": 0.01, "listed": 0, "out": 0,
     }  # fmt: skip
 
 
 def test_a_stage_describes_itself_where_it_can(pipeline):
-    descriptions = said(pipeline, "description")
+    descriptions = attribute_by_stage(pipeline, "description")
     assert descriptions.pop("chunks") == "Gives a batch back."
     assert "is asked: {chunk}" in descriptions.pop("asked")
     assert descriptions.pop("vectors") == (

@@ -199,9 +199,9 @@ def test_the_former_store_is_read(former):
 
 def test_a_row_of_the_former_store_is_traced_to_its_source(former):
     found = vd.trace("frozen/files", 5, "b", store=str(former / "store"))
-    told = str(found)
-    assert "frozen/clean" in told
-    assert "dir://source/b/rows.parquet" in told
+    message = str(found)
+    assert "frozen/clean" in message
+    assert "dir://source/b/rows.parquet" in message
 
 
 def test_nothing_of_the_former_store_is_garbage(former):
@@ -607,8 +607,8 @@ def test_a_newer_footer_is_no_damage(former, monkeypatch):
     assert read_part_info(folder, name).rows == 4
     table = pq.read_table(folder.file(name))
     stored = json.loads(table.schema.metadata[b"vane"])
-    told = json.dumps({**stored, "format": 4})
-    pq.write_table(table.replace_schema_metadata({"vane": told}), folder.file(name))
+    metadata = json.dumps({**stored, "format": 4})
+    pq.write_table(table.replace_schema_metadata({"vane": metadata}), folder.file(name))
     with refused(name, 1):
         read_part_info(folder, name)
 
@@ -643,7 +643,7 @@ def test_keys_of_every_kind_of_stage_are_pinned(former):
         "plans": {s: plan.digest for s, plan in partition.stages.items() if s != "lengths"},
         "pools": {m.name: pool_identity(pipeline, m) for m in maps if m.name != "lengths"},
     }
-    assert pinned == frozen_keys.STAGES, told(pinned)
+    assert pinned == frozen_keys.STAGES, instructions(pinned)
 
 
 def test_definitions_of_checks_are_pinned():
@@ -656,7 +656,7 @@ def test_definitions_of_checks_are_pinned():
             vd.checks.Golden(expected),
         ]
     }  # fmt: skip
-    assert found == frozen_keys.CHECKS, told(found)
+    assert found == frozen_keys.CHECKS, instructions(found)
 
 
 def test_identities_of_code_are_pinned():
@@ -667,7 +667,7 @@ def test_identities_of_code_are_pinned():
         "version": code_identity(frozen.Scale, version="1").digest,
         "value": value_digest({"a": [1, 2.5, None, True, b"x"], "b": (vd.RowErrors,)}),
     }
-    assert found == frozen_keys.CODE, told(found)
+    assert found == frozen_keys.CODE, instructions(found)
 
 
 def test_names_of_files_are_pinned():
@@ -681,7 +681,7 @@ def test_names_of_files_are_pinned():
     assert store.manifests("p", "s", None).path == "/store/p/s/manifests/~unpartitioned"
 
 
-def told(found: Any) -> str:
+def instructions(found: Any) -> str:
     return (
         "Keys have changed, so that every store would be computed anew. If that is not meant, undo "
         "it. If it is, raise the version (planning/key_versions.py says how; for checks it is in "

@@ -612,7 +612,7 @@ def test_a_plan_can_be_printed(tmp_path, store):
 def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
     tmp_path, store, monkeypatch
 ):
-    """No row may be kept under the key of other code, and a run may write where it is told to."""
+    """No row may be kept under the key of other code, and a run may write to its targets."""
     write_source(tmp_path / "src", {"id": [1]})
     (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -15,7 +15,7 @@ from support.prompts import Person, Reversed, docs
 from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.format import parse_format
-from vane_dagster.providers.pace import RateLimiter
+from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
 
 
@@ -25,7 +25,7 @@ class Needy(Reversed):
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "message"),
     [
         ("{text} {}", "has the field {}"),
         ("{text.upper}", "has the field {text.upper}"),
@@ -35,8 +35,8 @@ class Needy(Reversed):
         (7, "expected a column's name"),
     ],
 )
-def test_messages_that_are_no_template(messages, told):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_messages_that_are_no_template(messages, message):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         parse_template("stage", messages, None)
 
 
@@ -93,7 +93,7 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             {"provider": "nobody"},
@@ -124,8 +124,8 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         docs(tmp_path).prompt(
             "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
         )
@@ -137,20 +137,20 @@ def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("vane_dagster.providers.pace.asyncio.sleep", sleep)
-    monkeypatch.setattr("vane_dagster.providers.pace.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("vane_dagster.providers.rate_limiter.asyncio.sleep", sleep)
+    monkeypatch.setattr("vane_dagster.providers.rate_limiter.time.monotonic", lambda: 1000.0)
 
-    async def take(pace: RateLimiter, times: int) -> None:
+    async def take(limiter: RateLimiter, times: int) -> None:
         for _ in range(times):
-            await pace.take(1)
+            await limiter.take(1)
 
-    pace = RateLimiter(60)
-    asyncio.run(take(pace, 4))
+    limiter = RateLimiter(60)
+    asyncio.run(take(limiter, 4))
     assert waited == [1, 2, 3]
     waited.clear()
-    pace = RateLimiter(60)
-    pace.workers = 3
-    asyncio.run(take(pace, 3))
+    limiter = RateLimiter(60)
+    limiter.workers = 3
+    asyncio.run(take(limiter, 3))
     assert waited == [3, 6]
     waited.clear()
     asyncio.run(take(RateLimiter(None), 100))
@@ -178,7 +178,7 @@ def test_a_json_schema_with_references_has_columns():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
         ({"dimensions": 0}, "dimensions is 0"),
@@ -186,8 +186,8 @@ def test_a_json_schema_with_references_has_columns():
         ({"output_column": "id"}, "two columns would be called 'id'"),
     ],
 )
-def test_arguments_of_an_embedding_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_arguments_of_an_embedding_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         docs(tmp_path).embed(
             "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
         )

@@ -1,4 +1,4 @@
-"""A worker that is told to stop."""
+"""A worker that is stopped."""
 
 from __future__ import annotations
 

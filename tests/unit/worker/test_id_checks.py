@@ -73,10 +73,10 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
     assert found["root"].to_pylist() == [f"r{p}" for p in parents]
     children = found["child"].to_pylist()
     assert len(set(children)) == len(children)
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for parent, child in zip(parents, children):
-        assert child == f"{parent}-{seen.get(parent, 0)}"
-        seen[parent] = seen.get(parent, 0) + 1
+        assert child == f"{parent}-{counts.get(parent, 0)}"
+        counts[parent] = counts.get(parent, 0) + 1
 
 
 @given(

@@ -32,8 +32,8 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         ({"retry_on": [3]}, "exception classes or their names"),
         ({"on_error": "null", "schema": {"error": "VARCHAR"}}, "adds a column 'error'"),
     ]
-    for given_, told in wrong:
-        with pytest.raises(vd.DefinitionError, match=told):
+    for given_, message in wrong:
+        with pytest.raises(vd.DefinitionError, match=message):
             docs.map_batches("double", double, **{"schema": {"y": "BIGINT"}, **given_})
 
 

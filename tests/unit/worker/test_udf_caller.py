@@ -99,29 +99,29 @@ def test_an_empty_fragment_calls_nothing(form):
 
 @pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (50, [7])])
 def test_batch_size_is_kept(size, sizes):
-    seen: list[int] = []
+    row_counts: list[int] = []
 
     def fn(batch):
-        seen.append(batch.num_rows)
+        row_counts.append(batch.num_rows)
         return {"x": batch["id"]}
 
     output = call(fn, {"x": "BIGINT"}, pa.table({"id": range(7)}), batch_size=size)
-    assert seen == sizes
+    assert row_counts == sizes
     assert output["x"].to_pylist() == list(range(7))
 
 
 def test_only_the_columns_asked_for_are_given():
-    seen: list[list[str]] = []
+    received: list[list[str]] = []
 
     def fn(batch):
-        seen.append(batch.column_names)
+        received.append(batch.column_names)
         return {"x": batch["n"]}
 
     table = IDS.append_column("heavy", pa.array(["x"] * 3))
     call(fn, {"x": "BIGINT"}, table, columns=("n",))
     call(fn, {"x": "BIGINT"}, table, columns=("n", "id"))
     call(fn, {"x": "BIGINT"}, table)
-    assert seen == [["id", "n"], ["id", "n"], ["id", "n", "heavy"]]
+    assert received == [["id", "n"], ["id", "n"], ["id", "n", "heavy"]]
 
 
 # What is returned
@@ -656,21 +656,21 @@ def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
     """Tensors over an array's memory can be written, though the array itself cannot."""
     torch = pytest.importorskip("torch")
     given_ = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
-    seen = []
+    arrays = []
 
     def fn(batch):
         column = batch["n"].chunk(0) if form == "pyarrow" else batch["n"]
         array = np.asarray(column)
-        seen.append(array.tolist())
+        arrays.append(array.tolist())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of an array that is read-only
             torch.from_numpy(array).zero_()
-        if len(seen) == 1:
+        if len(arrays) == 1:
             raise ConnectionError("again")
-        return {"x": np.array(seen[-1])}
+        return {"x": np.array(arrays[-1])}
 
     output = call(fn, {"x": "DOUBLE"}, given_, form)
-    assert seen == [[1.0, 2.0], [1.0, 2.0]]
+    assert arrays == [[1.0, 2.0], [1.0, 2.0]]
     assert given_["n"].to_pylist() == [1.0, 2.0]
     assert output["x"].to_pylist() == [1.0, 2.0]
 

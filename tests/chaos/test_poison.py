@@ -119,11 +119,11 @@ def check_poison(tmp_path: Path, kinds: list[str]) -> None:
 def test_a_constructor_that_raises_it_fails_the_stage(name, tmp_path, local, materialize):
     docs = pipeline(tmp_path, Constructor, fn_constructor_kwargs={"name": name})
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
     kind = "ValueError" if name == "Surrogates" else name
-    assert f"Constructor could not be constructed in a worker: {kind}: " in told
-    assert "raise EXCEPTIONS[name]()" in told
+    assert f"Constructor could not be constructed in a worker: {kind}: " in message
+    assert "raise EXCEPTIONS[name]()" in message
 
 
 # File descriptors

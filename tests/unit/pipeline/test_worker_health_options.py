@@ -1,4 +1,4 @@
-"""What may be said of a worker's health, and what is refused."""
+"""Validation of the health check and lifecycle options of workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_a_probe_that_wants_arguments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"startup_timeout_s": 0}, "startup_timeout_s is 0; expected seconds above 0"),
         ({"max_batches_per_actor": 0}, "max_batches_per_actor is 0; expected a whole number"),
         ({"max_rss": "2GB"}, "max_rss is '2GB'; expected a whole number"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, told, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(told)):
+def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         pipeline(tmp_path, Wrong, **arguments)

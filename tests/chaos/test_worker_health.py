@@ -119,13 +119,13 @@ def read(tmp_path: Path) -> pa.Table:
 def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, compute, materialize):
     docs = pipeline(tmp_path, Stuck, startup_timeout_s=12)
 
-    told = failure(materialize(docs, compute, raises=False))
+    message = failure(materialize(docs, compute, raises=False))
 
-    assert "Stuck was not constructed within 12 seconds" in told
-    assert "raise startup_timeout_s" in told
-    assert "in waits_for_its_weights" in told
-    assert "local_worker.py" not in told
-    assert "threading.py" not in told
+    assert "Stuck was not constructed within 12 seconds" in message
+    assert "raise startup_timeout_s" in message
+    assert "in waits_for_its_weights" in message
+    assert "local_worker.py" not in message
+    assert "threading.py" not in message
     pid = int((tmp_path / "loads").read_text())
     deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
@@ -207,11 +207,11 @@ def test_of_a_lost_device_only_the_row_that_broke_it_is_set_aside(tmp_path, loca
 
 
 def test_a_lost_device_fails_the_partition_with_what_was_raised(tmp_path, local, materialize):
-    told = failure(materialize(pipeline(tmp_path, Device), local, raises=False))
+    message = failure(materialize(pipeline(tmp_path, Device), local, raises=False))
 
-    assert "lost its worker or its data 4 times" in told
-    assert "CUDA error: device-side assert triggered" in told
-    assert 'raise RuntimeError("CUDA error' in told
+    assert "lost its worker or its data 4 times" in message
+    assert "CUDA error: device-side assert triggered" in message
+    assert 'raise RuntimeError("CUDA error' in message
 
 
 def test_failures_at_fragments_in_a_row_replace_the_worker(tmp_path, local, materialize):
@@ -267,7 +267,7 @@ def test_a_worker_that_leaks_is_replaced(tmp_path, local, materialize):
 def test_a_limit_that_a_fresh_worker_is_beyond(tmp_path, local, materialize):
     docs = pipeline(tmp_path, Leaks, {"size": 1}, max_rss=1 << 20)
 
-    told = failure(materialize(docs, local, raises=False))
+    message = failure(materialize(docs, local, raises=False))
 
-    assert re.search(r"Leaks: its worker holds \d+ MiB of memory, max_rss=1 MiB", told)
-    assert "Raise max_rss" in told
+    assert re.search(r"Leaks: its worker holds \d+ MiB of memory, max_rss=1 MiB", message)
+    assert "Raise max_rss" in message
