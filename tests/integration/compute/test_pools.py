@@ -358,14 +358,14 @@ class Parent:
         return {"id": batch["id"], "out": batch["id"], "pid": batch["id"]}
 
 
-def test_subprocesses_leave_nothing(tmp_path, local, materialize, monkeypatch):
+def test_subprocesses_leave_nothing(tmp_path, materialize, monkeypatch):
     (tmp_path / "tables").mkdir()
     monkeypatch.setattr(local_backend, "_roomy_folder", lambda: str(tmp_path / "tables"))
     pipeline = docs(tmp_path)
     pipeline.map_batches(
         "out", Parent, schema=SCHEMA, concurrency=2, fn_constructor_kwargs={"log": str(tmp_path)}
     )
-    materialize(pipeline, local)
+    materialize(pipeline, vd.LocalCompute(num_cpus=2))
     pids = noted(tmp_path / "loads")
     assert len(pids) == 4
     until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)
