@@ -160,7 +160,9 @@ def check(root: Path, plan: Plan, undisturbed: dict[str, dict[int, dict[str, Any
         stage: [
             row
             for key in KEYS
-            for row in read_faults(store, store.in_force("chaos", stage, key)).to_pylist()
+            for row in read_faults(
+                store.parts("chaos", stage, key), store.in_force("chaos", stage, key)
+            ).to_pylist()
         ]
         for stage in ("scores", "labels")
     }

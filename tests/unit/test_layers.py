@@ -13,8 +13,9 @@ import vane_dagster
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
     "_failpoints", "_secrets", "errors", "_home", "_arguments", "_private_folder", "types",
-    "providers", "fingerprint", "storage", "sources", "checks", "pipeline", "planning", "worker",
-    "events", "compute", "engine", "tracing", "orchestration", "cli", "testing",
+    "providers", "fingerprint", "storage", "_user_errors", "sources", "checks", "pipeline",
+    "planning", "worker", "events", "compute", "engine", "tracing", "orchestration", "cli",
+    "testing",
 ]  # fmt: skip
 
 
@@ -97,6 +98,20 @@ def test_imports_go_one_way():
             if above and ORDER.index(above) > ORDER.index(own):
                 wrong.add(f"{file.relative_to(ROOT)} imports {imported}")
     assert wrong == set()
+
+
+def test_the_driver_imports_only_records_of_the_worker_package(graph):
+    """`compute` also starts workers, and knows their classes."""
+    records = {"worker.protocol", "worker.retry"}
+    driver = ("planning", "events", "engine", "tracing", "orchestration", "cli")
+    imported = {
+        f"{name} imports {module}"
+        for name, modules in graph.items()
+        if name.partition(".")[0] in driver
+        for module in modules
+        if module.partition(".")[0] == "worker" and module not in records
+    }
+    assert imported == set()
 
 
 def test_no_files_import_each_other_in_a_circle(graph):

@@ -29,6 +29,10 @@ PICKLED = ("providers",)
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+[\w.]+[ \t]+import\b(?:[ \t]*\([^)]*\)|.*)|import\b.*)", re.MULTILINE
 )
+_FOR_TYPE_CHECKERS = re.compile(
+    r"^([ \t]*)if (?:typing\.)?TYPE_CHECKING:\n(?:\1[ \t]+.*\n|[ \t]*\n)+", re.MULTILINE
+)
+"""A block that never runs; its ``else`` is not part of it."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ def shared_files(package: Path) -> Mapping[str, bytes]:
     """The files that workers and the pool manager can import, by their paths within the package.
 
     Imports are detected without running code: import statements anywhere in a file, including
-    those in functions and for type checkers, and strings that are a module's full name, with or
-    without an attribute, as in ``"vane_dagster.providers.openai:OpenAIProvider"``. Names that are
-    assembled at run time are not detected.
+    those in functions but not those for type checkers alone, and strings that are a module's full
+    name, with or without an attribute, as in ``"vane_dagster.providers.openai:OpenAIProvider"``.
+    Names that are assembled at run time are not detected.
 
     The package's own ``__init__`` is excluded unless a file imports a name from it: it runs
     everywhere, but consists of the public names, which lead to everything.
@@ -116,6 +120,7 @@ def _modules(package: Path) -> Mapping[str, str]:
 def _imported(package: str, name: str, content: str, modules: Mapping[str, str]) -> Iterator[str]:
     """The files of a package that one of its files imports or names."""
     here = [package, *name.removesuffix(".py").split("/")]
+    content = _FOR_TYPE_CHECKERS.sub("", content)
     for statement in import_statements(content):
         if isinstance(statement, ast.Import):
             wanted = [(alias.name, "") for alias in statement.names]

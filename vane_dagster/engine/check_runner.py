@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
+from vane_dagster._user_errors import contained
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import (
     CheckContext,
@@ -32,7 +33,6 @@ from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.user_errors import contained
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

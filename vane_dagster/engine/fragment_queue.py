@@ -69,6 +69,7 @@ class FragmentQueue:
         look_up: Lists the parts of a partition in the store; called on the queue's thread.
         counts: Counts the parts found in the store.
         waits: Reports the runs that are waited for.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class FragmentQueue:
         look_up: Callable[[int, Sequence[str]], FoundParts],
         counts: WaveProgress,
         waits: Waits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state, self._stages, self._claims = state, tuple(stages), claims
-        self._look_up, self._counts, self._waits = look_up, counts, waits
+        self._look_up, self._counts, self._waits, self._clock = look_up, counts, waits, clock
         self._fresh = self._places()
         self._has_fresh = True
         self._ready: deque[FragmentState] = deque()
@@ -168,7 +170,7 @@ class FragmentQueue:
         """
         if self._asking is not None:
             return
-        now = time.monotonic()
+        now = self._clock()
         places = self._next_fresh(now) if len(self._ready) <= self._ahead // 2 else []
         if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
             self._retried_at = now
@@ -227,14 +229,14 @@ class FragmentQueue:
     def _ask(self, asked: _ClaimGroups, releases: Sequence[bytes]) -> _ClaimResult:
         scopes = {place.partition: self._scope(place.partition) for place, _ in asked}
         planned_at = self._state.plan.listed_at
-        now = time.monotonic()
+        now = self._clock()
         answer = self._claims.ask(
             [Group(scopes[place.partition], tuple(keys.values())) for place, keys in asked],
             releases,
             {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
         )
         granted = {p.partition for (p, _), other in zip(asked, answer.held_by) if not other}
-        listed_at = time.monotonic()
+        listed_at = self._clock()
         changed = {p for p in granted if scopes[p] in answer.changed}
         return _ClaimResult(asked, answer, listed_at, {p: self._parts(p) for p in changed})
 

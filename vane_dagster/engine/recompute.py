@@ -12,14 +12,13 @@ from vane_dagster.checks.context import RecomputedRows, RowOutcomes
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
-from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources import ReadContext
+from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.operators import resolve
-from vane_dagster.worker.protocol import Gather, PartRows, SampledRows, SourceRows, Work
 
 
 def read_sample(
@@ -100,21 +99,19 @@ def delete_parts(plan: RunPlan, store: Store) -> None:
 
 
 def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Store) -> pa.Array:
-    """The ids of a fragment's sampled rows, read in the same way as by the workers."""
+    """The ids of a fragment's sampled rows, with the same checks as in the workers."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     base, fragment = spec.base_node(pipeline), partition.fragments[index]
     id = pipeline.keys(base)[0].column
-    schema = pa.schema([partition.schemas[base].field(id)])
-    rows: SourceRows | PartRows
     if base == SOURCE:
+        schema = pa.schema([partition.schemas[base].field(id)])
         files = tuple(partition.listed[span.url] for span in fragment.spans)
-        rows = SourceRows(pack_source(plan.source), fragment, schema, files, id)
+        context = ReadContext(f"stage '{pipeline.name}/{stage}'")
+        rows = read_planned(plan.source, fragment, schema, files, context)
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)
-        rows = PartRows(folder, made_from.parts[index].name, (id,))
-    sample = SampledRows(rows, partition.sample[index])
-    location = f"stage '{pipeline.name}/{stage}'"
-    work = Work(location, Gather(), (sample,), schema, id, target=None, keep=False)
-    return resolve(sample, (), work).column(id).combine_chunks()
+        rows = read_part(folder, made_from.parts[index].name, (id,))
+    sampled = rows.take(pa.array(partition.sample[index], pa.int64()))
+    return sampled.column(id).combine_chunks()

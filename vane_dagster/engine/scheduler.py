@@ -60,6 +60,7 @@ class WaveScheduler:
         part_repair: PartRepair,
         look_up: Callable[[int, Sequence[str]], FoundParts],
         priority: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the scheduler, and start loading the leased workers.
 
@@ -74,6 +75,7 @@ class WaveScheduler:
             part_repair: Removes damaged parts.
             look_up: Lists the parts of a partition's stages in the store.
             priority: Priority of the run.
+            clock: Monotonic clock, in seconds.
         """
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._work_builder, self._cancelled = pools, work_builder, cancelled
@@ -81,21 +83,22 @@ class WaveScheduler:
         self._active: dict[int, FragmentState] = {}
         self._losses = WorkerLosses()
         self._part_repair = part_repair
-        self._waits = Waits(state.emit)
+        self._clock = clock
+        self._waits = Waits(state.emit, clock)
         self._sharing = WorkerSharing(lease, pools, priority, self._waits)
         self._checker = PartVerifier(state, work_builder)
         self._slice_sizer = SliceSizer(pools)
         self._failure_streak = FailureStreak()
         self._worker_group = WorkerGroup(
-            lease, pools, state.emit, self._worker_ready, self._give_up
+            lease, pools, state.emit, self._worker_ready, self._give_up, clock
         )
         self._task_builder = TaskBuilder(work_builder, self._slice_sizer, self._workers)
-        self._counts = WaveProgress(state, stages)
+        self._counts = WaveProgress(state, stages, clock)
         self._budget = MemoryBudget(
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
         self._fragments = FragmentQueue(
-            state, stages, state.claims, look_up, self._counts, self._waits
+            state, stages, state.claims, look_up, self._counts, self._waits, clock
         )
 
     def run(self) -> None:
@@ -227,7 +230,7 @@ class WaveScheduler:
         work, tables, start, rows = self._task_builder.take_next(task, worker_queue, worker, last)
         self._counts.begin(task.run, task.stage)
         worker_queue.begin(worker, rows, task.exclusive)
-        began = time.monotonic()  # before the worker's own clock, which ends a call at timeout_s
+        began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, start, rows, began)
 
@@ -386,7 +389,7 @@ class WaveScheduler:
         task = in_flight.task
         spec = self._state.pipeline[task.stage].spec
         calls = was_executing_rows and in_flight.worker.pool != IO_WORKERS
-        limit = loss.exceeded(spec, time.monotonic() - in_flight.began) if calls else None
+        limit = loss.exceeded(spec, self._clock() - in_flight.began) if calls else None
         if loss.worker and limit is not None:
             took = "took" if loss.timed_out else "may have taken"
             reason = f"a call {took} longer than timeout_s={limit:g}: {loss.reason}"

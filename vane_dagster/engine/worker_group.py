@@ -159,6 +159,7 @@ class WorkerGroup:
         emit: Receives events.
         ready: Called with the stages of a ready worker, and its report.
         give_up: Called with the stages of a pool that cannot start, and the error.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -168,15 +169,16 @@ class WorkerGroup:
         emit: Callable[[Event], None],
         ready: Callable[[Sequence[str], LoadReport], None],
         give_up: Callable[[Sequence[str], VaneError], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
-        self._ready, self._give_up = ready, give_up
+        self._ready, self._give_up, self._clock = ready, give_up, clock
         slots = {pool.identity: pool.slots for pool in pools.values()} | {IO_WORKERS: 1}
         limits = {pool.identity: pool.lifecycle.startup_timeout_s for pool in pools.values()}
         self.worker_queues = {identity: WorkerQueue(count + 1) for identity, count in slots.items()}
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
         self._failed_starts = dict.fromkeys(self.worker_queues, 0)
-        self._last_start_report = time.perf_counter()
+        self._last_start_report = self._clock()
         self._unstartable: dict[str, tuple[Worker, VaneError]] = {}
         self._unstartable_since = 0.0
         self._starting: dict[int, Worker] = {}
@@ -202,7 +204,7 @@ class WorkerGroup:
     def _start(self, worker: Worker) -> None:
         self.worker_queues[worker.pool].loading.add(worker)
         self._starting[self._lease.load(worker)] = worker
-        self._probe_at[worker] = time.monotonic() + self._limits[worker.pool]
+        self._probe_at[worker] = self._clock() + self._limits[worker.pool]
 
     def handle_done(self, done: CallResult) -> bool:
         """Handle the answer to a start or to a startup probe; return False for other calls."""
@@ -225,7 +227,7 @@ class WorkerGroup:
             return
         limit, seconds = self._limits[worker.pool], starting.seconds
         if seconds is None or seconds < limit:
-            self._probe_at[worker] = time.monotonic() + max(1.0, limit - (seconds or limit))
+            self._probe_at[worker] = self._clock() + max(1.0, limit - (seconds or limit))
             return
         del self._probe_at[worker]
         labels = [p.label for p in self._pools.values() if p.identity == worker.pool]
@@ -254,7 +256,7 @@ class WorkerGroup:
             self.replace_lost(worker, report.unhealthy_reason, starting=False)
             return
         if report.fault is not None:
-            self._unstartable_since = self._unstartable_since or time.perf_counter()
+            self._unstartable_since = self._unstartable_since or self._clock()
             self._unstartable.setdefault(worker.pool, (worker, report.fault.error()))
             self._fail_unstartable_pools()
             return
@@ -321,7 +323,7 @@ class WorkerGroup:
             or pool == IO_WORKERS
             for pool, worker_queue in self.worker_queues.items()
         )
-        late = time.perf_counter() - self._unstartable_since > _COLLECT_FAILURES_SECONDS
+        late = self._clock() - self._unstartable_since > _COLLECT_FAILURES_SECONDS
         if IO_WORKERS in self._unstartable or (self._unstartable and (answered or late)):
             order = [*(pool.identity for pool in self._pools.values()), IO_WORKERS]
             unable = sorted(self._unstartable, key=order.index, reverse=True)
@@ -349,12 +351,12 @@ class WorkerGroup:
         """
         self._fail_unstartable_pools()
         for worker, due in list(self._probe_at.items()):
-            if time.monotonic() >= due:
+            if self._clock() >= due:
                 self._startup_probes[self._lease.starting(worker)] = worker
                 self._probe_at[worker] = math.inf
-        if time.perf_counter() - self._last_start_report < _START_REPORT_SECONDS:
+        if self._clock() - self._last_start_report < _START_REPORT_SECONDS:
             return
-        self._last_start_report = time.perf_counter()
+        self._last_start_report = self._clock()
         for pool in {pool.identity: pool for pool in self._pools.values()}.values():
             worker_queue = self.worker_queues[pool.identity]
             if worker_queue.loading and not worker_queue.calls_by_worker:

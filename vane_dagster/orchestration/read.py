@@ -90,7 +90,8 @@ def quarantine(
         raise StoreError(f"{'/'.join(path)!r}{which} was never materialized")
     found = []
     for key, manifest in manifests.items():
-        rows = read_faults(opened, manifest)
+        folder = opened.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        rows = read_faults(folder, manifest)
         found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
     return concat_faults(found)
 

@@ -340,15 +340,17 @@ def _source_log(
 def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
     """Whether the code location contains the asset from `Pipeline.build_source`.
 
-    True for an in-process run, which has no code location.
+    An in-process run has no code location. Its job has the asset too, which it does not execute, or
+    a stub if it was made without the asset.
     """
     if pipeline.source.asset:
         return False
+    key = stage_key(pipeline, SOURCE)
     try:
         graph = context.repository_def.asset_graph
     except CheckError:
-        return True
-    key = stage_key(pipeline, SOURCE)
+        graph = context.job_def.asset_layer.asset_graph
+        return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
     return graph.has(key) and graph.get(key).is_observable
 
 

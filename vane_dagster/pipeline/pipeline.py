@@ -23,7 +23,8 @@ from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
 from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
-from vane_dagster.sources import Source, as_source
+from vane_dagster.sources import Source
+from vane_dagster.sources.stored import as_source
 from vane_dagster.types.schema import sql_name
 
 if TYPE_CHECKING:

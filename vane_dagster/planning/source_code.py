@@ -51,14 +51,15 @@ def keyed(fragments: Sequence[FragmentRecord], definition: str) -> tuple[Fragmen
 
 
 def pack_source(source: Source) -> bytes:
-    """Pickle a source for the workers, by value if its class is in user code.
+    """Pickle a source's reader for the workers, by value if its class is in user code.
 
     Raises:
         CodeIdentityError: If it cannot be pickled.
     """
-    own = not _is_built_in(type(source))
-    modules = code_identity(type(source), version="").modules if own else ()
-    return pickled_by_value(modules, source)
+    reader = source.for_workers()
+    own = not _is_built_in(type(reader))
+    modules = code_identity(type(reader), version="").modules if own else ()
+    return pickled_by_value(modules, reader)
 
 
 def _is_built_in(kind: type) -> bool:

@@ -3,6 +3,9 @@
 To add a source to the package, write a module with a subclass of `Source` and import it here, which
 makes it available to workers. `vane_dagster/__init__.py` gives it a public name. To add a source in
 your own code, subclass `Source` or `FileSource` and pass the object to `Pipeline(source=...)`.
+
+`vane_dagster.sources.stored` is not imported here: it lists through the store, and runs in the
+driver alone.
 """
 
 from vane_dagster.sources.base import (
@@ -10,12 +13,12 @@ from vane_dagster.sources.base import (
     Listed,
     ReadContext,
     Source,
+    SourceReader,
     SourceTable,
     fragment_record,
 )
 from vane_dagster.sources.file_source import FileSource
 from vane_dagster.sources.parquet import ParquetSource
-from vane_dagster.sources.stored import StoredSource, as_source
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 __all__ = [
@@ -28,8 +31,7 @@ __all__ = [
     "ParquetSource",
     "ReadContext",
     "Source",
+    "SourceReader",
     "SourceTable",
-    "StoredSource",
-    "as_source",
     "fragment_record",
 ]

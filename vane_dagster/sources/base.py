@@ -8,7 +8,7 @@ code needs no registration: its code is part of the keys, and is sent to the wor
 | phase | process | methods |
 |---|---|---|
 | declare | driver | `validate`, `kind`, `describe`, `url_for`, `urls` |
-| plan | driver | `bind`, `list_files`, `missing`, `split` |
+| plan | driver | `bind`, `list_files`, `missing`, `split`, `for_workers` |
 | execute | worker | `read`, `project`, `current` |
 | trace | driver | `find`, `current` |
 """
@@ -98,7 +98,69 @@ class ReadContext:
     connect: Callable[[], duckdb.DuckDBPyConnection] = shared
 
 
-class Source(ABC):
+class SourceReader(ABC):
+    """The part of a source that runs in workers: it reads fragments of listed files."""
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        """Return the options of the fsspec file system of a file."""
+        return {}
+
+    @abstractmethod
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+        """Read columns of a fragment, in a worker.
+
+        The worker compares the number of rows with the fragment's, and the files with those that
+        were planned.
+
+        Args:
+            fragment: The fragment.
+            schema: The columns to read, with their types.
+            context: Location and DuckDB connection.
+
+        Returns:
+            All rows of the fragment, in the order of its spans.
+
+        Raises:
+            SourceError: If the files cannot be read.
+        """
+
+    def project(
+        self,
+        fragment: FragmentRecord,
+        schema: pa.Schema,
+        columns: Sequence[tuple[str, str]],
+        where: str | None,
+        context: ReadContext,
+    ) -> pa.Table | None:
+        """Compute SQL over a fragment while reading it, in a worker.
+
+        Args:
+            fragment: The fragment.
+            schema: The columns that the expressions use, with their types.
+            columns: Output columns and their expressions.
+            where: The filter, if there is one.
+            context: Location and DuckDB connection.
+
+        Returns:
+            The rows that pass the filter, in order; None if the source cannot compute SQL. The
+            worker then reads the fragment and computes in memory.
+
+        Raises:
+            SourceError: If the files cannot be read.
+            SchemaError: If an expression fails for a row.
+        """
+        return None
+
+    def current(self, file: FileRecord) -> FileRecord:
+        """Return the current record of a listed file.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+        """
+        return listed_file(file.url, self)
+
+
+class Source(SourceReader):
     """The place a pipeline's rows come from.
 
     Subclasses are picklable values, such as frozen dataclasses: they hold the declaration, and no
@@ -118,9 +180,7 @@ class Source(ABC):
 
     # Declaration.
 
-    def validate(  # noqa: B027 (most sources fit any pipeline)
-        self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None
-    ) -> None:
+    def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
         """Check the source against the pipeline that reads it.
 
         Args:
@@ -148,10 +208,6 @@ class Source(ABC):
     def urls(self) -> tuple[str, ...]:
         """Local paths or URL patterns of the data. Its content is never part of a stage's key."""
         return ()
-
-    def options_for(self, url: str) -> Mapping[str, Any]:
-        """Return the options of the fsspec file system of a file."""
-        return {}
 
     def schema(self, location: str) -> pa.Schema:
         """Return the columns as far as they are known without a store, from one file.
@@ -246,61 +302,12 @@ class Source(ABC):
             SourceError: If a file cannot be read, or their columns differ.
         """
 
-    # Reading.
+    def for_workers(self) -> SourceReader:
+        """Return the object that is sent to workers, to read fragments: the source itself.
 
-    @abstractmethod
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read columns of a fragment, in a worker.
-
-        The worker compares the number of rows with the fragment's, and the files with those that
-        were planned.
-
-        Args:
-            fragment: The fragment.
-            schema: The columns to read, with their types.
-            context: Location and DuckDB connection.
-
-        Returns:
-            All rows of the fragment, in the order of its spans.
-
-        Raises:
-            SourceError: If the files cannot be read.
+        A source of this package whose listing needs code that workers do not have returns another.
         """
-
-    def project(
-        self,
-        fragment: FragmentRecord,
-        schema: pa.Schema,
-        columns: Sequence[tuple[str, str]],
-        where: str | None,
-        context: ReadContext,
-    ) -> pa.Table | None:
-        """Compute SQL over a fragment while reading it, in a worker.
-
-        Args:
-            fragment: The fragment.
-            schema: The columns that the expressions use, with their types.
-            columns: Output columns and their expressions.
-            where: The filter, if there is one.
-            context: Location and DuckDB connection.
-
-        Returns:
-            The rows that pass the filter, in order; None if the source cannot compute SQL. The
-            worker then reads the fragment and computes in memory.
-
-        Raises:
-            SourceError: If the files cannot be read.
-            SchemaError: If an expression fails for a row.
-        """
-        return None
-
-    def current(self, file: FileRecord) -> FileRecord:
-        """Return the current record of a listed file.
-
-        Raises:
-            FileNotFoundError: If it is gone.
-        """
-        return listed_file(file.url, self)
+        return self
 
     # Tracing.
 

@@ -15,7 +15,7 @@ from vane_dagster.storage.filesystem import Location, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name
 
 if TYPE_CHECKING:
-    from vane_dagster.sources.base import Source
+    from vane_dagster.sources.base import SourceReader
 
 
 def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileRecord:
@@ -40,7 +40,7 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     return FileRecord(url, size, str(version).strip('"'))
 
 
-def listed_file(url: str, source: Source) -> FileRecord:
+def listed_file(url: str, source: SourceReader) -> FileRecord:
     """Return the current record of a source file.
 
     Args:
@@ -76,7 +76,7 @@ def source_version(files: Iterable[FileRecord]) -> str:
     return hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
 
 
-def content_hash(file: FileRecord, source: Source) -> str | None:
+def content_hash(file: FileRecord, source: SourceReader) -> str | None:
     """Hash the bytes of a local file.
 
     Args:
@@ -100,7 +100,7 @@ def content_hash(file: FileRecord, source: Source) -> str | None:
 
 
 def reconcile(
-    files: Sequence[FileRecord], known: Iterable[FileRecord], source: Source
+    files: Sequence[FileRecord], known: Iterable[FileRecord], source: SourceReader
 ) -> tuple[FileRecord, ...]:
     """Keep the identity of files that were touched but not changed.
 

@@ -20,6 +20,7 @@ from vane_dagster.sources.base import (
     FragmentRule,
     ReadContext,
     Source,
+    SourceReader,
     SourceTable,
     fragment_record,
 )
@@ -40,24 +41,8 @@ ROW_NUMBER = "file_row_number"
 """DuckDB's name for a row's position in its file."""
 
 
-class ParquetFiles(Source):
-    """A source of Parquet files, independent of how they are listed."""
-
-    kind: ClassVar[str] = PARQUET
-
-    @property
-    def groups_small_files(self) -> bool:
-        """Whether a fragment may hold many small files."""
-        return False
-
-    def split(
-        self,
-        files: Sequence[FileRecord],
-        rule: FragmentRule,
-        location: str,
-        partition: str | None = None,
-    ) -> SourceTable:
-        return read_footers(files, self, rule, location)
+class ParquetReader(SourceReader):
+    """Reads fragments of Parquet files."""
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
         """Read whole row groups if the range allows it, else read by DuckDB."""
@@ -78,6 +63,40 @@ class ParquetFiles(Source):
             scan_projected(span, schema, columns, where, self.options_for(span.url), context)
             for span in fragment.spans
         )
+
+
+@dataclass(frozen=True)
+class StoredParquet(ParquetReader):
+    """Reads Parquet files in a store, or published by it, with the store's storage options.
+
+    Attributes:
+        root: The store's root.
+    """
+
+    root: Location
+
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        return self.root.options_for(url)
+
+
+class ParquetFiles(ParquetReader, Source):
+    """A source of Parquet files, independent of how they are listed."""
+
+    kind: ClassVar[str] = PARQUET
+
+    @property
+    def groups_small_files(self) -> bool:
+        """Whether a fragment may hold many small files."""
+        return False
+
+    def split(
+        self,
+        files: Sequence[FileRecord],
+        rule: FragmentRule,
+        location: str,
+        partition: str | None = None,
+    ) -> SourceTable:
+        return read_footers(files, self, rule, location)
 
     def find(
         self, spans: Sequence[FileSpan], column: pa.Field, id: Any

@@ -1,4 +1,7 @@
-"""`StoredSource`: rows of another asset in the pipeline's own store."""
+"""`StoredSource`: rows of another asset in the pipeline's own store.
+
+The driver alone imports this module, and so the store. Workers get a `StoredParquet`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,17 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, SourceError
-from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable
+from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.files import file_record
-from vane_dagster.sources.parquet import ParquetFiles, asset_path, plain_schema
+from vane_dagster.sources.parquet import (
+    ParquetFiles,
+    StoredParquet,
+    asset_path,
+    plain_schema,
+)
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 from vane_dagster.storage.manifest import FileRecord, Manifest
-from vane_dagster.storage.reader import find, options_for, places
+from vane_dagster.storage.reader import find, places
 from vane_dagster.storage.store import Store
 
 
@@ -55,7 +63,11 @@ class StoredSource(ParquetFiles):
         )
 
     def options_for(self, url: str) -> Mapping[str, Any]:
-        return options_for(self._store, url)
+        return self._store.root.options_for(url)
+
+    def for_workers(self) -> SourceReader:
+        # A subclass may read in another way.
+        return StoredParquet(self._store.root) if type(self) is StoredSource else self
 
     def list_files(
         self, partitions: Sequence[str | None], location: str

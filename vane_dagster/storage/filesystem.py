@@ -106,6 +106,10 @@ class Location:
             ) from error
         return fs, path
 
+    def options_for(self, url: str) -> Mapping[str, Any]:
+        """Return the storage options for a URL with this folder's protocol, else none."""
+        return self.storage_options if protocol_of(url) == protocol_of(self.url) else {}
+
     def child(self, *parts: str) -> Location:
         """Return a folder below this one."""
         return Location(_joined(self.url, *parts), self.storage_options)

@@ -22,7 +22,6 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_nam
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
-from vane_dagster.storage.reader import options_for
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 
 _LOOKS = 3
@@ -248,7 +247,7 @@ class _StageFolders:
             return
         url, format = self._target
         try:
-            options = options_for(self._store, url)
+            options = self._store.root.options_for(url)
             staged = publisher_class(format).staged_parts(url, options)
         except StoreError as error:
             found.unreadable[url] = str(error)
@@ -279,7 +278,7 @@ class _StageFolders:
     def _delete(self, found: GcReport, folder: str, names: list[str]) -> None:
         """Delete files; a target that refuses does not stop the collection."""
         try:
-            Location(folder, options_for(self._store, folder)).delete(names)
+            Location(folder, self._store.root.options_for(folder)).delete(names)
         except StoreError as error:
             if f"/{STAGING}" not in folder:
                 raise

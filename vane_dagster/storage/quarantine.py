@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.store import Store
 
 SUFFIX = ".faults.parquet"
 PARENTS = "parents"
@@ -93,17 +92,16 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
     return name
 
 
-def read_faults(store: Store, manifest: Manifest) -> pa.Table:
+def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     """Read the records of the quarantined rows of a stage in a partition; possibly empty.
 
     Args:
-        store: The store.
+        folder: The folder of the stage's parts of the partition.
         manifest: The manifest of the stage in the partition.
 
     Raises:
         StoreError: If a file cannot be read.
     """
-    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
     id = manifest.keys[1 if manifest.info.get("children") else 0]
     found: list[Any] = [fault_schema(manifest.schema.field(id).type).empty_table()]
     for part in manifest.parts:

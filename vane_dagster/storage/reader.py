@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -162,19 +161,8 @@ def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
             f"'{manifest.pipeline}/{manifest.stage}' is published as {format!r}, which is not "
             f"Parquet and cannot be read; read its upstream stage {manifest.reads[0]!r} instead"
         )
-    folder = Location(manifest.published.url, options_for(store, manifest.published.url))
+    folder = Location(manifest.published.url, store.root.options_for(manifest.published.url))
     return folder, [name for name in manifest.published.files if name not in empty]
-
-
-def options_for(store: Store, url: str) -> Mapping[str, Any]:
-    """Return the store's storage options for a URL with the store's protocol, else none.
-
-    Args:
-        store: The store.
-        url: The URL.
-    """
-    same = protocol_of(url) == protocol_of(store.root.url)
-    return store.root.storage_options if same else {}
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:

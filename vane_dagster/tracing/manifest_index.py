@@ -11,8 +11,9 @@ import pyarrow as pa
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, names
 from vane_dagster.pipeline.specs import SOURCE
-from vane_dagster.sources import Source, StoredSource
+from vane_dagster.sources import Source
 from vane_dagster.sources.files import reconcile
+from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors
 from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import begin_user_code, one_process
-from vane_dagster.worker.user_errors import contained, is_shutdown
 from vane_dagster.worker.watchdog import deadline
 
 PROBE = "check_health"

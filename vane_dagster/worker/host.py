@@ -18,6 +18,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
 from vane_dagster._secrets import keep_variables, masked
+from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import DamagedPartError, IntegrityError, ModelLoadError, VaneError
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
@@ -53,7 +54,6 @@ from vane_dagster.worker.protocol import (
 )
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_traceback
-from vane_dagster.worker.user_errors import contained, is_shutdown
 
 
 class Host:

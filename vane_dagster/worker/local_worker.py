@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from vane_dagster._user_errors import contained
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     Fault,
@@ -26,7 +27,6 @@ from vane_dagster.worker.protocol import (
     WorkReport,
     load_failed,
 )
-from vane_dagster.worker.user_errors import contained
 
 CLOSED_STATUS = 88
 """The exit code of a worker after the user's code has closed its connection."""

@@ -19,13 +19,13 @@ from typing import Any
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
+from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.worker import user_code
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.protocol import ModelSpec
 from vane_dagster.worker.state_mark import state_fingerprint
 from vane_dagster.worker.udf_caller import UdfCaller
-from vane_dagster.worker.user_errors import contained, is_shutdown
 
 MAX_VERSIONS = 8
 """Versions kept in a worker; the least recently called one is dropped first."""

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, TextIO
 
-from vane_dagster.worker.user_errors import clean
+from vane_dagster._user_errors import clean
 
 _MAX_CHARACTERS = 64_000
 

@@ -90,7 +90,7 @@ class SourceRows:
     """The rows of a fragment of the source, read by the worker.
 
     Attributes:
-        source: The source, as pickled by `planning.source_code.pack_source`.
+        source: The source's reader, as pickled by `planning.source_code.pack_source`.
         fragment: The fragment.
         schema: The columns to read.
         files: The fragment's files as they were planned. They must not have changed.

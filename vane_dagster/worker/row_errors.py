@@ -11,11 +11,11 @@ from types import FrameType
 import pyarrow as pa
 
 from vane_dagster._secrets import masked
+from vane_dagster._user_errors import clean
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
 from vane_dagster.worker.retry import RowFault
-from vane_dagster.worker.user_errors import clean
 
 _MAX_CHARACTERS = 4_000
 _MAX_SHOWN_CHARACTERS = 200

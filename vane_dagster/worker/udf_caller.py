@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
+from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN
@@ -33,7 +34,6 @@ from vane_dagster.worker.isolation import begin_user_code, one_process, protect_
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
-from vane_dagster.worker.user_errors import contained, is_shutdown
 from vane_dagster.worker.watchdog import deadline
 
 _FAULTS_REPORTED = 3

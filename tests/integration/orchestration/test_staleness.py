@@ -96,7 +96,7 @@ class World:
                 "dagster/asset_partition_range_end": days[-1],
             }
         result = dg.materialize(
-            [self.stages],
+            [self.stages, self.source],
             selection=[self.pipeline[name].key for name in stages],
             instance=self.instance,
             resources=self.resources,

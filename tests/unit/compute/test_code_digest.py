@@ -18,6 +18,10 @@ from vane_dagster.compute.code_digest import (
     import_statements,
     shared_files,
 )
+from vane_dagster.planning.source_code import pack_source
+from vane_dagster.sources import Source
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 MOOD = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
 PACKAGE = Path(vd.__file__).parent
@@ -85,6 +89,11 @@ def test_a_copy_has_the_same_digest(copy: Copy, digest: str) -> None:
     "name",
     [
         "storage/gc.py",
+        "storage/store.py",
+        "storage/reader.py",
+        "storage/publish/registry.py",
+        "storage/publish/delta.py",
+        "sources/stored.py",
         "engine/preflight.py",
         "engine/scheduler.py",
         "planning/planner.py",
@@ -155,6 +164,22 @@ def test_a_new_subpackage_counts_once_a_worker_module_imports_it(
         imported = copy.digest()
 
 
+def test_publishers_the_store_and_its_reader_are_not_covered() -> None:
+    covered = shared_files(PACKAGE)
+    assert {"storage/part_file.py", "storage/quarantine.py", "sources/parquet.py"} <= set(covered)
+    driver = ("storage/publish/", "storage/store.py", "storage/reader.py", "sources/stored.py")
+    assert [name for name in covered if name.startswith(driver)] == []
+
+
+def test_an_import_for_type_checkers_alone_does_not_count(copy: Copy) -> None:
+    copy.edit("worker/codecs.py")
+    block = "if TYPE_CHECKING:\n    import json\n\n    from .codecs import mp3\n"
+    copy.edit("worker/host.py", block)
+    assert "worker/codecs.py" not in shared_files(copy.folder)
+    copy.edit("worker/host.py", f"{block}else:\n    from .codecs import mp3")
+    assert "worker/codecs.py" in shared_files(copy.folder)
+
+
 def test_a_name_of_the_package_itself_leads_to_all_of_it(copy: Copy) -> None:
     copy.edit("worker/host.py", "from vane_dagster import Pipeline")
     assert "__init__.py" in shared_files(copy.folder)
@@ -207,6 +232,15 @@ def test_classes_of_ours_that_travel_pickled_are_covered(tmp_path: Path) -> None
     assert len(modules) > 5
     for module in modules:
         assert f"{module.removeprefix('vane_dagster.').replace('.', '/')}.py" in covered
+
+
+@pytest.mark.parametrize("source", [vd.parquet("/data"), vd.stored("docs/clean")])
+def test_sources_of_ours_that_travel_pickled_are_covered(source: Source) -> None:
+    bound = source.bind(Store(Location("/store")))
+    modules = {text for text in _texts(pack_source(bound)) if text.startswith("vane_dagster.")}
+    files = {f"{name.removeprefix('vane_dagster.').replace('.', '/')}.py" for name in modules}
+    assert "sources/parquet.py" in files
+    assert files <= shared_files(PACKAGE).keys()
 
 
 def _texts(data: bytes) -> set[str]:

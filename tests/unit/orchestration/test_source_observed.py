@@ -21,6 +21,12 @@ RESOURCES = {
 class InProcess:
     """A step's context without a code location, as of `dg.materialize`."""
 
+    def __init__(self, pipeline: vd.Pipeline, *others: Any) -> None:
+        assets = pipeline.build_assets()
+        job = dg.define_asset_job("job", dg.AssetSelection.assets(assets))
+        definitions = dg.Definitions([assets, *others], jobs=[job], resources=RESOURCES)
+        self.job_def = definitions.resolve_job_def("job")
+
     @property
     def repository_def(self) -> Any:
         raise CheckError("No repository definition was set on the step context")
@@ -52,6 +58,15 @@ def test_building_the_source_changes_nothing():
     assert vars(pipeline) == before
 
 
-def test_a_run_in_process_observes_what_no_asset_writes():
-    assert _is_observed(InProcess(), docs())  # type: ignore[arg-type]
-    assert not _is_observed(InProcess(), docs(asset="raw"))  # type: ignore[arg-type]
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_a_run_in_process_asks_its_job(is_observed):
+    pipeline = docs()
+    others = [pipeline.build_source()] if is_observed else []
+    context: Any = InProcess(pipeline, *others)
+    assert _is_observed(context, pipeline) == is_observed
+
+
+def test_a_run_in_process_observes_no_source_that_an_asset_writes():
+    pipeline = docs(asset="raw")
+    context: Any = InProcess(pipeline, dg.AssetSpec("raw"))
+    assert not _is_observed(context, pipeline)

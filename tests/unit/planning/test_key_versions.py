@@ -192,7 +192,8 @@ def test_the_former_store_is_read(former):
         found = read(store, ["frozen", stage], frozen.PARTITIONS)
         table = pa.concat_tables([pq.read_table(path) for path in found.paths])
         assert table.num_rows == rows, stage
-    (fault,) = read_faults(store, store.in_force("frozen", "scaled", "a")).to_pylist()
+    folder = store.parts("frozen", "scaled", "a")
+    (fault,) = read_faults(folder, store.in_force("frozen", "scaled", "a")).to_pylist()
     assert (fault["id"], fault["error"], fault["message"]) == (2, "ValueError", "three")
 
 

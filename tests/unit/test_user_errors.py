@@ -14,10 +14,10 @@ from support.poison import (
     Liar,
     NoText,
 )
+from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.storage.transient_errors import is_transient
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.row_errors import user_traceback
-from vane_dagster.worker.user_errors import contained, is_shutdown
 
 # The text of an exception
 

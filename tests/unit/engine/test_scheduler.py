@@ -1,0 +1,732 @@
+"""The wave scheduler with fake workers and a fake clock: what runs where, and what is retried."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Union
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
+from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
+from vane_dagster.engine.failures import PartRepair
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.scheduler import WaveScheduler
+from vane_dagster.engine.tasks import WorkBuilder
+from vane_dagster.errors import ClusterLostError, ComputeError, UdfError
+from vane_dagster.events import Failed, Noticed
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.sources import FragmentRule
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import (
+    CallUdf,
+    Fault,
+    LoadReport,
+    PartRows,
+    PoolSpec,
+    Reject,
+    TableRows,
+    Tally,
+    Work,
+    WorkReport,
+)
+from vane_dagster.worker.retry import TIMED_OUT, WORKER_DIED
+
+ROWS = 64
+SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
+MIB = 1 << 20
+
+
+def model(batch: Any) -> Any:
+    return batch
+
+
+QUARANTINE = {"on_error": "quarantine", "max_error_rate": 1.0}
+
+
+def mapped(**options: Any) -> vd.Pipeline:
+    """A pipeline of one map, with slices of whole rows."""
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    options = {"batch_size": 8, **options}
+    docs.map_batches("model", model, schema={"x": "BIGINT"}, **options)
+    return docs
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SameThread:
+    """Executes what is submitted at once, in place of the thread that claims fragments."""
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*given))
+        return future
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _claims_on_the_same_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue.ThreadPoolExecutor", SameThread)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The outcome of a call that was lost.
+
+    Attributes:
+        worker: Whether the worker was lost too.
+        after: Seconds after which it was lost.
+    """
+
+    worker: bool = True
+    after: float = 0.1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that a worker received."""
+
+    ticket: int
+    worker: Worker
+    work: Work
+    sent_at: float
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.work.op, Reject):
+            return "reject"
+        if isinstance(self.work.op, CallUdf):
+            return "whole" if self.work.target else "slice"
+        calls = any(isinstance(rows, TableRows) for rows in self.work.inputs)
+        return ("gather" if calls else "whole") if self.work.target else "load"
+
+    @property
+    def stage(self) -> str:
+        return self.work.stage.rpartition("/")[2]
+
+    @property
+    def fragment(self) -> str:
+        return self.work.fragment
+
+    @property
+    def rows(self) -> range:
+        """The rows of a slice."""
+        (rows,) = self.work.inputs
+        assert isinstance(rows, TableRows)
+        assert rows.stop is not None
+        return range(rows.start, rows.stop)
+
+
+Outcome = Union[WorkReport, Lost, None]
+
+
+def done(call: Call) -> WorkReport:
+    """The report of a call that succeeds, at a hundredth of a second a row."""
+    if call.kind == "load":
+        return WorkReport(rows_out=ROWS, bytes_out=ROWS, seconds=0.1)
+    if call.kind in ("slice", "reject"):
+        rows = len(call.rows)
+        rejected = rows if call.kind == "reject" else 0
+        tally = Tally(rows_in=rows, quarantined=rejected)
+        return WorkReport(tally, rows_out=rows - rejected, bytes_out=rows, seconds=rows / 100)
+    tally = call.work.tally or Tally(rows_in=ROWS)
+    rows = tally.rows_in - tally.quarantined
+    assert call.work.target is not None
+    info = PartInfo(
+        call.work.target.key, "d", rows, 10, rows_in=tally.rows_in, quarantined=tally.quarantined
+    )
+    return WorkReport(tally, rows_out=rows, bytes_out=rows, seconds=rows / 100, part=info)
+
+
+class Lease:
+    """Workers that answer in order, each one call at a time, as the test decides.
+
+    Args:
+        clock: Advanced by `wait`.
+        workers: The workers.
+        outcome: The outcome of a call; None for that of `done`.
+    """
+
+    id = "lease"
+
+    def __init__(
+        self, clock: Clock, workers: Sequence[Worker], outcome: Callable[[Call], Outcome]
+    ) -> None:
+        self._clock, self._workers, self._outcome = clock, workers, outcome
+        self._tickets = itertools.count()
+        self._starts: list[int] = []
+        self._lost: list[Call] = []
+        self._queued: dict[Worker, list[Call]] = {}
+        self._free_at: dict[Worker, float] = {}
+        self._waits = 0
+        self.calls: list[Call] = []
+        self.answered: list[Call] = []
+        self.replaced: list[Worker] = []
+        self.pools: set[str] = set()
+        """The leased pools."""
+        self.together: set[int] = set()
+        """The calls that were at a worker together with others, by ticket."""
+        self.most = Counter[str]()
+        """The most calls that a worker of each pool had at one time."""
+        self.shared: dict[str, Sequence[Sharer]] = {}
+
+    def workers(self) -> Sequence[Worker]:
+        return [worker for worker in self._workers if worker.pool in self.pools]
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        return self.shared
+
+    def load(self, worker: Worker) -> int:
+        self._starts.append(next(self._tickets))
+        return self._starts[-1]
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
+        assert worker not in self.replaced
+        call = Call(next(self._tickets), worker, work, self._clock.now)
+        self.calls.append(call)
+        queued = self._queued.setdefault(worker, [])
+        self.together |= {call.ticket, *(other.ticket for other in queued)} if queued else set()
+        queued.append(call)
+        self.most[worker.pool] = max(self.most[worker.pool], len(queued))
+        return call.ticket
+
+    def replace(self, worker: Worker) -> Worker:
+        self.replaced.append(worker)
+        self._lost += self._queued.pop(worker, [])
+        return Worker(f"{worker.name}'", worker.pool)
+
+    def wait(self, timeout: float) -> list[CallResult]:
+        self._waits += 1
+        assert self._waits < 5_000, "the wave does not end"
+        if self._starts:
+            starts, self._starts = self._starts, []
+            report = LoadReport(False, 1.0, 1, "cpu", "node")
+            return [CallResult(ticket, report) for ticket in starts]
+        if self._lost:
+            lost, self._lost = self._lost, []
+            return _lost(lost, True)
+        ends = [self._end(queued[0]) for queued in self._queued.values() if queued]
+        ends = [end for end in ends if end[0] <= self._clock.now + timeout]
+        if not ends:
+            self._clock.now += timeout
+            return []
+        at, _, call, outcome = min(ends)
+        self._clock.now = max(at, self._clock.now)
+        queued = self._queued[call.worker]
+        self._free_at[call.worker] = self._clock.now
+        queued.remove(call)
+        if isinstance(outcome, WorkReport):
+            self.answered.append(call)
+            return [CallResult(call.ticket, outcome, table=f"table {call.ticket}")]
+        lost = [call, *(self._queued.pop(call.worker) if outcome.worker else [])]
+        return _lost(lost, outcome.worker)
+
+    def _end(self, call: Call) -> tuple[float, int, Call, WorkReport | Lost]:
+        began = max(call.sent_at, self._free_at.get(call.worker, 0.0))
+        outcome = self._outcome(call) or done(call)
+        seconds = outcome.after if isinstance(outcome, Lost) else outcome.seconds
+        return began + seconds, call.ticket, call, outcome
+
+    def sent(self, *kinds: str) -> list[Call]:
+        return [call for call in self.calls if call.kind in kinds]
+
+
+def _lost(calls: Sequence[Call], worker: bool) -> list[CallResult]:
+    return [CallResult(call.ticket, None, lost="lost", worker_lost=worker) for call in calls]
+
+
+class Wave:
+    """A wave over fragments of 64 rows.
+
+    Args:
+        pipeline: The pipeline.
+        outcome: The outcome of a call; None for success.
+        partitions: The number of fragments of each partition.
+        workers: Workers of the model's pool.
+        has_gpu: Whether each of them has a GPU, so that fragments are always sliced.
+        mib: Size of a fragment.
+        budget: Bytes that fragments in progress may hold.
+        claims: The run's claims; by default everything is granted.
+        found: Parts that another run has written, by stage and fragment index.
+    """
+
+    def __init__(
+        self,
+        pipeline: vd.Pipeline,
+        outcome: Callable[[Call], Outcome] = lambda call: None,
+        partitions: Sequence[int] = (1,),
+        workers: int = 2,
+        has_gpu: bool = True,
+        mib: int = 1,
+        budget: int = 1 << 40,
+        claims: Any = None,
+        found: Any = None,
+    ) -> None:
+        self.clock, self.events = Clock(), list[Any]()
+        self.cancelled = threading.Event()
+        names = tuple(pipeline.stages)
+        store = Store(Location("/nowhere/store"))
+        plan = RunPlan(
+            pipeline, names, [_partition(names, p, n, mib) for p, n in enumerate(partitions)],
+            {}, dict.fromkeys(names, "code"), FragmentRule(ROWS), pipeline.source,
+            listed_at=self.clock.now,
+        )  # fmt: skip
+        checks: Any = SimpleNamespace(results=None)
+        self.state = RunState(plan, store, "run", self.events.append, {}, checks, claims)
+        self.state.__dict__["_commit_complete"] = lambda index: None
+        pool = PoolSpec("m", "Model", (workers, workers), {"GPU": 1} if has_gpu else {})
+        self.pools = {stage.name: pool for stage in pipeline if stage.spec.runs_udf}
+        own = [Worker(f"m-{i}", "m") for i in range(workers)] if self.pools else []
+        io = [Worker(f"io-{i}", IO_WORKERS) for i in range(2)]
+        self.lease = Lease(self.clock, [*own, *io], outcome)
+        self._found, self._store, self._budget = found or {}, store, budget
+
+    def run(self, *stages: str) -> Wave:
+        state = self.state
+        builder = WorkBuilder(
+            state.plan, self._store, state.parts, "lease", "run", state.faults_allowed, {}
+        )
+        stages = stages or state.plan.selected
+        self.lease.pools = {
+            IO_WORKERS,
+            *(self.pools[s].identity for s in stages if s in self.pools),
+        }
+        pools = {stage: pool for stage, pool in self.pools.items() if stage in stages}
+        WaveScheduler(
+            state, stages, self.lease, pools, builder, self._budget, self.cancelled,
+            PartRepair(state, last=True), lambda index, stages: self._found, clock=self.clock,
+        ).run()  # fmt: skip
+        return self
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Noticed)]
+
+    @property
+    def failures(self) -> dict[tuple[str, str | None], str]:
+        found = [event for event in self.events if isinstance(event, Failed)]
+        return {(event.stage, event.partition): str(event.error) for event in found}
+
+    def part(self, stage: str = "model", partition: int = 0, fragment: int = 0) -> PartInfo:
+        return self.state.parts[partition, stage][fragment].info
+
+
+def _partition(stages: Sequence[str], number: int, fragments: int, mib: int) -> PartitionPlan:
+    plans = {
+        stage: StagePlan("digest", 0, None, tuple(f"{stage}{number}{i}" for i in range(fragments)))
+        for stage in stages
+    }
+    url = f"file:///nowhere/{number}.parquet"
+    files = (FileRecord(url, 1, "v"),)
+    records = tuple(
+        FragmentRecord(url, i * ROWS, (i + 1) * ROWS, f"{number}-{i}", mib * MIB)
+        for i in range(fragments)
+    )
+    schemas = dict.fromkeys(["source", *stages], SCHEMA)
+    listed = {url: files[0]}
+    return PartitionPlan(f"p{number}", files, listed, records, plans, {}, {}, schemas)
+
+
+@pytest.fixture
+def wave() -> Iterator[Callable[..., Wave]]:
+    made: list[Wave] = []
+
+    def make(*given: Any, **options: Any) -> Wave:
+        made.append(Wave(*given, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.state.close()
+
+
+def computed(calls: Sequence[Call]) -> list[int]:
+    """The rows of some slices, sorted."""
+    return sorted(row for call in calls for row in call.rows)
+
+
+# One fragment
+
+
+def test_a_fragment_is_loaded_once_sliced_and_gathered(wave):
+    made = wave(mapped()).run()
+    assert [call.kind for call in made.lease.calls if call.kind != "slice"] == ["load", "gather"]
+    slices = made.lease.sent("slice")
+    assert computed(slices) == list(range(ROWS))
+    assert {call.worker.name for call in slices} == {"m-0", "m-1"}
+    assert {call.worker.pool for call in made.lease.sent("load", "gather")} == {IO_WORKERS}
+    assert made.part().rows == ROWS
+    assert made.part().rows_in == ROWS
+
+
+def test_the_gather_gets_the_slices_in_the_order_of_their_rows(wave):
+    given = {}
+
+    class Watched(Lease):
+        def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
+            given[super().run(worker, work, tables)] = tables
+            return self.calls[-1].ticket
+
+    made = wave(mapped(), lambda call: replace(done(call), seconds=0.1 + 1 / (1 + call.ticket)))
+    made.lease.__class__ = Watched
+    made.run()
+    (gather,) = made.lease.sent("gather")
+    in_order = sorted(made.lease.sent("slice"), key=lambda call: call.rows.start)
+    assert given[gather.ticket] == [f"table {call.ticket}" for call in in_order]
+
+
+def test_no_worker_has_more_than_one_call_at_work_and_one_queued(wave):
+    made = wave(mapped(), partitions=(3,)).run()
+    assert made.lease.most == {"m": 2, IO_WORKERS: 2}
+
+
+def test_workers_that_a_run_of_higher_priority_uses_get_one_call_at_a_time(wave):
+    made = wave(mapped(), partitions=(2,))
+    other = Sharer("other run", 5)
+    made.lease.shared = {"m-0": [other], "m-1": [other]}
+    made.run()
+    assert made.lease.most["m"] == 1
+
+
+# Several fragments
+
+
+def test_the_oldest_fragment_goes_first(wave):
+    made = wave(mapped(), partitions=(4,)).run()
+    fragments = [call.fragment for call in made.lease.sent("slice")]
+    assert len(set(fragments)) == 4
+    assert fragments == sorted(fragments, key=fragments.index), "one after the other"
+    assert fragments[0] == made.lease.sent("load")[0].fragment
+
+
+def most_in_progress(lease: Lease) -> int:
+    """The most fragments with a loaded input at one time."""
+    most, active = 0, set()
+    events = [(call.ticket, True, call) for call in lease.sent("load")]
+    by_fragment = {call.fragment: call for call in lease.sent("gather")}
+    events += [(call.ticket + 0.5, False, call) for call in by_fragment.values()]
+    for _, begins, call in sorted(events, key=lambda event: event[0]):
+        (active.add if begins else active.discard)(call.fragment)
+        most = max(most, len(active))
+    return most
+
+
+def test_fragments_beyond_the_memory_budget_wait(wave):
+    free = wave(mapped(), partitions=(6,), mib=8).run()
+    assert most_in_progress(free.lease) > 1
+    tight = wave(mapped(), partitions=(6,), mib=8, budget=1).run()
+    assert most_in_progress(tight.lease) == 1
+    assert len(tight.state.parts[0, "model"]) == 6
+
+
+def quick(call: Call) -> WorkReport:
+    """A fragment takes 64 ms."""
+    return replace(done(call), seconds=done(call).seconds / 10)
+
+
+def test_quick_fragments_without_a_gpu_are_computed_whole_by_one_worker(wave):
+    made = wave(mapped(), quick, (12,), has_gpu=False).run()
+    kinds = Counter(call.kind for call in made.lease.calls)
+    assert kinds["whole"] >= 8
+    assert kinds["load"] == kinds["gather"] <= 4, "until their speed is known"
+    assert {call.worker.pool for call in made.lease.sent("whole")} == {"m"}
+    on_gpu = wave(mapped(), quick, (12,)).run()
+    assert on_gpu.lease.sent("whole") == []
+
+
+# Waves
+
+
+def chain() -> vd.Pipeline:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    clean = docs.project("clean", ["x"])
+    clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=1)
+    return docs
+
+
+def test_within_a_wave_rows_go_on_in_memory(wave):
+    made = wave(chain()).run()
+    assert [call.kind for call in made.lease.calls if call.stage == "clean"] == ["whole"]
+    assert made.lease.sent("load") == [], "the project's rows are the map's input"
+    assert made.part().rows == ROWS
+
+
+def test_the_next_wave_reads_the_parts_of_the_former(wave):
+    made = wave(chain(), partitions=(2,)).run("clean")
+    assert {call.stage for call in made.lease.calls} == {"clean"}
+    made.run("model")
+    loads = made.lease.sent("load")
+    names = [rows.name for call in loads for rows in call.work.inputs if isinstance(rows, PartRows)]
+    assert names == [made.part("clean", 0, i).name for i in range(2)]
+    assert len([call for call in made.lease.calls if call.stage == "clean"]) == 2
+
+
+def test_a_part_that_exists_is_not_computed_again(wave):
+    made = wave(chain(), partitions=(2,))
+    folder = Location("/nowhere")
+    info = PartInfo("k", "d", ROWS, 10, rows_in=ROWS)
+    made.state.add_part(0, "model", 1, Part(folder, info))
+    made.state.add_part(0, "clean", 1, Part(folder, info))
+    made.run()
+    assert len({call.fragment for call in made.lease.calls}) == 1
+
+
+# Lost workers
+
+
+def poisoned(row: int, **loss: Any) -> Callable[[Call], Outcome]:
+    """A row that ends each worker that computes it."""
+
+    def outcome(call: Call) -> Outcome:
+        return Lost(**loss) if call.kind == "slice" and row in call.rows else None
+
+    return outcome
+
+
+@pytest.mark.parametrize("poison", [0, 37, ROWS - 1])
+def test_a_row_that_ends_its_workers_is_isolated_and_rejected(wave, poison):
+    made = wave(mapped(**QUARANTINE), poisoned(poison)).run()
+    (reject,) = made.lease.sent("reject")
+    assert list(reject.rows) == [poison]
+    assert isinstance(reject.work.op, Reject)
+    assert reject.work.op.error == WORKER_DIED
+    assert reject.work.op.message.startswith("ended 2 workers, each while processing only this row")
+    answered = [call for call in made.lease.answered if call.kind == "slice"]
+    assert computed(answered) == [row for row in range(ROWS) if row != poison], "each once"
+    assert (made.part().rows, made.part().quarantined) == (ROWS - 1, 1)
+    assert made.failures == {}
+
+
+def test_the_slice_of_a_lost_worker_is_halved(wave):
+    made = wave(mapped(**QUARANTINE), poisoned(5), workers=1).run()
+    sizes = [len(call.rows) for call in made.lease.sent("slice") if 5 in call.rows]
+    assert sizes[0] == ROWS // 2, "the first slice"
+    assert all(after in (before // 2, before - before // 2) for before, after in
+               itertools.pairwise(sizes[:-1]))  # fmt: skip
+    assert sizes[-2:] == [1, 1]
+    assert len(made.lease.replaced) == len(sizes), "each of its workers, and no other"
+
+
+def test_a_row_under_suspicion_is_alone_at_its_worker(wave):
+    made = wave(mapped(**QUARANTINE), poisoned(5), workers=1).run()
+    suspect = [call for call in made.lease.sent("slice") if list(call.rows) == [5]]
+    assert len(suspect) == 2
+    for call in suspect:
+        assert call.ticket not in made.lease.together
+
+
+def test_a_slice_that_was_only_queued_is_sent_again_as_it_is(wave):
+    made = wave(mapped(**QUARANTINE), poisoned(0), workers=1).run()
+    first, queued, *later = made.lease.sent("slice")
+    assert first.worker == queued.worker
+    assert 0 not in queued.rows
+    assert queued.rows in [call.rows for call in later]
+
+
+def test_a_call_that_exceeds_its_timeout_is_told_by_the_clock(wave):
+    def hanging(seconds: float) -> Any:
+        made = wave(mapped(**QUARANTINE, timeout_s=5), poisoned(7, after=seconds)).run()
+        (reject,) = made.lease.sent("reject")
+        assert isinstance(reject.work.op, Reject)
+        return made, reject.work.op
+
+    made, slow = hanging(5.5)
+    assert slow.error == TIMED_OUT
+    assert slow.message.startswith("took longer than timeout_s=5")
+    assert any("may have taken longer than timeout_s=5" in text for text in made.notices)
+    _, quick = hanging(1.0)
+    assert quick.error == WORKER_DIED
+
+
+def test_a_model_out_of_memory_is_replaced_and_its_rows_halved(wave):
+    def outcome(call: Call) -> Outcome:
+        if call.kind != "slice" or len(call.rows) <= 8:
+            return None
+        fault = Fault("UdfError", "out of memory")
+        return WorkReport(fault=fault, unhealthy_reason="its model is dead")
+
+    made = wave(mapped(**QUARANTINE), outcome, workers=1).run()
+    answered = [call for call in made.lease.answered if call.kind == "slice"]
+    small = [call for call in answered if len(call.rows) <= 8]
+    assert computed(small) == list(range(ROWS))
+    assert made.part().quarantined == 0
+    large = len(answered) - len(small)
+    assert len(made.lease.replaced) == large
+
+
+def test_without_quarantine_a_fragment_starts_over_three_times(wave):
+    made = wave(mapped(), poisoned(7)).run()
+    assert len(made.lease.sent("load")) == 4
+    assert set(made.failures) == {("model", "p0")}
+    assert (
+        "lost its worker or its data 4 times, the last time: lost" in made.failures["model", "p0"]
+    )
+    assert made.state.parts[0, "model"] == {}
+
+
+def test_a_fragment_whose_data_was_lost_starts_over_with_the_same_workers(wave):
+    lost: list[Call] = []
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "gather" and (not lost or call in lost):
+            lost[:] = [call]
+            return Lost(worker=False)
+        return None
+
+    made = wave(mapped(), outcome).run()
+    assert len(made.lease.sent("load")) == len(made.lease.sent("gather")) == 2
+    assert made.lease.replaced == []
+    assert made.part().rows_in == ROWS
+    assert made.state.stats[0, "model"].rows_in == ROWS, "the first attempt does not count"
+
+
+def test_a_fragment_that_lost_its_worker_whole_is_sliced(wave):
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "whole" and call.fragment == unlucky:
+            return Lost()
+        return quick(call)
+
+    made = wave(mapped(**QUARANTINE), outcome, (12,), has_gpu=False)
+    unlucky = made.state.plan.partitions[0].fragments[10].record_label
+    made.run()
+    kinds = [call.kind for call in made.lease.calls if call.fragment == unlucky]
+    assert kinds[0] == "whole"
+    assert kinds[1] == "load"
+    assert "whole" not in kinds[1:]
+    assert len(made.lease.replaced) == 1
+
+
+def test_a_worker_due_for_recycling_is_replaced_after_its_queued_call(wave):
+    reports: list[Call] = []
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "slice" and call.worker.name == "m-0":
+            return replace(done(call), recycle_reason="has answered enough")
+        return None
+
+    made = wave(mapped(), outcome, workers=1).run()
+    reports = [call for call in made.lease.answered if call.worker.name == "m-0"]
+    assert [worker.name for worker in made.lease.replaced] == ["m-0"]
+    assert len(reports) == 2, "the one at work, and the queued one"
+    assert computed(made.lease.sent("slice")) == list(range(ROWS)), "nothing is sent twice"
+
+
+def test_an_error_of_user_code_fails_its_partition_and_what_is_downstream(wave):
+    docs = mapped()
+    docs["model"].project("after", ["x"])
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "slice" and call.fragment == unlucky:
+            return WorkReport(fault=Fault("UdfError", "no such word"))
+        return None
+
+    made = wave(docs, outcome, partitions=(2, 2))
+    unlucky = made.state.plan.partitions[0].fragments[0].record_label
+    made.run()
+    assert set(made.failures) == {("model", "p0"), ("after", "p0")}
+    assert isinstance(made.state.failed[0, "model"], UdfError)
+    assert len(made.state.parts[1, "after"]) == 2
+
+
+# The end of a wave before its time
+
+
+def test_a_cancelled_run_sends_nothing_more(wave):
+    def outcome(call: Call) -> Outcome:
+        if call.kind == "slice":
+            made.cancelled.set()
+        return None
+
+    made = wave(mapped(), outcome)
+    with pytest.raises(Cancelled):
+        made.run()
+    assert made.lease.sent("slice")
+    assert {call.sent_at for call in made.lease.sent("slice")} == {
+        made.lease.sent("slice")[0].sent_at
+    }
+    assert made.lease.sent("gather") == []
+
+
+def test_an_expired_lease_ends_the_run(wave):
+    made = wave(mapped(), lambda call: WorkReport(cancelled=True))
+    with pytest.raises(ComputeError, match="lease lease expired"):
+        made.run()
+
+
+def test_a_lost_cluster_is_reported_with_the_stage_in_progress(wave):
+    made = wave(mapped())
+    answers = made.lease.wait
+
+    def wait(timeout: float) -> list[CallResult]:
+        if made.lease.sent("slice"):
+            raise ClusterLostError("the head is gone")
+        return answers(timeout)
+
+    made.lease.wait = wait
+    with pytest.raises(ClusterLostError, match="stage 'docs/model', partition 'p0': the head is"):
+        made.run()
+
+
+# Fragments of other runs
+
+
+class Claims:
+    """Claims of a run beside another one, which holds some until a time."""
+
+    def __init__(self, clock: Callable[[], float], until: float, held: set[bytes]) -> None:
+        self._clock, self._until, self._held = clock, until, held
+        self.mine: set[bytes] = set()
+
+    def ask(
+        self,
+        groups: Sequence[Group],
+        release: Sequence[bytes] = (),
+        ages: Mapping[str, float] | None = None,
+    ) -> ClaimAnswer:
+        self.mine -= set(release)
+        is_held = self._clock() < self._until
+        answer = ["other" if is_held and self._held & set(g.keys) else "" for g in groups]
+        for group, other in zip(groups, answer):
+            self.mine |= set() if other else set(group.keys)
+        changed = set() if is_held else {group.scope for group in groups}
+        return ClaimAnswer(answer, changed)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_fragment_that_another_run_computes_is_put_back(wave, is_written):
+    part = Part(Location("/nowhere"), PartInfo("k", "d", ROWS, 10, rows_in=ROWS))
+    found = {"model": {0: part}} if is_written else {}
+    made = wave(mapped(), partitions=(3,), found=found)
+    key = claim_key(made.state.claim_scope("p0"), "model", "model00")
+    made.state.claims = claims = Claims(made.clock, made.clock.now + 30, {key})
+    made.run()
+    order = [call.fragment for call in made.lease.sent("load")]
+    first, second, third = (f.record_label for f in made.state.plan.partitions[0].fragments)
+    assert order == ([second, third] if is_written else [second, third, first])
+    assert len(made.state.parts[0, "model"]) == 3
+    assert claims.mine == set(), "all are released"
+    assert made.clock.now >= 1030

@@ -1,0 +1,119 @@
+"""How many rows a call gets, by the measured speed of its stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.engine.slicing import DEFAULT_BATCH, SliceSizer
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.worker.protocol import PoolSpec
+
+
+def model(batch: Any) -> Any:
+    return batch
+
+
+async def remote(batch: Any) -> Any:
+    return batch
+
+
+def spec(function: Any = model, **options: Any) -> Any:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    return docs.map_batches("model", function, schema={"x": "BIGINT"}, **options).spec
+
+
+def sizer(row_seconds: float | None = None, **pool: Any) -> SliceSizer:
+    made = SliceSizer({"model": PoolSpec("m", "Model", (1, 1), **pool)})
+    if row_seconds is not None:
+        made.learn("model", row_seconds * 100, 100)
+    return made
+
+
+def test_before_the_first_measurement_slices_are_a_few_batches():
+    assert sizer().slice_rows(spec(batch_size=10), 1000, 4, last=False) == 40
+    assert sizer().slice_rows(spec(batch_size=10), 100, 4, last=False) == 20, "half a share each"
+
+
+@pytest.mark.parametrize(("row_seconds", "rows"), [(0.001, 500), (0.01, 50), (0.02, 30), (9.0, 10)])
+def test_a_slice_is_whole_batches_worth_half_a_second(row_seconds, rows):
+    assert sizer(row_seconds).slice_rows(spec(batch_size=10), 10_000, 4, last=False) == rows
+
+
+def test_a_slice_has_no_more_rows_than_are_left():
+    assert sizer(0.001).slice_rows(spec(batch_size=10), 7, 4, last=False) == 7
+
+
+def test_the_last_rows_are_shared_so_that_the_workers_finish_together():
+    quick = sizer(0.001)
+    assert quick.slice_rows(spec(batch_size=10), 160, 4, last=False) == 160
+    assert quick.slice_rows(spec(batch_size=10), 160, 4, last=True) == 20
+
+
+def test_many_workers_get_longer_slices_for_one_driver():
+    assert sizer(0.001).slice_rows(spec(batch_size=10), 10_000, 400, last=False) == 2_000
+
+
+def test_a_slice_fills_an_async_worker():
+    concurrent = spec(remote, batch_size=10, max_concurrency=8)
+    assert sizer(0.01).slice_rows(concurrent, 10_000, 4, last=False) == 80
+
+
+def test_a_stage_without_a_batch_size_gets_the_default():
+    assert sizer(1.0).slice_rows(spec(), 100_000, 4, last=False) == DEFAULT_BATCH
+
+
+def test_a_slice_does_not_exceed_the_batches_of_a_workers_life():
+    limited = spec(batch_size=10, max_batches_per_actor=3)
+    assert sizer(0.001).slice_rows(limited, 10_000, 4, last=False) == 30
+
+
+def test_the_last_call_counts_for_half_of_the_estimate():
+    made = sizer(0.01)
+    made.learn("model", 0.0, 0)  # says nothing
+    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 50
+    made.learn("model", 3.0, 100)
+    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 25
+
+
+def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first():
+    made = sizer()
+    made.seed_estimate("model", None)
+    assert made.is_learning(["model"])
+    made.seed_estimate("model", 0.01)
+    made.seed_estimate("model", 99.0)
+    assert not made.is_learning(["model"])
+    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 50
+
+
+def test_a_stage_is_learned_even_if_its_first_fragment_has_no_rows():
+    made = sizer()
+    assert made.is_learning(["model", "other"])
+    assert not made.is_learning(["other"])
+    made.learn("model", 0.1, 0)
+    assert not made.is_learning(["model"])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [{"bundle": {"GPU": 1}}, {"slots": 2}, {"lifecycle": WorkerLifecycle(max_batches=5)}],
+)
+def test_some_pools_never_run_whole_fragments(pool):
+    assert sizer(1e-6).should_run_whole("model", 100, 100, 1)
+    assert not sizer(1e-6, **pool).should_run_whole("model", 100, 100, 1)
+    assert not sizer(**pool).is_learning(["model"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "is_whole"),
+    [(0.19, 0, True), (0.21, 7, False), (0.21, 8, True), (0.99, 8, True), (1.01, 8, False)],
+)
+def test_short_fragments_run_whole_and_longer_ones_if_there_are_enough(seconds, left, is_whole):
+    made = sizer(seconds / 100)
+    assert made.should_run_whole("model", 100, left, workers=4) == is_whole
+
+
+def test_a_stage_of_unknown_speed_is_sliced():
+    assert not sizer().should_run_whole("model", 1, 100, 1)

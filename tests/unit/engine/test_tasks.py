@@ -1,0 +1,235 @@
+"""Work built from tasks: its operation, its inputs, and what happens to its result."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.compute.api import Worker
+from vane_dagster.engine.failures import Retry
+from vane_dagster.engine.fragment_state import FragmentState, make_task_states
+from vane_dagster.engine.slicing import SliceSizer
+from vane_dagster.engine.tasks import Task, TaskBuilder, WorkBuilder
+from vane_dagster.engine.worker_group import WorkerQueue
+from vane_dagster.planning.plan import Part
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.protocol import (
+    CallUdf,
+    Gather,
+    PartRows,
+    PatchPart,
+    PoolSpec,
+    Project,
+    Reject,
+    SampledRows,
+    SelectFailed,
+    SourceRows,
+    TableRows,
+    Tally,
+)
+from vane_dagster.worker.retry import WORKER_DIED
+
+URL = "file:///nowhere/a.parquet"
+SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
+FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
+
+
+def model(batch: Any) -> Any:
+    return batch
+
+
+class Fragment:
+    """A fragment of 100 rows in a pipeline of a project and a map, and its builders."""
+
+    def __init__(self, *stages: str, sample: Any = None, **options: Any) -> None:
+        docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+        clean = docs.project("clean", ["x"])
+        clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=10, **options)
+        names = stages or ("clean", "model")
+        record = FragmentRecord(URL, 0, 100, "f", 10)
+        states = make_task_states([docs[name].spec for name in names])
+        self.run = FragmentState(0, 0, 0, record, states)
+        planned = {name: SimpleNamespace(keys=(f"{name}0",), leaving=()) for name in names}
+        partition = SimpleNamespace(
+            key="p", schemas=dict.fromkeys(["source", "clean", "model"], SCHEMA), stages=planned,
+            listed={URL: FileRecord(URL, 1, "v")}, sample=sample or {},
+        )  # fmt: skip
+        plan: Any = SimpleNamespace(pipeline=docs, partitions=[partition], source=docs.source)
+        self.parts: dict[tuple[int, str], dict[int, Part]] = {}
+        self.allowed = 7
+        self.work = WorkBuilder(
+            plan, Store(Location("/nowhere/store")), self.parts, "lease", "run",
+            lambda index, stage: self.allowed, {"model": "v1"},
+        )  # fmt: skip
+        sizer = SliceSizer({"model": PoolSpec("m", "Model", (2, 2))})
+        sizer.learn("model", 2.0, 100)  # slices of 30 rows
+        self.tasks = TaskBuilder(self.work, sizer, lambda stage: 2)
+        self.queue = WorkerQueue(2, {FIRST: [], SECOND: []})
+
+    def state(self, stage: str) -> Any:
+        return self.run.task_states[stage]
+
+    def take(self, kind: Any, retry: Retry | None = None, worker: Worker = FIRST) -> Any:
+        """Queue a task of the map, and take it for a worker."""
+        task = Task(self.run, 0, "model", kind, retry)
+        if not len(self.queue):
+            self.queue.push(0, task)
+        return self.tasks.take_next(task, self.queue, worker, last=False)
+
+
+def test_a_stage_at_the_source_reads_its_rows_and_writes_a_part():
+    fragment = Fragment()
+    work, tables = fragment.work.whole(fragment.run, fragment.state("clean"), "io-1")
+    (rows,) = work.inputs
+    assert isinstance(rows, SourceRows)
+    assert (rows.fragment, rows.files, rows.id) == (
+        fragment.run.fragment, (FileRecord(URL, 1, "v"),), "id",
+    )  # fmt: skip
+    assert tables == []
+    assert isinstance(work.op, Project)
+    assert work.target is not None
+    assert work.target.key == "clean0"
+    assert work.keep, "the map reads it from memory"
+    assert (work.stage, work.lease, work.worker) == ("docs/clean", "lease", "io-1")
+    assert work.location.startswith("stage 'docs/clean', partition 'p', fragment 0 (")
+
+
+def test_upstream_rows_are_read_from_memory_as_long_as_they_are_there():
+    fragment = Fragment()
+    fragment.state("clean").table = "table"
+    work, tables = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    assert (work.inputs, tables) == ((TableRows(0),), ["table"])
+    assert not work.keep, "nothing reads it"
+
+    fragment.state("clean").table = None
+    fragment.parts[0, "clean"] = {0: Part(Location("/parts"), PartInfo("k", "d", 100, 10))}
+    work, tables = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    (rows,) = work.inputs
+    assert isinstance(rows, PartRows)
+    assert (rows.folder, rows.name, tables) == (Location("/parts"), "k-d.parquet", [])
+
+
+def test_a_sample_limits_the_rows_that_are_read_not_those_in_memory():
+    fragment = Fragment(sample={0: (3, 5)})
+    work, _ = fragment.work.whole(fragment.run, fragment.state("clean"), "io-1")
+    (rows,) = work.inputs
+    assert isinstance(rows, SampledRows)
+    assert rows.places == (3, 5)
+    fragment.state("clean").table = "table"
+    work, _ = fragment.work.whole(fragment.run, fragment.state("model"), "m-1")
+    assert work.inputs == (TableRows(0),)
+
+
+def test_the_rows_that_may_still_fail_are_looked_up_for_each_call():
+    fragment = Fragment(on_error="quarantine", max_error_rate=0.5)
+    spec = fragment.state("model").spec
+    first = fragment.work.op(fragment.run, spec)
+    fragment.allowed = 2
+    second = fragment.work.op(fragment.run, spec)
+    assert isinstance(first, CallUdf)
+    assert isinstance(second, CallUdf)
+    assert (first.max_faults, second.max_faults, first.version) == (7, 2, "v1")
+
+
+def test_slices_are_taken_until_no_rows_are_left():
+    fragment = Fragment()
+    fragment.state("model").give("input", 100)
+    taken = []
+    while not taken or len(fragment.queue):
+        work, tables, start, rows = fragment.take("slice")
+        assert work.inputs == (TableRows(0, start, start + rows),)
+        assert tables == ["input"]
+        assert work.target is None
+        taken.append((start, rows))
+    assert taken == [(0, 30), (30, 30), (60, 30), (90, 10)]
+    assert fragment.state("model").slices_in_flight == 4
+
+
+def test_each_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
+    fragment = Fragment()
+    fragment.state("model").give("input", 100, shares=(40, 100))
+    taken = [fragment.take("slice", worker=worker)[2:] for worker in (SECOND, FIRST, FIRST, FIRST)]
+    assert taken == [(40, 30), (0, 30), (30, 10), (70, 30)]
+    assert len(fragment.queue) == 0
+
+
+def test_a_retry_has_the_rows_that_it_names():
+    fragment = Fragment()
+    fragment.state("model").give("input", 100)
+    work, _, start, rows = fragment.take("slice", Retry(20, 5))
+    assert (work.inputs, start, rows) == ((TableRows(0, 20, 25),), 20, 5)
+    assert isinstance(work.op, CallUdf)
+    assert fragment.state("model").rows_left == 100, "they are no other slice's"
+
+
+def test_a_row_that_is_given_up_is_rejected_with_the_reason():
+    fragment = Fragment()
+    fragment.state("model").give("input", 100)
+    fragment.run.losses["model", 20] = 2
+    work, _, _, _ = fragment.take("slice", Retry(20, 1, WORKER_DIED, "segmentation fault"))
+    assert isinstance(work.op, Reject)
+    assert (work.op.error, work.op.attempts) == (WORKER_DIED, 2)
+    assert work.op.message == (
+        "ended 2 workers, each while processing only this row; the last one: segmentation fault"
+    )
+
+
+def test_the_gather_writes_the_pieces_by_their_first_row_with_their_counts():
+    fragment = Fragment()
+    state = fragment.state("model")
+    state.pieces = {30: ("second", 5), 0: ("first", 30)}
+    state.tally = Tally(rows_in=100, quarantined=65)
+    work, tables, _, _ = fragment.take("gather")
+    assert (work.op, tables) == (Gather(), ["first", "second"])
+    assert work.inputs == (TableRows(0), TableRows(1))
+    assert work.tally == state.tally
+    assert work.target is not None
+
+
+def test_only_the_failed_rows_of_a_former_part_are_loaded_and_then_replaced():
+    fragment = Fragment("model", on_error="quarantine")
+    upstream = PartInfo("above", "d", 100, 10)
+    fragment.parts[0, "clean"] = {0: Part(Location("/parts"), upstream)}
+    info = PartInfo("k", "d", 98, 10, rows_in=100, quarantined=2, faults="k.faults.parquet")
+    fragment.run.row_retries["model"] = Part(Location("/former"), info)
+    state = fragment.state("model")
+
+    work, _, _, _ = fragment.take("load")
+    assert isinstance(work.op, SelectFailed)
+    assert work.op.faults.name == "k.faults.parquet"
+    assert work.target is None
+
+    state.pieces, state.tally = {0: ("again", 1)}, Tally(rows_in=2, quarantined=1)
+    work, tables, _, _ = fragment.take("gather")
+    assert isinstance(work.op, PatchPart)
+    assert tables == ["again"]
+    names = [rows.name for rows in work.inputs if isinstance(rows, PartRows)]
+    assert names == ["k-d.parquet", "above-d.parquet"]
+    assert work.tally is not None
+    assert (work.tally.rows_in, work.tally.quarantined) == (100, 1)
+
+
+def test_a_task_of_a_fragment_that_started_over_or_was_given_up_is_not_current():
+    fragment = Fragment()
+    task = Task(fragment.run, 0, "model", "slice")
+    assert task.is_current
+    fragment.run.start_over()
+    assert not task.is_current
+    again = Task(fragment.run, 1, "model", "slice")
+    assert again.is_current
+    fragment.run.abandon({"model"})
+    assert not again.is_current
+
+
+@pytest.mark.parametrize(
+    ("retry", "is_exclusive"),
+    [(None, False), (Retry(0, 2), False), (Retry(0, 1), True), (Retry(0, 1, WORKER_DIED), False)],
+)
+def test_a_single_suspect_row_tolerates_no_other_call(retry, is_exclusive):
+    assert Task(Fragment().run, 0, "model", "slice", retry).exclusive == is_exclusive

@@ -1,0 +1,115 @@
+"""Rows of neighboring stages that belong together, ids as given, and what a stage left out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.errors import TraceError
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
+from vane_dagster.storage.quarantine import fault_schema, write_faults
+from vane_dagster.tracing.manifest_index import aligned, as_id, fragment_index
+from vane_dagster.tracing.missing import _may_hold, _pieces, leaving
+
+
+def test_rows_of_one_depth_correspond_by_their_keys():
+    assert aligned([("w1", 1), ("w2", 2)], 2, 2) == (0, {"w1": ("w1", 1), "w2": ("w2", 2)})
+
+
+def test_a_row_of_many_leads_to_the_one_that_it_was_made_from():
+    assert aligned([("w1", 1), ("w2", 1), ("w3", 2)], 2, 1) == (0, {1: (1,), 2: (2,)})
+
+
+def test_one_row_leads_to_the_many_that_were_made_from_it():
+    assert aligned([(1,), (2,)], 1, 2) == (1, {1: None, 2: None})
+    assert aligned([("w1", 1)], 2, 3) == (1, {"w1": None})
+
+
+@pytest.mark.parametrize(("given", "id"), [("7", 7), (7, 7), ("-1", -1)])
+def test_an_id_is_converted_to_the_type_of_its_column(given, id):
+    assert as_id(given, pa.int8(), "docs/a", "id") == id
+    assert as_id(given, pa.string(), "docs/a", "id") == str(given)
+
+
+@pytest.mark.parametrize("given", ["seven", 7.0, True, 128, None])
+def test_an_id_out_of_its_column_is_refused(given):
+    with pytest.raises(TraceError, match=r"'docs/a': id is .*; its column 'id' is int8"):
+        as_id(given, pa.int8(), "docs/a", "id")
+
+
+def fragments(*bounds: tuple[str, int, int]) -> list[FragmentRecord]:
+    return [FragmentRecord(url, start, stop, f"{url}{start}", 1) for url, start, stop in bounds]
+
+
+def manifest(records: list[FragmentRecord], *parts: PartInfo, **given: Any) -> Any:
+    return SimpleNamespace(fragments=records, parts=parts, **given)
+
+
+def test_a_fragment_is_found_by_its_identity_wherever_it_stands():
+    first, second, third = fragments(("a", 0, 5), ("a", 5, 9), ("b", 0, 5))
+    held = manifest([first, second])
+    assert fragment_index(held, second, 1) == 1
+    assert fragment_index(held, second, 0) == 1
+    assert fragment_index(held, first, 7) == 0
+    assert fragment_index(held, third, 0) is None
+
+
+def test_consecutive_fragments_of_a_file_are_searched_together():
+    records = fragments(*(("a", 10 * i, 10 * i + 10) for i in range(32)), ("b", 0, 5))
+    pieces = _pieces(manifest(records), range(33))
+    assert len(pieces) == 12, "33 fragments in pieces of at most 3"
+    assert [span for span in pieces if span.url == "b"] == [FileSpan("b", 0, 5)]
+    first = FileSpan("a", 0, 30)
+    assert list(pieces[first]) == [0, 1, 2]
+
+
+def test_fragments_with_a_gap_between_them_are_searched_apart():
+    records = fragments(*(("a", 10 * i, 10 * i + 10) for i in range(40)))
+    pieces = _pieces(manifest(records), [0, 1, *range(5, 40)])
+    assert [(span.start, span.stop) for span in pieces][:2] == [(0, 20), (50, 80)]
+
+
+def test_a_complete_part_excludes_ids_beyond_its_range():
+    (record,) = fragments(("a", 0, 3))
+    whole = PartInfo("k", "d", 3, 1, id_min=5, id_max=9)
+    held = manifest([record], whole, keys=("id",))
+    assert [_may_hold(held, 0, id) for id in (4, 5, 9, 10)] == [False, True, True, False]
+    filtered = manifest([record], PartInfo("k", "d", 2, 1, id_min=5, id_max=9), keys=("id",))
+    assert _may_hold(filtered, 0, 4), "it may have been filtered"
+    many = manifest([record], whole, keys=("word", "id"))
+    assert _may_hold(many, 0, 4), "the range is that of the words"
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({}, "left out by 'docs/a'"),
+        ({"filtered": 1}, "filtered by 'docs/a'"),
+        ({"filtered": 1, "quarantined": 1}, "filtered or quarantined by 'docs/a'"),
+    ],
+)
+def test_without_records_the_counts_say_what_became_of_a_row(counts, text):
+    held = manifest([], PartInfo("k", "d", 1, 1, **counts), stage="a")
+    index: Any = SimpleNamespace(label=lambda stage: f"docs/{stage}")
+    assert leaving(index, held, 0, [1]) == text
+
+
+def test_the_record_of_a_failed_row_says_why_it_failed(tmp_path):
+    folder = Location(str(tmp_path))
+    row = {"id": 3, "error": "ValueError", "message": "three\nis too much"}
+    schema = fault_schema(pa.int64())
+    faults = pa.Table.from_pylist([{**dict.fromkeys(schema.names), **row}], schema)
+    part = PartInfo(
+        "k", "d", 1, 1, filtered=1, quarantined=1, faults=write_faults(folder, "k", faults)
+    )
+    held = manifest([], part, pipeline="docs", stage="a", partition=None)
+    store = SimpleNamespace(parts=lambda *place: folder)
+    index: Any = SimpleNamespace(label=lambda stage: f"docs/{stage}", store=store)
+    assert leaving(index, held, 0, [3]) == (
+        "quarantined by 'docs/a': ValueError: three is too much"
+    )
+    assert leaving(index, held, 0, [4]) == "filtered by 'docs/a'"

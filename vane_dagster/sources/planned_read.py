@@ -1,0 +1,87 @@
+"""Reads of a planned fragment, in a worker or the driver: its files must not have changed since."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from vane_dagster.errors import IntegrityError, SourceError, VaneError
+from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
+from vane_dagster.sources.files import file_version
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.transient_errors import with_retries
+
+
+def read_planned(
+    source: SourceReader,
+    fragment: FragmentRecord,
+    schema: pa.Schema,
+    files: Sequence[FileRecord],
+    context: ReadContext,
+) -> pa.Table:
+    """Read the rows of a fragment unchanged.
+
+    Args:
+        source: The source.
+        fragment: The fragment.
+        schema: The columns to read, with their types.
+        files: The fragment's files as they were planned.
+        context: Location and DuckDB connection.
+
+    Raises:
+        SourceError: If they cannot be read, or a file was replaced.
+        IntegrityError: If there are more or fewer than planned.
+    """
+    location, expected = context.location, fragment.stop - fragment.start
+    table = as_planned(lambda: source.read(fragment, schema, context), source, files, location)
+    assert table is not None
+    if table.num_rows != expected:
+        names = " and ".join(repr(file.url) for file in files[:3])
+        raise IntegrityError(
+            f"{location}: {table.num_rows} rows were read of {names}, expected {expected} "
+            "by what was planned. Write the file again"
+        )
+    return table.select(schema.names).cast(schema)
+
+
+def as_planned(
+    read: Callable[[], pa.Table | None],
+    source: SourceReader,
+    files: Sequence[FileRecord],
+    location: str,
+) -> pa.Table | None:
+    """Read rows, and check that the files are still those of the fragment's key.
+
+    Args:
+        read: Reads the rows.
+        source: The source.
+        files: The files as they were planned.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        SourceError: If they cannot be read, or a file was replaced.
+    """
+    try:
+        table = read()
+    except VaneError:
+        raise
+    except Exception as error:  # a file that is replaced during the read may raise anything
+        _check_files(source, files, location)
+        raise unreadable(files[0].url, error, location) from error
+    _check_files(source, files, location)
+    return table
+
+
+def _check_files(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:
+    for file in files:
+        try:
+            now = with_retries(functools.partial(source.current, file))
+        except Exception as error:  # drivers raise their own exception classes
+            raise unreadable(file.url, error, location) from error
+        if file_version(now) != file_version(file):
+            raise SourceError(
+                f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
+                f"bytes when it was planned, {now.size} now). Run the partition again"
+            )
