@@ -78,14 +78,19 @@ def cluster(_home: None) -> Iterator[vd.LocalCluster]:
 def compute(request: pytest.FixtureRequest) -> Any:
     """Both computes in turn: the same test has to pass on subprocesses and on Ray."""
     if request.param == "local":
-        return WarmLocal(num_cpus=2, resources={"accelerator": 1})
+        return request.getfixturevalue("local")
     return vd.RayCompute(cluster=request.getfixturevalue("cluster"))
 
 
 @pytest.fixture
-def local() -> vd.LocalCompute:
-    """Subprocesses alone, for what does not depend on where the work is done."""
-    return WarmLocal(num_cpus=2, resources={"accelerator": 1})
+def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
+    """Subprocesses alone, for what does not depend on where the work is done.
+
+    They start fast, except where a test kills them or loads an engine in them.
+    """
+    is_real = request.path.relative_to(TESTS).parts[0] in ("chaos", "providers")
+    kind = vd.LocalCompute if is_real else WarmLocal
+    return kind(num_cpus=2, resources={"accelerator": 1})
 
 
 @pytest.fixture(scope="session")
