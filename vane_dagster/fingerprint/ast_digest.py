@@ -6,6 +6,7 @@ Docstrings and type hints are kept apart from the tree; see `introspection`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import types
 import warnings
@@ -27,9 +28,19 @@ _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _CATCHES_IMPORT = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"},
 )
+_PARSE_ATTEMPTS = 3
 _GLOBAL_READS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
 )
+
+
+def _tree(source: bytes | str) -> ast.Module:
+    for _ in range(_PARSE_ATTEMPTS):
+        # Before Python 3.11.8 and 3.12.1, parsing fails at times beside a thread that parses too:
+        # python/cpython#106905.
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def parse(source: bytes | str) -> ast.Module:
@@ -44,7 +55,7 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = ast.parse(source)
+        tree = _tree(source)
     stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
     while stack:
         node, scope = stack.pop()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -459,3 +461,18 @@ def udf(batch):
     before = project.digest("udf")
     project.edit("setup.py", "'one'", "'two'")
     assert project.digest("udf") != before
+
+
+def test_a_parser_that_fails_beside_another_thread_is_tried_again(monkeypatch):
+    real, failures = ast.parse, iter([SystemError("AST constructor recursion depth mismatch")] * 2)
+
+    def parse(source):
+        for failure in failures:
+            raise failure
+        return real(source)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    assert len(ast_digest.parse("x = 1\n").body) == 1
+    failures = itertools.repeat(SystemError("always"))
+    with pytest.raises(SystemError, match="always"):
+        ast_digest.parse("x = 1\n")
