@@ -138,20 +138,20 @@ EXPECTED = [2 * i for i in range(ROWS) if i != BAD]
     ],
 )
 def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, local, materialize):
-    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=0.5)
+    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5)
 
     materialize(docs, local)
 
     assert published(tmp_path) == EXPECTED
     ((id, error, message),) = quarantined(tmp_path)
     assert (id, error) == (BAD, "TimeoutError")
-    assert "took longer than timeout_s=0.5" in message
+    assert "took longer than timeout_s=1.5" in message
 
 
 @pytest.mark.parametrize("kind", ["sleep", "search"])
 @pytest.mark.parametrize("fn", [blocking, stubborn])
 def test_a_coroutine_that_blocks_is_ended(fn, kind, tmp_path, local, materialize):
-    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=0.5, max_concurrency=4)
+    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, max_concurrency=4)
 
     materialize(docs, local)
 
@@ -161,15 +161,15 @@ def test_a_coroutine_that_blocks_is_ended(fn, kind, tmp_path, local, materialize
 
 
 def test_a_call_that_holds_the_lock_is_ended_on_ray(tmp_path, cluster, materialize, capfd):
-    docs = pipeline(tmp_path, plain, fn_kwargs={"kind": "search"}, timeout_s=0.5)
+    docs = pipeline(tmp_path, plain, fn_kwargs={"kind": "search"}, timeout_s=1.5)
 
     materialize(docs, vd.RayCompute(cluster=cluster))
 
     assert published(tmp_path) == EXPECTED
     ((id, error, message),) = quarantined(tmp_path)
     assert (id, error) == (BAD, "TimeoutError")
-    assert "took longer than timeout_s=0.5" in message
-    assert "longer than timeout_s=0.5" in capfd.readouterr().err  # of the run's log
+    assert "took longer than timeout_s=1.5" in message
+    assert "longer than timeout_s=1.5" in capfd.readouterr().err  # of the run's log
 
 
 def test_a_crash_is_not_taken_for_a_hang(tmp_path, local, materialize):
