@@ -83,7 +83,7 @@ def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute,
         add(pipeline, "out", tmp_path, concurrency=4)
         materialize(pipeline, ray_compute, config={"force": True})
         # It is called before the loop goes on.
-        pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023
+        pids = until(lambda: all_loaded(tmp_path, 4 * run), "all actors are ready")  # noqa: B023 (called at once)
         for pid in pids[-4:]:
             os.kill(pid, signal.SIGKILL)
 

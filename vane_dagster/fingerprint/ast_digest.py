@@ -28,16 +28,15 @@ _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _CATCHES_IMPORT = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"},
 )
-_PARSE_ATTEMPTS = 3
+_PARSE_RETRIES = 3
 _GLOBAL_READS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
 )
 
 
 def _tree(source: bytes | str) -> ast.Module:
-    for _ in range(_PARSE_ATTEMPTS):
-        # Before Python 3.11.8 and 3.12.1, parsing fails at times beside a thread that parses too:
-        # python/cpython#106905.
+    for _ in range(_PARSE_RETRIES):
+        # CPython's parser fails at times beside a thread that parses too: python/cpython#106905.
         with contextlib.suppress(SystemError):
             return ast.parse(source)
     return ast.parse(source)
