@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support import forked
 from support.llm_server import KEY, Server, serving
 from support.paths import REPOSITORY
 
@@ -84,13 +85,7 @@ def example_cluster(
 
 def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
     """Run an example; return its output, and the numbers of fragments that its stages computed."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = forked.run([str(EXAMPLES / f"{name}.py")], environment, EXAMPLES.parent, 240)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, [int(n) for n in re.findall(r"computed: (\d+)", done.stdout)]
 

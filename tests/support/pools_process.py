@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from support.forked import Program
 
 RUN = Path(__file__).with_name("pools_run.py")
 CLUSTER = {"name": "tests", "num_cpus": 2, "resources": {"accelerator": 1}}
@@ -64,14 +64,7 @@ class Process:
         given = {**folders, **where, "stages": stages, "partitions": list(partitions), **options}
         # A process that has connected to the local head has its settings in its environment.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        self.process = subprocess.Popen(
-            [sys.executable, str(RUN), json.dumps(given)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean,
-            cwd=tmp_path,
-        )
+        self.process = Program([str(RUN), json.dumps(given)], clean, tmp_path)
 
     def done(self) -> list[dict[str, Any]]:
         """Return the printed metadata; the process must succeed."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import vane_dagster as vd
-from support.forked_workers import ForkServer
+from support import forked
 from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.local_backend import LocalBackend
 
@@ -25,7 +25,6 @@ class _Surroundings(NamedTuple):
 
 _idle: dict[Any, LocalBackend] = {}
 _session: _Surroundings | None = None
-_fork_server: ForkServer | None = None
 
 
 class WarmLocal(vd.LocalCompute):
@@ -36,14 +35,12 @@ class WarmLocal(vd.LocalCompute):
     """
 
     def backend(self, warn: Callable[[str], None]) -> Backend:
-        global _fork_server
         now = _surroundings()
         if _session is None or now.imports != _session.imports:
             return super().backend(warn)
         if now == _session and (warm := _idle.pop(self._capacity(), None)):
             return warm
-        _fork_server = _fork_server or ForkServer()
-        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, _fork_server.start)
+        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, _start)
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LocalBackend)
@@ -62,15 +59,18 @@ class WarmLocal(vd.LocalCompute):
 @contextlib.contextmanager
 def kept_warm() -> Iterator[None]:
     """Keep I/O workers warm between runs in these surroundings, and end them afterwards."""
-    global _session, _fork_server
+    global _session
     _session = _surroundings()
     yield
     _session = None
     while _idle:
         _idle.popitem()[1].close()
-    if _fork_server:
-        _fork_server.close()
-        _fork_server = None
+    forked.close_servers()
+
+
+def _start(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> forked.Forked:
+    """Fork a worker instead of starting it."""
+    return forked.server(forked.WORKER).start(command[1:], env, {descriptor: descriptor})
 
 
 def _surroundings() -> _Surroundings:

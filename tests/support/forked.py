@@ -1,0 +1,251 @@
+"""Python programs, forked from a process that has imported what they need.
+
+An interpreter that starts and imports Arrow takes a second of CPU time, and one that imports
+Dagster and Ray takes three, which is longer than most tests. The parent of a forked program is the
+test's process, as if it had started the program itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_BYTES = 2**20
+_ABOVE = 100  # file descriptors of a program are below
+
+# Arrow imports pandas with the first array that it converts.
+WORKER = ("numpy", "pandas", "vane_dagster.worker.local_worker")
+DRIVER = (
+    "pandas", "dagster", "ray", "vane_dagster.orchestration.assets",
+    "vane_dagster.compute.ray_backend", "vane_dagster.compute.local_backend", "vane_dagster.testing",
+)  # fmt: skip
+
+
+class Forked:
+    """A forked program: the part of `subprocess.Popen` that tests and the driver use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired("forked program", timeout or 0)
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Program(Forked):
+    """A forked program whose output is captured.
+
+    Args:
+        arguments: The arguments of ``python``: ``-c`` with code, or the path of a script, and its
+            own arguments.
+        env: The environment. Variables that Python or a library reads at import have no effect.
+        cwd: The current folder.
+    """
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str) -> None:
+        self._output = os.memfd_create("stdout"), os.memfd_create("stderr")
+        descriptors = {file: number for number, file in enumerate(self._output, start=1)}
+        super().__init__(server(DRIVER).start(arguments, env, descriptors, cwd).pid)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end, and return the standard output and the standard error."""
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        out, err = (_read(file) for file in self._output)
+        return out, err
+
+    def __del__(self) -> None:
+        for file in self._output:
+            os.close(file)
+
+
+def _read(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+
+def run(
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a `Program` to its end."""
+    program = Program(arguments, env, cwd)
+    out, err = program.communicate(timeout)
+    assert program.returncode is not None
+    return subprocess.CompletedProcess(list(arguments), program.returncode, out, err)
+
+
+class ForkServer:
+    """The process that is forked. It ends with the process that started it.
+
+    Args:
+        modules: Modules that it imports.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        self._lock = threading.Lock()
+        # What a process sets when it connects to Ray is its own.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        cwd: Path | str | None = None,
+    ) -> Forked:
+        """Fork a program.
+
+        Args:
+            arguments: The arguments of ``python``. Of a module, after ``-m``, `main` is called.
+            env: The environment.
+            descriptors: Open file descriptors, and their numbers in the program.
+            cwd: The current folder; None for this process's.
+        """
+        numbers = list(descriptors.values())
+        request = [list(arguments), dict(env), numbers, str(cwd or os.getcwd())]
+        with self._lock:
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
+                return Forked(int(self._socket.recv(64)))
+            finally:
+                _adopt_orphans(False)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+_servers: dict[tuple[str, ...], ForkServer] = {}
+
+
+def server(modules: tuple[str, ...]) -> ForkServer:
+    """Return the session's fork server that has imported some modules."""
+    if modules not in _servers:
+        _servers[modules] = ForkServer(modules)
+    return _servers[modules]
+
+
+def close_servers() -> None:
+    while _servers:
+        _servers.popitem()[1].close()
+
+
+def _adopt_orphans(adopts: bool) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_ADOPT_ORPHANS, int(adopts), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _serve(requests: socket.socket) -> list[str] | None:
+    """Fork at each request; return in each forked process, with the arguments of its program."""
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, _BYTES, 16)
+        if not request:
+            return None
+        readable, writable = os.pipe()
+        if (between := os.fork()) == 0:
+            if (program := os.fork()) > 0:  # the program's parent ends, and the test adopts it
+                os.write(writable, str(program).encode())
+                os._exit(0)
+            requests.close()
+            os.close(readable)
+            os.close(writable)
+            arguments, env, numbers, cwd = json.loads(request)
+            _become(env, dict(zip(descriptors, numbers)), cwd)
+            return list(arguments)
+        os.close(writable)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.waitpid(between, 0)
+        requests.send(os.read(readable, 64))
+        os.close(readable)
+
+
+def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) -> None:
+    """Give this process the environment, the file descriptors and the folder of its program."""
+    import fcntl
+
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    above = {fcntl.fcntl(d, fcntl.F_DUPFD, _ABOVE): number for d, number in descriptors.items()}
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in above.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    random.seed()
+    sys.modules["numpy"].random.seed()
+
+
+def _run(arguments: Sequence[str]) -> Any:
+    """Run a program as ``python`` would."""
+    first, *others = arguments
+    if first == "-m":
+        sys.argv[1:] = others[1:]
+        return sys.modules[others[0]].main()
+    is_code = first == "-c"
+    main = ModuleType("__main__")
+    if is_code:
+        code, name = others[0], "<string>"
+        sys.argv, sys.path[0] = ["-c", *others[1:]], ""
+    else:
+        code, name = Path(first).read_text(), first
+        main.__file__ = first
+        sys.argv, sys.path[0] = list(arguments), str(Path(first).parent)
+    sys.modules["__main__"] = main
+    exec(compile(code, name, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()  # as with `python -m`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _module in sys.argv[2:]:
+        importlib.import_module(_module)
+    if _program := _serve(socket.socket(fileno=int(sys.argv[1]))):
+        _run(_program)
