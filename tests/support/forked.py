@@ -30,9 +30,14 @@ _ABOVE = 100  # file descriptors of a program are below
 # Arrow imports pandas with the first array that it converts.
 WORKER = ("numpy", "pandas", "vane_dagster.worker.local_worker")
 DRIVER = (
-    "pandas", "dagster", "ray", "vane_dagster.orchestration.assets",
-    "vane_dagster.compute.ray_backend", "vane_dagster.compute.local_backend", "vane_dagster.testing",
-)  # fmt: skip
+    "pandas",
+    "dagster",
+    "ray",
+    "vane_dagster.orchestration.assets",
+    "vane_dagster.compute.ray_backend",
+    "vane_dagster.compute.local_backend",
+    "vane_dagster.testing",
+)
 
 
 class Forked:
