@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster
+from support import forked
 from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
@@ -48,18 +49,21 @@ def command(home: Path) -> Command:
     """Runs ``vane-dagster`` in a process of its own; ``before`` is Python run first in it."""
 
     def run(
-        *arguments: str, data: Path, cwd: Path = REPOSITORY, path: str = "", before: str = ""
+        *arguments: str, data: Path, before: str = "", forks: bool = True
     ) -> subprocess.CompletedProcess[str]:
+        code = f"{before}\nfrom vane_dagster.cli.main import main\nmain()"
+        program = ["-c", code, *arguments]
         environment = {
             **os.environ,
             "VANE_DAGSTER_HOME": str(home),
             "VANE_DEMO_DATA": str(data),
-            "PYTHONPATH": path or str(REPOSITORY),
+            "PYTHONPATH": str(REPOSITORY),
         }
-        code = f"{before}\nfrom vane_dagster.cli.main import main\nmain()"
+        if forks:
+            return forked.run(program, environment, REPOSITORY, 280, forked.EMBEDDER)
         return subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=cwd,
+            [sys.executable, *program],
+            cwd=REPOSITORY,
             env=environment,
             capture_output=True,
             text=True,
@@ -77,7 +81,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first(command: Command, data: Path) -> subprocess.CompletedProcess[str]:
     """The first run of the demo, which the tests below look at."""
-    return command("demo", "--partitions", ",".join(PARTITIONS), data=data)
+    return command("demo", "--partitions", ",".join(PARTITIONS), data=data, forks=False)
 
 
 @needs_model
@@ -185,13 +189,19 @@ def test_missing_demo_extra_names_the_command_that_installs_it(command, tmp_path
     assert "pip install 'vane-dagster[demo]'" in found.stderr
 
 
-def test_demo_outside_of_a_checkout_says_so(command, tmp_path):
+def test_demo_outside_of_a_checkout_says_so(tmp_path):
     shutil.copytree(
         Path(vane_dagster.__file__).parent,
         tmp_path / "site" / "vane_dagster",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    found = command("demo", data=tmp_path, cwd=tmp_path, path=str(tmp_path / "site"))
+    found = subprocess.run(
+        [sys.executable, "-c", "from vane_dagster.cli.main import main; main()", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 1
     assert "the demo runs from a checkout of vane-dagster" in found.stderr
 

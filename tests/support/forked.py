@@ -7,7 +7,9 @@ test's process, as if it had started the program itself.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -18,14 +20,16 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _BYTES = 2**20
 _ABOVE = 100  # file descriptors of a program are below
+
+_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 # Arrow imports pandas with the first array that it converts.
 WORKER = ("numpy", "pandas", "vane_dagster.worker.local_worker")
@@ -38,6 +42,7 @@ DRIVER = (
     "vane_dagster.compute.local_backend",
     "vane_dagster.testing",
 )
+EMBEDDER = (*DRIVER, "sentence_transformers")
 
 
 class Forked:
@@ -76,12 +81,19 @@ class Program(Forked):
             own arguments.
         env: The environment. Variables that Python or a library reads at import have no effect.
         cwd: The current folder.
+        modules: Modules that it imported before.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path | str,
+        modules: tuple[str, ...] = DRIVER,
+    ) -> None:
         self._output = os.memfd_create("stdout"), os.memfd_create("stderr")
         descriptors = {file: number for number, file in enumerate(self._output, start=1)}
-        super().__init__(server(DRIVER).start(arguments, env, descriptors, cwd).pid)
+        super().__init__(server(modules).start(arguments, env, descriptors, cwd).pid)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return the standard output and the standard error."""
@@ -103,10 +115,14 @@ def _read(file: int) -> str:
 
 
 def run(
-    arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, timeout: float | None = None
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | str,
+    timeout: float,
+    modules: tuple[str, ...] = DRIVER,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a `Program` to its end."""
-    program = Program(arguments, env, cwd)
+    """Run a `Program` to its end, for at most `timeout` seconds."""
+    program = Program(arguments, env, cwd, modules)
     out, err = program.communicate(timeout)
     assert program.returncode is not None
     return subprocess.CompletedProcess(list(arguments), program.returncode, out, err)
@@ -130,7 +146,7 @@ class ForkServer:
                 [sys.executable, __file__, str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**env, **_VARIABLES},
                 start_new_session=True,
             )
 
@@ -228,12 +244,36 @@ def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) ->
     sys.modules["numpy"].random.seed()
 
 
-def _run(arguments: Sequence[str]) -> Any:
-    """Run a program as ``python`` would."""
+def _run(arguments: Sequence[str]) -> int:
+    """Run a program as ``python`` would, and return its exit status."""
+    try:
+        _execute(arguments)
+    except SystemExit as exited:
+        if isinstance(exited.code, str):
+            print(exited.code, file=sys.stderr)
+            return 1
+        return exited.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """End the process without the teardown of modules, which takes a second."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _execute(arguments: Sequence[str]) -> None:
     first, *others = arguments
     if first == "-m":
         sys.argv[1:] = others[1:]
-        return sys.modules[others[0]].main()
+        sys.modules[others[0]].main()
+        return
     is_code = first == "-c"
     main = ModuleType("__main__")
     if is_code:
@@ -244,7 +284,7 @@ def _run(arguments: Sequence[str]) -> Any:
         main.__file__ = first
         sys.argv, sys.path[0] = list(arguments), str(Path(first).parent)
     sys.modules["__main__"] = main
-    exec(compile(code, name, "exec"), main.__dict__)
+    exec(compile(code, name, "exec", dont_inherit=True), main.__dict__)
 
 
 if __name__ == "__main__":
@@ -252,5 +292,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _module in sys.argv[2:]:
         importlib.import_module(_module)
-    if _program := _serve(socket.socket(fileno=int(sys.argv[1]))):
-        _run(_program)
+    gc.collect()
+    gc.freeze()  # a collection in a program would copy all pages
+    _program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _end(_run(_program) if _program else 0)
