@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.chaos_driver import RAN
-from support.chaos_harness import Place, can_mount, fork_server, small_disk
+from support.chaos_harness import Place, can_mount, small_disk
 from support.chaos_pipeline import FRAGMENT_ROWS, KEYS, STAGES
 from support.chaos_plan import Plan, drawn
 from support.data import read_stage, write_source
@@ -42,12 +42,6 @@ IDS = {
 
 on_ray = [("ray", SEED + n) for n in range(ROUNDS)]
 on_subprocesses = [("local", SEED + n) for n in range(max(1, ROUNDS // 3))]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with fork_server() as context:
-        yield context
 
 
 @pytest.fixture
@@ -75,12 +69,12 @@ def mounts(tmp_path_factory: pytest.TempPathFactory) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    server: Any, source: Path, tmp_path_factory: pytest.TempPathFactory
+    source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """The rows that the pipeline publishes where nothing happens, by partition and id."""
     root = tmp_path_factory.mktemp("undisturbed")
     with contextlib.ExitStack() as blocks:
-        place = Place(server, source, None, None, blocks)
+        place = Place(source, None, None, blocks)
         assert place.run(root, "quarantine", []) == RAN, place.summary(root)
     rows = {
         key: {row["id"]: row for row in table.to_pylist()} for key, table in published(root).items()
@@ -102,14 +96,14 @@ def published(root: Path) -> dict[str, pa.Table]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("compute", "seed"), [*on_ray, *on_subprocesses])
 def test_one_run_puts_right_whatever_has_happened(
-    compute, seed, server, source, mounts, undisturbed, tmp_path, blocks, request
+    compute, seed, source, mounts, undisturbed, tmp_path, blocks, request
 ):
-    place = Place(server, source, None, None, blocks)
+    place = Place(source, None, None, blocks)
     kinds = ("worker",)
     if compute == "ray":
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
-        place = Place(server, source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
+        place = Place(source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
         kinds = ("worker",) * 5 + ("pool_manager", "idle")
     plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds, mounts)
     print(plan)

@@ -1,55 +1,27 @@
-"""A run in its own process, started from a fork server that has imported everything."""
+"""A run in its own process: ``python chaos_driver.py '{"root": ..., "source": ...}'``.
+
+Its exit status is that of `RAN` or `FAILED`, or 1 after an error outside of the run.
+"""
 
 from __future__ import annotations
 
-import importlib
+import json
 import logging
-import os
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
-import ray  # noqa: F401  # imported once, by the fork server
 
 import vane_dagster as vd
 from support import chaos_pipeline
 from support.pools_run import ShortLease
-
-for _name in ("orchestration.run", "compute.ray_backend", "compute.local_backend", "testing"):
-    importlib.import_module(f"vane_dagster.{_name}")
 
 RAN, FAILED = 0, 3
 LEASE_SECONDS = 8.0
 """Lease time of a killed run in seconds; long enough that a busy machine ends none by mistake."""
 FAILURE = "the step failed:"
 """The text before a run's error in its log."""
-
-
-def run(options: Mapping[str, Any], env: Mapping[str, str], log: str) -> None:
-    """Materialize all partitions, or one, and end the process.
-
-    Args:
-        options: Folders, the pipeline's settings, the partition and the cluster.
-        env: Environment variables.
-        log: The file that receives all output.
-    """
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(opened, 1)
-    os.dup2(opened, 2)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    logging.getLogger().handlers.clear()
-    os.environ.update(env)
-    try:
-        status = RAN if _materialized(options) else FAILED
-    except BaseException:
-        traceback.print_exc()
-        status = FAILED + 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _materialized(options: Mapping[str, Any]) -> bool:
@@ -82,3 +54,8 @@ def _materialized(options: Mapping[str, Any]) -> bool:
             own = data.user_failure_data and data.user_failure_data.description
             print(FAILURE, own or data.error)
     return result.success
+
+
+if __name__ == "__main__":
+    logging.getLogger().handlers.clear()
+    sys.exit(RAN if _materialized(json.loads(sys.argv[1])) else FAILED)

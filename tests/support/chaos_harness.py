@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import json
 import os
 import random
 import signal
@@ -11,13 +11,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from support import chaos_driver
+from support import chaos_driver, forked
 from support.chaos_plan import TINY_KB, Kill
 from support.paths import REPOSITORY, TESTS
 from vane_dagster import testing
@@ -27,7 +26,6 @@ MAX_SECONDS = 150.0
 _LOOKS_SECONDS = 0.02
 _MAX_LAST_RUNS = 4
 _NO_HEARTBEAT = "the pool manager received no heartbeat from this run"
-_FORWARDED = ("VANE_DAGSTER_HOME", "DAGSTER_DISABLE_TELEMETRY")
 _ROOMY = "32m"
 
 
@@ -36,7 +34,6 @@ class Place:
     """The environment of a round's runs.
 
     Attributes:
-        context: The fork server.
         source: The source's folder.
         cluster: The local cluster's settings; None for subprocesses.
         raylet: The cluster's raylet.
@@ -44,7 +41,6 @@ class Place:
         happened: Log lines of the round.
     """
 
-    context: Any
     source: Path
     cluster: dict[str, Any] | None
     raylet: psutil.Process | None
@@ -72,28 +68,26 @@ class Place:
         injected = self.blocks.enter_context(testing.faults(*faults))
         # The queued work of a killed run executes later and must meet the same faults. So the
         # block ends with the round, and its variable is removed until then.
-        env = {VARIABLE: os.environ.pop(VARIABLE)}
-        env |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(REPOSITORY)])
+        del os.environ[VARIABLE]
         started, before = time.monotonic(), _files(root)
-        driver = self.context.Process(
-            target=chaos_driver.run, args=(options, env, str(root / "log"))
-        )
-        driver.start()
+        with open(root / "log", "a") as log:
+            output = {log.fileno(): 1, os.dup(log.fileno()): 2}
+            program = [chaos_driver.__file__, json.dumps(options)]
+            driver = forked.server(forked.DRIVER).start(program, env, output)
+            os.close(list(output)[1])
         self._kill(driver, kills, lambda: _files(root) != before)
-        driver.join(max(1.0, started + MAX_SECONDS - time.monotonic()))
-        ended = driver.exitcode is not None
-        if not ended:
-            driver.kill()
-            driver.join()
+        ended = _has_ended(driver, max(1.0, started + MAX_SECONDS - time.monotonic()))
+        driver.kill()
+        status = driver.wait()
         seconds = time.monotonic() - started
-        self._note(
-            f"run ended with {driver.exitcode} after {seconds:.1f} s; fired: {injected.fired}"
-        )
-        if driver.exitcode == chaos_driver.FAILED:
+        self._note(f"run ended with {status} after {seconds:.1f} s; fired: {injected.fired}")
+        if status == chaos_driver.FAILED:
             failure = (root / "log").read_text().rpartition(chaos_driver.FAILURE)[2].strip()
             self._note("  " + " ".join(failure.split())[:300])
         assert ended, f"the run did not end within {MAX_SECONDS:g} s\n{self.summary(root)}"
-        return driver.exitcode
+        return status
 
     def finish(self, root: Path, labels: str, faults: list[testing.Fault]) -> None:
         """Execute the final run; repeat it if a busy machine missed heartbeats."""
@@ -116,17 +110,16 @@ class Place:
         self.happened.append(text)
 
     def _kill(
-        self, driver: BaseProcess, kills: tuple[Kill, ...], is_working: Callable[[], bool]
+        self, driver: forked.Forked, kills: tuple[Kill, ...], is_working: Callable[[], bool]
     ) -> None:
         draw = random.Random(str(kills))
         started, working = time.monotonic(), False
         for kill in kills:
             if kill.at_work and not working:
-                while driver.exitcode is None and not is_working():
-                    driver.join(_LOOKS_SECONDS)
+                while not is_working() and not _has_ended(driver, _LOOKS_SECONDS):
+                    pass
                 started, working = time.monotonic(), True
-            driver.join(max(0.0, started + kill.seconds - time.monotonic()))
-            if driver.exitcode is not None:
+            if _has_ended(driver, max(0.0, started + kill.seconds - time.monotonic())):
                 return
             victims = [driver.pid] if kill.kind == "driver" else self._evictable(kill.kind, driver)
             if not victims:
@@ -137,7 +130,7 @@ class Place:
                 os.kill(pid, signal.SIGKILL)
                 self._note(f"{kill}: killed {pid}")
 
-    def _evictable(self, kind: str, driver: BaseProcess) -> list[int]:
+    def _evictable(self, kind: str, driver: forked.Forked) -> list[int]:
         """Return living processes of a kind: of the session's head, or the driver's children."""
         titles = {
             "worker": "ray::HostActor",
@@ -154,30 +147,16 @@ class Place:
         return found
 
 
+def _has_ended(driver: forked.Forked, seconds: float) -> bool:
+    """Return whether a run ends within a time."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        driver.wait(seconds)
+    return driver.poll() is not None
+
+
 def _files(root: Path) -> int:
     """Count the files of a round, except its log."""
     return sum(len(files) for place in ("store", "out") for _, _, files in os.walk(root / place))
-
-
-@contextlib.contextmanager
-def fork_server() -> Iterator[Any]:
-    """Start a fork server that has imported everything a run needs; its drivers start at once."""
-    before = os.environ.get("PYTHONPATH")
-    # Before Python 3.13, a fork server does not get its parent's sys.path.
-    paths = [str(TESTS), str(REPOSITORY), *([before] if before else [])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.chaos_driver"])
-    server = multiprocessing.forkserver._forkserver
-    server.ensure_running()
-    try:
-        yield context
-    finally:
-        server._stop()
-        context.set_forkserver_preload(["__main__"])
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ class Program(Forked):
     Args:
         arguments: The arguments of ``python``: ``-c`` with code, or the path of a script, and its
             own arguments.
-        env: The environment. Variables that Python or a library reads at import have no effect.
+        env: The environment. Variables that a library reads at import have no effect.
         cwd: The current folder.
         modules: Modules that it imported before.
     """
@@ -283,6 +283,8 @@ def _execute(arguments: Sequence[str]) -> None:
         code, name = Path(first).read_text(), first
         main.__file__ = first
         sys.argv, sys.path[0] = list(arguments), str(Path(first).parent)
+    ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in ours if folder and folder not in sys.path]
     sys.modules["__main__"] = main
     exec(compile(code, name, "exec", dont_inherit=True), main.__dict__)
 
