@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.dagster_dev import DagsterDev
+from support.dagster_dev import IN_PROCESS, DagsterDev
 from support.data import write_source
 from support.paths import REPOSITORY
 
@@ -45,7 +45,7 @@ clean.map_batches("length", measure, schema={{"length": "BIGINT"}}, columns=["te
 defs = dg.Definitions(
     assets=[texts.build_source(group_name="texts"), texts.build_assets()],
     resources={{
-        "compute": vd.LocalCompute(),
+        "compute": vd.LocalCompute(num_cpus=1),
         "store": vd.FragmentStore(root="{root}/store"),
     }},
 )
@@ -111,8 +111,9 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the webserver did not answer in 90 s:\n{log.read_text()}")
 
 
-@pytest.fixture
-def page() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser with a profile of its own. Starting one takes longer than reading a page."""
     from playwright.sync_api import sync_playwright
 
     profile = tempfile.mkdtemp(prefix="vc-", dir="/tmp")
@@ -132,9 +133,16 @@ def page() -> Iterator[Any]:
                 "--disable-sync",
             ],
         )
-        yield browser.pages[0]
+        yield browser
         browser.close()
     shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture
+def page(browser) -> Iterator[Any]:
+    opened = browser.new_page()
+    yield opened
+    opened.close()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,7 @@ def texts(tmp_path) -> Iterator[DagsterDev]:
     """A small pipeline in a ``dagster dev`` of its own, with nothing materialized."""
     write_source(tmp_path / "src" / "monday", {"id": [1, 2, 3], "text": ["a", " bb ", "ccc"]})
     (tmp_path / "definitions.py").write_text(CLICKED.format(root=tmp_path))
-    dev = DagsterDev(tmp_path)
+    dev = DagsterDev(tmp_path, forks_runs=True)
     dev.start()
     yield dev
     dev.stop()
@@ -168,7 +176,7 @@ def texts(tmp_path) -> Iterator[DagsterDev]:
 def test_partition_is_materialized_by_clicking(texts, page):
     """From the button to the partition's numbers, its rows, where they are from, and checks."""
     base = f"http://127.0.0.1:{texts.port}/assets/texts/length"
-    texts.succeeded(texts.launch(["texts/clean"], "monday"))
+    texts.succeeded(texts.launch(["texts/clean"], "monday", IN_PROCESS))
     page.goto(base)
     page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
     page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
