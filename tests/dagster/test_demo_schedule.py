@@ -26,7 +26,7 @@ from vane_dagster.compute.local_head import LocalHead
 NIGHT = ("-c", "from tests.support.demo_night import main; main()")
 VANE = ("-c", "from vane_dagster.cli.main import main; main()")
 # What a command with the model imports takes ten seconds of CPU time.
-MODEL = ("pandas", "duckdb", "sentence_transformers", "vane_dagster.cli.main")
+MODEL = (*forked.DRIVER, "sentence_transformers", "transformers.models.bert.modeling_bert")
 QUESTION = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
 

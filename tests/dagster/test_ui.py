@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.dagster_dev import IN_PROCESS, DagsterDev
+from support.dagster_dev import DagsterDev
 from support.data import write_source
 from support.paths import REPOSITORY
 
@@ -48,6 +48,7 @@ defs = dg.Definitions(
         "compute": vd.LocalCompute(num_cpus=1),
         "store": vd.FragmentStore(root="{root}/store"),
     }},
+    executor=dg.in_process_executor,
 )
 """
 STAGES = ("clean", "embedding", "enriched", "published")
@@ -176,7 +177,7 @@ def texts(tmp_path) -> Iterator[DagsterDev]:
 def test_partition_is_materialized_by_clicking(texts, page):
     """From the button to the partition's numbers, its rows, where they are from, and checks."""
     base = f"http://127.0.0.1:{texts.port}/assets/texts/length"
-    texts.succeeded(texts.launch(["texts/clean"], "monday", IN_PROCESS))
+    texts.succeeded(texts.launch(["texts/clean"], "monday"))
     page.goto(base)
     page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
     page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
