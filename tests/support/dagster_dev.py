@@ -95,6 +95,8 @@ class DagsterDev:
         }
         command = [sys.executable, "-m", "dagster", "dev", "-f", "definitions.py"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        # A page asks every two seconds by default. What tests look at, they load.
+        command += ["--live-data-poll-rate", "10000"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 command,
