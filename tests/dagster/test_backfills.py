@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from support.backfills import DEFINITIONS, SLOW, TURNS, Project, dev, slowly  # noqa: F401  # fixtures
-from support.dagster_dev import asset_keys
+from support.dagster_dev import IN_PROCESS, asset_keys
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
 
@@ -23,7 +23,7 @@ def test_backfill_is_one_run_with_an_event_a_partition(dev):
     for rows, key in enumerate(keys, start=4):
         dev.write("days", key, list(range(rows)))
 
-    state = dev.backfill_ended(dev.backfill(DAYS, keys))
+    state = dev.backfill_ended(dev.backfill(DAYS, keys, IN_PROCESS))
 
     assert state["status"] == "COMPLETED_SUCCESS"
     assert [run["status"] for run in state["runs"]] == ["SUCCESS"]
@@ -56,7 +56,7 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
         dev.write("days", key, [1, 2, 3])
     dev.write("days", bad, [1, 666, 3])
 
-    backfill = dev.backfill(DAYS, [*good, bad])
+    backfill = dev.backfill(DAYS, [*good, bad], IN_PROCESS)
     state = dev.backfill_ended(backfill)
 
     assert state["status"] == "COMPLETED_FAILED"
@@ -94,7 +94,7 @@ def test_poisoned_partition_alone_fails_and_alone_is_retried(dev):
 
 def test_two_runs_of_one_partition_end_with_one_manifest_in_force(dev, slowly):
     dev.write("slow", "twice", list(range(6000, 6060)))
-    runs = [dev.launch(SLOW, "twice") for _ in range(2)]
+    runs = [dev.launch(SLOW, "twice", IN_PROCESS) for _ in range(2)]
     for run in runs:
         dev.succeeded(run)
 
@@ -130,7 +130,7 @@ def test_pool_of_one_slot_makes_runs_take_turns(dev, slowly):
     dev.limit_pool("one_at_a_time", 1)
     for key in "ab":
         dev.write("turns", key, list(range(100)))
-    for run in [dev.launch(TURNS, key) for key in "ab"]:
+    for run in [dev.launch(TURNS, key, IN_PROCESS) for key in "ab"]:
         dev.succeeded(run)
 
     spans = [dev.rows("turns/noted", key) for key in "ab"]
@@ -166,7 +166,7 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
     for key, values in {"a": [1, 2, 3], "b": [1, 13, 3], "c": [4, 5]}.items():
         dev.write("judged", key, values)
 
-    backfill = dev.backfill(JUDGED, ["a", "b", "c"])
+    backfill = dev.backfill(JUDGED, ["a", "b", "c"], IN_PROCESS)
     state = dev.backfill_ended(backfill)
 
     assert state["status"] == "COMPLETED_FAILED"
@@ -198,7 +198,7 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
     assert (events["a"], events["c"]) == (1, 1)
 
     dev.write("judged", "b", [1, 2, 3])
-    dev.succeeded(dev.launch(JUDGED, "b"))
+    dev.succeeded(dev.launch(JUDGED, "b", IN_PROCESS))
 
     assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
     assert dev.checks("judged/kept")["ids_complete"] == dict.fromkeys("abc", "SUCCEEDED")
@@ -208,7 +208,7 @@ def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
 def test_checks_are_executed_alone_for_every_partition(dev):
     """The button of an asset's checks names no partition. The test before has materialized them."""
     before = dev.asset("judged/doubles", list("abc"))
-    run = dev.execute_checks("judged/doubles", ["null_rate", "ids_complete"])
+    run = dev.execute_checks("judged/doubles", ["null_rate", "ids_complete"], IN_PROCESS)
     dev.succeeded(run)
 
     for key in "abc":

@@ -29,10 +29,17 @@ OURS = {"dagster/data_version_is_user_provided": "true"}
 UPSTREAM, MADE, BELOW = dg.AssetKey("upstream"), dg.AssetKey("made"), dg.AssetKey("below")
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
+@pytest.fixture(scope="module")
+def database() -> Iterator[dg.DagsterInstance]:
     with dg.instance_for_test() as opened:
         yield opened
+
+
+@pytest.fixture
+def instance(database: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An empty instance. Wiping one is ten times faster than creating one."""
+    database.wipe()
+    return database
 
 
 def across(first: str, last: str) -> dict[str, str]:

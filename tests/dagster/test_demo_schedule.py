@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
@@ -20,11 +19,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from support.paths import REPOSITORY, SUPPORT
+from support import forked
+from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
-NIGHT = SUPPORT / "demo_night.py"
+NIGHT = ("-c", "from tests.support.demo_night import main; main()")
 VANE = ("-c", "from vane_dagster.cli.main import main; main()")
+# What a command with the model imports takes ten seconds of CPU time.
+MODEL = (*forked.DRIVER, "sentence_transformers", "transformers.models.bert.modeling_bert")
 QUESTION = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
 
@@ -41,10 +43,12 @@ Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[Python]:
-    """Runs Python in processes that share a local cluster of this module's own."""
+    """Runs Python in forked processes that share a local cluster of this module's own."""
     home = Path(tempfile.mkdtemp(prefix="vd-", dir="/tmp"))  # short, for the paths of sockets
 
-    def run(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, data: Path, imported: tuple[str, ...] = forked.DRIVER
+    ) -> subprocess.CompletedProcess[str]:
         (data / "dagster").mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "definitions" / "dagster.yaml", data / "dagster")
         environment = {
@@ -52,18 +56,18 @@ def python() -> Iterator[Python]:
             "VANE_DAGSTER_HOME": str(home),
             "VANE_DEMO_DATA": str(data),
             "DAGSTER_HOME": str(data / "dagster"),
-            "PYTHONPATH": str(REPOSITORY),
         }
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            descriptors = {out.fileno(): 1, err.fileno(): 2}
+            program = forked.server(imported).start(arguments, environment, descriptors, REPOSITORY)
+            code = program.wait(timeout=280)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
-    yield run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")  # as the embedder does before it imports
+        yield run
     LocalHead(home=home).stop()
     shutil.rmtree(home, ignore_errors=True)
 
@@ -76,7 +80,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answers(python: Python, data: Path) -> dict[str, str]:
     """What the command answered to each question; one of them is empty."""
-    made = python(*VANE, "demo", "--partitions", "math", data=data)
+    made = python(*VANE, "demo", "--partitions", "math", data=data, imported=MODEL)
     assert made.returncode == 0, made.stdout + made.stderr
     assert "1 model load" in made.stdout
     return {question: ask(python, data, question).stdout for question in (QUESTION, " ")}
@@ -178,7 +182,7 @@ def test_question_that_cannot_be_remembered_is_answered_all_the_same(
 
 def ask(python: Python, data: Path, question: str) -> subprocess.CompletedProcess[str]:
     """Asks as people do."""
-    found = python(*VANE, "search", question, data=data)
+    found = python(*VANE, "search", question, data=data, imported=MODEL)
     assert found.returncode == 0, found.stderr
     return found
 
@@ -191,7 +195,7 @@ def days(data: Path) -> list[str]:
 def night_after(python: Python, data: Path, day: str) -> dict[str, Any]:
     """The schedule's tick in the night after a day, by a simulated clock."""
     at = datetime.fromisoformat(f"{date.fromisoformat(day) + timedelta(days=1)}T01:00")
-    done = python(str(NIGHT), at.isoformat(), data=data)
+    done = python(*NIGHT, at.isoformat(), data=data)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -45,9 +45,10 @@ clean.map_batches("length", measure, schema={{"length": "BIGINT"}}, columns=["te
 defs = dg.Definitions(
     assets=[texts.build_source(group_name="texts"), texts.build_assets()],
     resources={{
-        "compute": vd.LocalCompute(),
+        "compute": vd.LocalCompute(num_cpus=1),
         "store": vd.FragmentStore(root="{root}/store"),
     }},
+    executor=dg.in_process_executor,
 )
 """
 STAGES = ("clean", "embedding", "enriched", "published")
@@ -111,8 +112,9 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the webserver did not answer in 90 s:\n{log.read_text()}")
 
 
-@pytest.fixture
-def page() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser with a profile of its own. Starting one takes longer than reading a page."""
     from playwright.sync_api import sync_playwright
 
     profile = tempfile.mkdtemp(prefix="vc-", dir="/tmp")
@@ -132,9 +134,16 @@ def page() -> Iterator[Any]:
                 "--disable-sync",
             ],
         )
-        yield browser.pages[0]
+        yield browser
         browser.close()
     shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture
+def page(browser) -> Iterator[Any]:
+    opened = browser.new_page()
+    yield opened
+    opened.close()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,7 @@ def texts(tmp_path) -> Iterator[DagsterDev]:
     """A small pipeline in a ``dagster dev`` of its own, with nothing materialized."""
     write_source(tmp_path / "src" / "monday", {"id": [1, 2, 3], "text": ["a", " bb ", "ccc"]})
     (tmp_path / "definitions.py").write_text(CLICKED.format(root=tmp_path))
-    dev = DagsterDev(tmp_path)
+    dev = DagsterDev(tmp_path, forks_runs=True)
     dev.start()
     yield dev
     dev.stop()

@@ -16,21 +16,14 @@ import pytest
 import vane_dagster as vd
 from support.dagster_dev import DagsterDev
 from support.data import write_source
+from support.paths import TESTS
 
-DEFINITIONS = '''
-"""Pipelines over what the tests write beside this file."""
-
+# Workers import this module, and need no Dagster for it.
+FUNCTIONS = '''
 import os
 import time
-from pathlib import Path
 
-import dagster as dg
 import pyarrow.compute as pc
-
-import vane_dagster as vd
-
-ROOT = Path(__file__).parent
-NOTES = str(ROOT / "notes")
 
 
 def doubled(batch):
@@ -64,6 +57,24 @@ def flaky(batch, notes):
     return {"double": pc.multiply(batch["n"], 2)}
 
 
+def doubled_or_null(batch):
+    return {"double": [None if n == 13 else 2 * n for n in batch["n"].to_pylist()]}
+'''
+
+DEFINITIONS = '''
+"""Pipelines over what the tests write beside this file."""
+
+from pathlib import Path
+
+import dagster as dg
+from functions import Noting, doubled, doubled_or_null, flaky
+
+import vane_dagster as vd
+
+ROOT = Path(__file__).parent
+NOTES = str(ROOT / "notes")
+
+
 def pipeline(name, partitions, **options):
     source = vd.parquet(f"{ROOT}/src/{name}/{{partition_key}}")
     return vd.Pipeline(
@@ -86,7 +97,9 @@ def noting(made):
 
 
 days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
-days.map_batches("doubles", doubled, schema={"double": "BIGINT"}).project("kept", ["double"])
+days.map_batches("doubles", doubled, schema={"double": "BIGINT"}, concurrency=1).project(
+    "kept", ["double"]
+)
 
 words = "ended stopped first second step-killed worker-killed twice".split()
 slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(words)))
@@ -107,24 +120,26 @@ retried = pipeline(
     op_tags={"team": "texts"},
 )
 retried.map_batches(
-    "doubles", flaky, schema={"double": "BIGINT"}, fn_kwargs={"notes": NOTES}, version="1"
+    "doubles",
+    flaky,
+    schema={"double": "BIGINT"},
+    concurrency=1,
+    fn_kwargs={"notes": NOTES},
+    version="1",
 )
-
-
-
-def doubled_or_null(batch):
-    return {"double": [None if n == 13 else 2 * n for n in batch["n"].to_pylist()]}
-
 
 judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
 judged.map_batches(
     "doubles",
     doubled_or_null,
     schema={"double": "BIGINT"},
+    concurrency=1,
     checks=[vd.checks.NullRate(0, blocking=True, severity="ERROR")],
 ).project("kept", ["double"])
 
-nightly = dg.define_asset_job("nightly", selection=["days/doubles", "days/kept"])
+nightly = dg.define_asset_job(
+    "nightly", selection=["days/doubles", "days/kept"], executor_def=dg.in_process_executor
+)
 
 
 @dg.schedule(cron_schedule="* * * * *", job=nightly)
@@ -154,8 +169,9 @@ TURNS = ["turns/noted", "turns/kept"]
 class Project(DagsterDev):
     """``dagster dev`` over the definitions above, with their sources and their store."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, forks_runs: bool) -> None:
+        super().__init__(folder, forks_runs)
+        (folder / "functions.py").write_text(FUNCTIONS)
         (folder / "definitions.py").write_text(DEFINITIONS)
         (folder / "notes").mkdir()
         self.store = vd.FragmentStore(root=str(folder / "store"))
@@ -200,11 +216,14 @@ class Project(DagsterDev):
 
 
 @pytest.fixture(scope="module")
-def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def dev(
+    _home: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Project]:
     """The project with its schedule turned on, and its own Ray head."""
     from vane_dagster.compute.local_head import LocalHead
 
-    project = Project(tmp_path_factory.mktemp("project"))
+    kills = request.path.is_relative_to(TESTS / "chaos")
+    project = Project(tmp_path_factory.mktemp("project"), forks_runs=not kills)
     project.write("days", "2026-01-10", [1, 2, 3])
     try:
         project.start()

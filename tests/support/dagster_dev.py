@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from support import forked
+
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 
@@ -31,16 +33,30 @@ run_queue:
   dequeue_interval_seconds: 1
 """
 
-# The daemon looks for backfills every 30 s, which is not configurable. With two seconds tests do
-# not wait for the clock; without this patch they are slow, not wrong.
-QUICK_DAEMON = """
+# Read by every process of ``dagster dev``. Without it tests are slow, not wrong.
+#
+# The daemon looks for backfills every 30 s, which is not configurable: with two seconds tests do
+# not wait for the clock. The code server starts a new Python for each run, which imports Dagster
+# and Ray for five seconds of CPU time: runs are forked from a process that has imported them. Tests
+# of how processes end have runs as users have them.
+SITE = """
 import sys
 
 if "dagster._daemon" in sys.orig_argv:
     from dagster._daemon import controller
 
     controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
+
+if "grpc" in sys.orig_argv and {forks_runs}:
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload({modules})
+    multiprocessing.get_context = lambda method=None: context
 """
+
+# Run configuration: all steps in the process of the run, instead of one more process each.
+IN_PROCESS = {"execution": {"config": {"in_process": {}}}}
 
 
 class DagsterDev:
@@ -48,14 +64,17 @@ class DagsterDev:
 
     Args:
         folder: The folder with the definitions.
+        forks_runs: Whether runs start fast, forked, or as users have them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks_runs: bool) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.log = folder / "dagster-dev.log"
         (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(QUICK_DAEMON)
+        (folder / "site" / "sitecustomize.py").write_text(
+            SITE.format(forks_runs=forks_runs, modules=list(forked.DRIVER))
+        )
         self.home.mkdir()
         (self.home / "dagster.yaml").write_text(INSTANCE)
         self.port = _free_port()
@@ -76,6 +95,8 @@ class DagsterDev:
         }
         command = [sys.executable, "-m", "dagster", "dev", "-f", "definitions.py"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        # A page asks every two seconds by default. What tests look at, they load.
+        command += ["--live-data-poll-rate", "10000"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 command,
@@ -162,11 +183,13 @@ class DagsterDev:
         until = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < until, f"in {seconds} s not: {what}\n{self._said()}"
-            time.sleep(0.2)
+            time.sleep(0.5)  # each look is a query, which takes CPU time from what it waits for
 
     # Runs
 
-    def launch(self, stages: Sequence[str], partition: str) -> str:
+    def launch(
+        self, stages: Sequence[str], partition: str, config: Mapping[str, Any] | None = None
+    ) -> str:
         """Launch a run of some assets in a partition, as the dialog of one partition does."""
         job = {"pipelineName": "__ASSET_JOB", "assetSelection": asset_keys(stages)}
         tags = [{"key": "dagster/partition", "value": partition}]
@@ -178,7 +201,7 @@ class DagsterDev:
             params={
                 "selector": {**REPOSITORY, **job},
                 "mode": "default",
-                "runConfigData": {},
+                "runConfigData": config or {},
                 "executionMetadata": {"tags": tags},
             },
         )
@@ -246,7 +269,12 @@ class DagsterDev:
 
     # Backfills
 
-    def backfill(self, stages: Sequence[str], partitions: Sequence[str]) -> str:
+    def backfill(
+        self,
+        stages: Sequence[str],
+        partitions: Sequence[str],
+        config: Mapping[str, Any] | None = None,
+    ) -> str:
         """Launch a backfill of assets, as the dialog of several partitions does."""
         launched = self.do(
             """mutation($params: LaunchBackfillParams!) {
@@ -254,7 +282,11 @@ class DagsterDev:
                    ... on LaunchBackfillSuccess { backfillId }
                    ... on PythonError { message } } }""",
             "LaunchBackfillSuccess",
-            params={"assetSelection": asset_keys(stages), "partitionNames": list(partitions)},
+            params={
+                "assetSelection": asset_keys(stages),
+                "partitionNames": list(partitions),
+                "runConfigData": config or {},
+            },
         )
         return str(launched["backfillId"])
 
@@ -300,7 +332,12 @@ class DagsterDev:
         """Wait for a backfill to end, for at most `seconds`, and return its state."""
 
         def over() -> bool:
-            status = self.backfill_state(backfill)["status"]
+            found = self.ask(
+                """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
+                     ... on PartitionBackfill { status } } }""",
+                id=backfill,
+            )
+            status = found["partitionBackfillOrError"]["status"]
             return status in ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED")
 
         self.wait(over, f"backfill {backfill} has ended", seconds=150)
@@ -430,7 +467,9 @@ class DagsterDev:
         )
         return list(found["assetCheckExecutions"])
 
-    def execute_checks(self, stage: str, names: Sequence[str]) -> str:
+    def execute_checks(
+        self, stage: str, names: Sequence[str], config: Mapping[str, Any] | None = None
+    ) -> str:
         """Launch checks alone, as the button of an asset's checks does: with no partition."""
         (key,) = asset_keys([stage])
         launched = self.do(
@@ -446,7 +485,7 @@ class DagsterDev:
                     "assetCheckSelection": [{"assetKey": key, "name": name} for name in names],
                 },
                 "mode": "default",
-                "runConfigData": {},
+                "runConfigData": config or {},
                 "executionMetadata": {},
             },
         )

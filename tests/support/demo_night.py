@@ -1,4 +1,4 @@
-"""A tick of the demo's schedule at a simulated time: ``python demo_night.py 2026-01-02T01:00``.
+"""A tick of the demo's schedule at a simulated time, its argument: ``2026-01-02T01:00``.
 
 Its run requests are executed in this process, in the instance of ``DAGSTER_HOME``. Prints one line
 of JSON: the reason for a skipped tick, or the partition and the metadata of each stage.
@@ -47,7 +47,7 @@ def tick(now: datetime, instance: dg.DagsterInstance) -> dict[str, Any]:
     return {"run_key": request.run_key, "partition": request.partition_key, "stages": stages}
 
 
-if __name__ == "__main__":
+def main() -> None:
     at = datetime.fromisoformat(sys.argv[1]).replace(tzinfo=timezone.utc)
     with dg.DagsterInstance.get() as opened:
         print(json.dumps(tick(at, opened)))
