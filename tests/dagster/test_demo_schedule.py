@@ -25,8 +25,6 @@ from vane_dagster.compute.local_head import LocalHead
 
 NIGHT = ("-c", "from tests.support.demo_night import main; main()")
 VANE = ("-c", "from vane_dagster.cli.main import main; main()")
-# What a command with the model imports takes ten seconds of CPU time.
-MODEL = (*forked.DRIVER, "sentence_transformers", "transformers.models.bert.modeling_bert")
 QUESTION = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
 
@@ -57,17 +55,9 @@ def python() -> Iterator[Python]:
             "VANE_DEMO_DATA": str(data),
             "DAGSTER_HOME": str(data / "dagster"),
         }
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            descriptors = {out.fileno(): 1, err.fileno(): 2}
-            program = forked.server(imported).start(arguments, environment, descriptors, REPOSITORY)
-            code = program.wait(timeout=280)
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+        return forked.run(arguments, environment, REPOSITORY, 280, imported)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")  # as the embedder does before it imports
-        yield run
+    yield run
     LocalHead(home=home).stop()
     shutil.rmtree(home, ignore_errors=True)
 
@@ -80,7 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answers(python: Python, data: Path) -> dict[str, str]:
     """What the command answered to each question; one of them is empty."""
-    made = python(*VANE, "demo", "--partitions", "math", data=data, imported=MODEL)
+    made = python(*VANE, "demo", "--partitions", "math", data=data, imported=forked.EMBEDDER)
     assert made.returncode == 0, made.stdout + made.stderr
     assert "1 model load" in made.stdout
     return {question: ask(python, data, question).stdout for question in (QUESTION, " ")}
@@ -182,7 +172,7 @@ def test_question_that_cannot_be_remembered_is_answered_all_the_same(
 
 def ask(python: Python, data: Path, question: str) -> subprocess.CompletedProcess[str]:
     """Asks as people do."""
-    found = python(*VANE, "search", question, data=data, imported=MODEL)
+    found = python(*VANE, "search", question, data=data, imported=forked.EMBEDDER)
     assert found.returncode == 0, found.stderr
     return found
 

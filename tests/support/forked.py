@@ -42,7 +42,7 @@ DRIVER = (
     "vane_dagster.compute.local_backend",
     "vane_dagster.testing",
 )
-EMBEDDER = (*DRIVER, "sentence_transformers")
+EMBEDDER = (*DRIVER, "sentence_transformers", "transformers.models.bert.modeling_bert")
 
 
 class Forked:
