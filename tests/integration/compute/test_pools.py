@@ -50,20 +50,28 @@ from vane_dagster.events import Waiting
 from vane_dagster.worker.protocol import PoolRequest, PoolSpec
 
 
-def test_processes_share_an_actor_until_the_class_is_edited(tmp_path, ray_compute):
-    partitions(tmp_path, "abc")
-    stages = {"out": {}}
-    (first,) = Process(tmp_path, stages, "a").done()
-
+def test_processes_share_an_actor_until_what_it_constructs_is_edited(tmp_path, ray_compute):
+    """Two runs with two versions of the call get their own results, from one model."""
+    partitions(tmp_path, "ab", 100)
+    partitions(tmp_path, "c")
     module = tmp_path / "models" / "models.py"
-    module.write_text(module.read_text().replace("this is a comment", "this is another"))
-    (second,) = Process(tmp_path, stages, "b").done()
+    stages = {"out": {"fn_constructor_kwargs": {"sleep": 0.2}}}
+    first = Process(tmp_path, stages, "a")
+    until(lambda: len(noted(tmp_path / "calls")) > 5, "the first run is under way")
+    commented = module.read_text().replace("this is a comment", "this is another")
+    module.write_text(commented.replace("FACTOR = 2", "FACTOR = 3"))
+    second = Process(tmp_path, stages, "b")
+    until(lambda: len(noted(tmp_path / "calls")) > 60, "the second run is under way")
+    assert first.process.poll() is None
 
+    found = first.done() + second.done()
+    assert [run["model_loads"] for run in found] == [1, 0]
+    assert [run["warm_hits"] for run in found] == [0, 1]
     (pid,) = noted(tmp_path / "loads")
-    assert [found["model_loads"] for found in (first, second)] == [1, 0]
-    assert [found["warm_hits"] for found in (first, second)] == [0, 1], "a comment is no change"
-    for key in "ab":
-        assert set(rows(tmp_path, "out", key)["pid"].to_pylist()) == {pid}
+    for key, factor in (("a", 2), ("b", 3)):
+        made = rows(tmp_path, "out", key)
+        assert made["out"].to_pylist() == [factor * n for n in range(100)]
+        assert set(made["pid"].to_pylist()) == {pid}
 
     text = module.read_text().replace("self.log, self.sleep = log, sleep", "self.log = log")
     loads_noted = 'note(log, "loads"'
@@ -71,27 +79,9 @@ def test_processes_share_an_actor_until_the_class_is_edited(tmp_path, ray_comput
     Process(tmp_path, stages, "c").done()
     _, fresh = noted(tmp_path / "loads")
     assert fresh != pid
-    assert rows(tmp_path, "out", "c")["out"].to_pylist() == [2 * n for n in range(60)]
-    assert set(rows(tmp_path, "out", "c")["pid"].to_pylist()) == {fresh}
-
-
-def test_two_runs_with_two_versions_of_the_call_share_a_worker(tmp_path, ray_compute):
-    """Each gets its own results, from one model that is loaded once."""
-    partitions(tmp_path, "ab", 100)
-    stage = {"fn_constructor_kwargs": {"sleep": 0.2}}
-    first = Process(tmp_path, {"out": dict(stage)}, "a")
-    until(lambda: len(noted(tmp_path / "calls")) > 5, "the first run is under way")
-    module = tmp_path / "models" / "models.py"
-    module.write_text(module.read_text().replace("FACTOR = 2", "FACTOR = 3"))
-    second = Process(tmp_path, {"out": dict(stage)}, "b")
-    until(lambda: len(noted(tmp_path / "calls")) > 60, "the second run is under way")
-    assert first.process.poll() is None
-    assert [found["model_loads"] for found in first.done() + second.done()] == [1, 0]
-    (pid,) = noted(tmp_path / "loads")
-    for key, factor in (("a", 2), ("b", 3)):
-        found = rows(tmp_path, "out", key)
-        assert found["out"].to_pylist() == [factor * n for n in range(100)]
-        assert set(found["pid"].to_pylist()) == {pid}
+    made = rows(tmp_path, "out", "c")
+    assert made["out"].to_pylist() == [3 * n for n in range(60)]
+    assert set(made["pid"].to_pylist()) == {fresh}
 
 
 def test_a_pool_that_grows_keeps_its_first_actor(tmp_path, ray_compute, materialize):

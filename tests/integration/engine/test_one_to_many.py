@@ -54,13 +54,13 @@ def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
 
 
-def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, compute, materialize):
+def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     made = words(docs)
     loud = made.map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
     short = loud.project("short", {"first": "upper[1]"}, where="upper <> 'D'")
     assert made.id == loud.id == short.id == "word_id"
-    result = materialize(docs, compute)
+    result = materialize(docs, local)
     store = tmp_path / "store"
     assert rows(read_stage(store, "docs", "words"), "word_id", "id", "word") == expected()
     table = read_stage(store, "docs", "loud")
