@@ -16,9 +16,9 @@ import pytest
 from support.head_processes import (
     assert_nothing_left,
     cli,
-    driver,
     driver_environment,
     processes_of,
+    python,
 )
 from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.processes import birth, marked
@@ -56,7 +56,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(default: Head, tmp_path
         assert first.address != default.address
         assert_switching_heads(default, tmp_path)
 
-        leftover = int(driver(LEAVE_PROCESS, tmp_path))
+        leftover = int(python(LEAVE_PROCESS, tmp_path).stdout)
         assert birth(leftover)
         os.kill(first.pid, signal.SIGKILL)
         while first.alive():
@@ -115,7 +115,7 @@ def assert_switching_heads(default: Head, home: Path) -> None:
         connect(two)
         print(ray.get_runtime_context().gcs_address == two.address)
     """
-    refusal, switched = driver(code, home).splitlines()
+    refusal, switched = python(code, home).stdout.splitlines()
     assert f"already connected to the Ray cluster at {default.address}" in refusal
     assert "ray.shutdown()" in refusal
     assert switched == "True"

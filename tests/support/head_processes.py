@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vane_dagster
-from support import forked
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import birth, marked
 
@@ -32,14 +31,6 @@ def python(
     return done
 
 
-def driver(code: str, home: Path) -> str:
-    """Run code like `python`, in a process that has imported Ray before; return what it prints."""
-    code = textwrap.dedent(code)
-    done = forked.run(["-c", code], driver_environment(home), home, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def driver_environment(home: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return {**clean, "VANE_DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT)}
@@ -48,7 +39,7 @@ def driver_environment(home: Path) -> dict[str, str]:
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``vane-dagster cluster`` in a process of its own."""
     code = f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})"
-    return forked.run(["-c", code], driver_environment(home), home, timeout=120)
+    return python(code, home, check=False)
 
 
 def processes_of(local: LocalHead) -> set[int]:

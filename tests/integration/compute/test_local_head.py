@@ -24,7 +24,6 @@ from click.testing import CliRunner
 from support.head_processes import (
     assert_nothing_left,
     cli,
-    driver,
     driver_environment,
     processes_of,
     python,
@@ -157,7 +156,7 @@ def test_socket_paths_fit(shared: Shared) -> None:
 
 
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
-    driver(
+    python(
         """
         from vane_dagster.compute.local_head import LocalHead, connect
         connect(LocalHead().ensure(), namespace="sockets")
@@ -266,7 +265,7 @@ def test_connect_from_a_thread(shared: Shared) -> None:
         import ray
         print(ray.is_initialized())
     """
-    assert driver(code, shared.home) == "True\n"
+    assert python(code, shared.home).stdout == "True\n"
 
 
 def free_port() -> int:
@@ -292,7 +291,7 @@ def test_workers_get_the_starters_environment_without_its_traps(shared: Shared) 
         print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
         print(json.dumps(ray.cluster_resources()))
     """
-    lines = driver(code, shared.home).splitlines()
+    lines = python(code, shared.home).stdout.splitlines()
     folder, environment = json.loads(lines[0])
     assert folder == str(shared.local.folder)
     assert environment["PATH"] == os.environ["PATH"]
