@@ -91,7 +91,7 @@ def test_actors_that_died_while_idle_are_no_failed_starts(tmp_path, ray_compute,
 def test_the_lease_of_a_killed_driver_expires(tmp_path, ray_compute):
     partitions(tmp_path, "a", 400)
     stage = {"fn_constructor_kwargs": {"sleep": 0.3}}
-    killed = Process(tmp_path, {"out": dict(stage)}, "a")
+    killed = Process(tmp_path, {"out": dict(stage)}, "a", short_lease=True)
     until(lambda: len(noted(tmp_path / "calls")) > 5, "the run is under way")
     assert listed()[0]["leases"]
     killed.kill()

@@ -130,9 +130,7 @@ def all_loaded(tmp_path: Path, count: int) -> list[int] | None:
 @pytest.fixture(params=["local", "ray"])
 def compute_clean(request: pytest.FixtureRequest) -> Any:
     """Both computes in turn, without models' pools on the cluster."""
-    if request.param == "local":
-        return vd.LocalCompute(num_cpus=2, resources={"accelerator": 1})
-    return request.getfixturevalue("ray_compute")
+    return request.getfixturevalue("local" if request.param == "local" else "ray_compute")
 
 
 @contextlib.contextmanager

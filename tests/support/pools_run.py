@@ -71,16 +71,15 @@ def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
     """Return the compute resource of a run."""
     if options.get("local"):
         return vd.LocalCompute()
+    kind: type[vd.RayCompute] = ShortLease if options.get("short_lease") else vd.RayCompute
     if "cluster" in options:
-        return ShortLease(cluster=vd.LocalCluster(**options["cluster"]))
+        return kind(cluster=vd.LocalCluster(**options["cluster"]))
     if "resource" in options:
-        kind = DeletedRay if options.get("deleted") else HeadRay
+        resource = DeletedRay if options.get("deleted") else HeadRay
         cleanup = "always" if options.get("deleted") else "never"
         lifecycle = Lifecycle(cleanup=cleanup, connect=options.get("connect", True))
-        return ShortLease(cluster=kind(head=options["resource"], lifecycle=lifecycle))
-    return ShortLease(
-        address=options["address"], ray_init_options=options.get("ray_init_options", {})
-    )
+        return kind(cluster=resource(head=options["resource"], lifecycle=lifecycle))
+    return kind(address=options["address"], ray_init_options=options.get("ray_init_options", {}))
 
 
 def main(options: dict[str, Any]) -> None:

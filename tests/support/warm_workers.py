@@ -40,7 +40,7 @@ class WarmLocal(vd.LocalCompute):
             return super().backend(warn)
         if now == _session and (warm := _idle.pop(self._capacity(), None)):
             return warm
-        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, _start)
+        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, start_forked)
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LocalBackend)
@@ -68,7 +68,7 @@ def kept_warm() -> Iterator[None]:
     forked.close_servers()
 
 
-def _start(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> forked.Forked:
+def start_forked(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> forked.Forked:
     """Fork a worker instead of starting it."""
     return forked.server(forked.WORKER).start(command[1:], env, {descriptor: descriptor})
 

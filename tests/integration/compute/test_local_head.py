@@ -14,14 +14,20 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
 from click.testing import CliRunner
 
-import vane_dagster
+from support.head_processes import (
+    assert_nothing_left,
+    cli,
+    driver_environment,
+    processes_of,
+    python,
+)
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
 from vane_dagster.compute.connection import LOOPBACK_ONLY
@@ -29,7 +35,6 @@ from vane_dagster.compute.local_head import Head, LocalHead, connect
 from vane_dagster.compute.processes import birth, drivers, marked
 from vane_dagster.errors import ComputeError
 
-ROOT = Path(next(iter(vane_dagster.__path__))).parent
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 # What a careless environment holds: none of it may break the head, or reach its workers.
@@ -46,26 +51,6 @@ STARTER = """
     print("READY", LocalHead(num_cpus=2, resources={"slot": 3}).ensure().pid, flush=True)
     input()
 """
-
-
-def python(
-    code: str, home: Path, environment: Mapping[str, str] = {}, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process of its own, as a driver of the head whose state lies in `home`."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**driver_environment(home), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-def driver_environment(home: Path) -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return {**clean, "VANE_DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 
 def on_terminal(code: str, home: Path) -> tuple[int, int]:
@@ -85,27 +70,6 @@ def read_until(terminal: int, word: str) -> str:
     while word not in shown or not shown.endswith("\n"):
         shown += os.read(terminal, 1000).decode()
     return shown
-
-
-def processes_of(local: LocalHead) -> set[int]:
-    """A head's processes, found by another way than the code under test: its folder's name."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-        if str(local.temp_dir) in command:
-            found.add(int(entry.name))
-    sessions = {os.getsid(pid) for pid in found}
-    everything = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return found | {pid for pid in everything if birth(pid) and os.getsid(pid) in sessions}
-
-
-def assert_nothing_left(local: LocalHead) -> None:
-    assert processes_of(local) == set()
-    assert marked(str(local.temp_dir)) == {}
-    assert not local.temp_dir.exists()
 
 
 @dataclasses.dataclass
@@ -134,6 +98,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         assert head is not None
         reported = [int(text.split("READY")[1].split()[0]) for text in shown]
         yield Shared(home, local, head, reported, "".join(shown), exits)
+        stopped = cli(home, "stop", "--address", head.address)
+        assert f"'default' of {sys.prefix} at {head.address} was stopped" in stopped.stdout
+        assert local.find() is None
     finally:
         local.stop()
     assert_nothing_left(local)
@@ -381,14 +348,6 @@ def test_an_unreadable_record_is_no_head(tmp_path: Path) -> None:
         assert local.find() is None
 
 
-def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return python(
-        f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})",
-        home,
-        check=False,
-    )
-
-
 def test_status_on_the_command_line(shared: Shared) -> None:
     up = cli(shared.home, "status")
     assert (up.returncode, up.stderr) == (0, "")
@@ -521,95 +480,6 @@ def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared
         assert shared.head.alive()
     finally:
         leftover.kill()
-
-
-def test_a_killed_head_is_replaced_and_its_leftovers_end(shared: Shared) -> None:
-    """The whole life of a second head: killed while it starts, killed later, replaced, stopped."""
-    local = LocalHead(num_cpus=1, home=shared.home, name="second")
-    try:
-        # A starter that is killed half-way leaves processes and no record.
-        code = (
-            "from vane_dagster.compute.local_head import LocalHead as L; L(name='second').ensure()"
-        )
-        command = [sys.executable, "-c", code]
-        starter = subprocess.Popen(command, env=driver_environment(shared.home))
-        while "gcs_server" not in marked(str(local.temp_dir)).values():
-            assert starter.poll() is None
-            time.sleep(0.05)
-        starter.kill()
-        starter.wait()
-        assert local.find() is None
-        abandoned = set(marked(str(local.temp_dir)))
-
-        first = local.ensure()
-        assert not abandoned & processes_of(local)
-        assert first.pid != shared.head.pid
-        assert first.address != shared.head.address
-        assert_switching_heads(shared)
-
-        leftover = int(python(LEAVE_PROCESS, shared.home).stdout)
-        assert birth(leftover)
-        os.kill(first.pid, signal.SIGKILL)
-        while first.alive():
-            time.sleep(0.01)
-        dead = processes_of(local)
-        assert dead
-        assert local.find() is None
-
-        second = local.ensure()
-        assert second.pid != first.pid
-        assert not dead & processes_of(local)
-        assert not birth(leftover)
-        assert Path(first.session_dir, "logs").is_dir()
-        assert local.find() == second
-
-        running = json.loads(cli(shared.home, "list", "--json").stdout)
-        assert {one["name"] for one in running} == {"default", "second"}
-        stopped = cli(shared.home, "stop", "--address", second.address)
-        assert f"'second' of {sys.prefix} at {second.address} was stopped" in stopped.stdout
-        assert local.find() is None
-        assert_nothing_left(local)
-        assert not local.stop()
-        assert shared.head.alive()
-    finally:
-        local.stop()
-
-
-# A detached actor with a child in a session of its own, which outlives its parent.
-LEAVE_PROCESS = """
-    from vane_dagster.compute.local_head import LocalHead, connect
-    connect(LocalHead(name="second").ensure(), namespace="test")
-    import ray
-    class Leaver:
-        def leave(self):
-            import subprocess
-            self.child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            return self.child.pid
-    leaver = ray.remote(num_cpus=0)(Leaver).options(name="leaver", lifetime="detached").remote()
-    print(ray.get(leaver.leave.remote()))
-"""
-
-
-def assert_switching_heads(shared: Shared) -> None:
-    """One process may leave a head for another, with another token, but only by saying so."""
-    code = """
-        from vane_dagster.errors import ComputeError
-        from vane_dagster.compute.local_head import LocalHead, connect
-        one, two = LocalHead().ensure(), LocalHead(name="second").ensure()
-        connect(one)
-        try:
-            connect(two)
-        except ComputeError as error:
-            print(error)
-        import ray
-        ray.shutdown()
-        connect(two)
-        print(ray.get_runtime_context().gcs_address == two.address)
-    """
-    refusal, switched = python(code, shared.home).stdout.splitlines()
-    assert f"already connected to the Ray cluster at {shared.head.address}" in refusal
-    assert "ray.shutdown()" in refusal
-    assert switched == "True"
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,13 @@ import vane_dagster as vd
 from support.data import read_stage, write_source
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.local_backend import LocalBackend
-from vane_dagster.engine import executor
+from vane_dagster.engine import executor, memory_budget
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.tasks import WorkBuilder
 from vane_dagster.worker.protocol import PartRows, TableRows
 
 MIB = 1 << 20
-
-
-REPEATED = 288 << 10
+REPEATED = 36 << 10
 
 
 def pages(batch: pa.Table) -> pa.Table:
@@ -107,9 +105,12 @@ def joined_from(monkeypatch: pytest.MonkeyPatch) -> list[set[type]]:
     return found
 
 
-def room_for(mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many MiB for the fragments under way."""
+def room_for(mib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many MiB for the fragments under way, of which one is expected to take 4 at first."""
     bytes_there = int(mib * MIB / executor._BUDGET_SHARE)
+    monkeypatch.setattr(
+        memory_budget, "_MIN_SOURCE_BYTES", 4 * MIB / memory_budget._UNKNOWN_EXPANSION
+    )
 
     def capacity(backend: LocalBackend) -> Capacity:
         return Capacity((backend._node,), bytes_there)
@@ -130,7 +131,7 @@ def room_for(mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_fragments_are_under_way_where_rows_wait_for_a_join(
     kind, fault, tmp_path, local, materialize, monkeypatch, joined_from
 ):
-    room_for(44, monkeypatch)  # of 28 MiB each, and 32 as long as none has come through
+    room_for(5.5, monkeypatch)  # of 3.5 MiB each
     assert materialize(branches(tmp_path, 3, kind, fault), local).success
     assert sum(PartRows in read for read in joined_from) >= 2
     assert len(joined_from) == 4 + (fault == "part is damaged"), "one is computed again"
@@ -151,7 +152,7 @@ def test_without_that_one_fragment_is_under_way(
     tmp_path, local, materialize, monkeypatch, joined_from
 ):
     """The control of the test above: what it asks for, the budget alone does not allow."""
-    room_for(44, monkeypatch)
+    room_for(5.5, monkeypatch)
     monkeypatch.setattr(FragmentState, "droppable", lambda run: [])
     assert materialize(branches(tmp_path, 1, "plain"), local).success
     assert joined_from == [{TableRows}] * 4
@@ -179,12 +180,12 @@ async def watched(batch: pa.Table, store: str) -> pa.Table:
 def test_a_younger_fragment_waits_where_both_have_outgrown_the_memory(
     tmp_path, local, materialize, monkeypatch
 ):
-    room_for(70, monkeypatch)  # two of 32 MiB, as is assumed at first; they become 40 and 80
+    room_for(8.75, monkeypatch)  # two of 4 MiB, as is assumed at first; they become 5 and 10
     for index in range(2):
         ids = range(index * 100, (index + 1) * 100)
         write_source(tmp_path / "src", {"id": ids}, f"{index}.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    wide = docs.project("wide", {"text": f"repeat('x', {400 << 10})"})
+    wide = docs.project("wide", {"text": f"repeat('x', {50 << 10})"})
     wider = wide.project("wider", {"text": "text", "again": "text"})
     wider.map_batches(
         "seen",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -398,22 +398,33 @@ def test_code_that_a_worker_cannot_import(tmp_path, refused):
     )
 
 
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "1 workers of 1 GPU each were asked for; the cluster has 0 GPU": {"gpus": 1},
+    "3 workers of 1 CPU each were asked for; the cluster has 2 CPU on 1 node": {
+        "num_cpus": 1, "concurrency": 3,
+    },
+    "1 workers of 64 CPU each were asked for; the cluster has 2 CPU on 1 node": {"num_cpus": 64},
+    "memory on 1 node": {"memory": 1 << 60},
+    "1 workers of 1 tape each were asked for; the cluster has 0 tape": {"resources": {"tape": 1}},
+    "accelerator_type:H100 each were asked for; the cluster has 0 acc": {
+        "accelerator_type": "H100",
+    },
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("committed")
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"gpus": 1}, ["1 workers of 1 GPU each", "the cluster has 0 GPU"]),
-        ({"num_cpus": 1, "concurrency": 3}, ["3 workers of 1 CPU each", "concurrency=(1, 3)"]),
-        ({"num_cpus": 64}, ["1 workers of 64 CPU each", "the cluster has 2 CPU on 1 node"]),
-        ({"memory": 1 << 60}, ["the cluster has", "memory on 1 node"]),
-        ({"resources": {"tape": 1}}, ["1 tape each", "the cluster has 0 tape"]),
-        ({"accelerator_type": "H100"}, ["accelerator_type:H100 each", "the cluster has 0 acc"]),
-    ],
-)
-def test_more_than_the_cluster_has(asked, words, tmp_path, refused):
+def test_more_than_the_cluster_has(tmp_path, refused):
     write_source(tmp_path / "src", {"id": [4], "n": [4], "text": ["d"]}, "b.parquet")
-    text = refused(make(tmp_path, **asked), *words)
-    assert "Model" in text
+    docs = make(tmp_path)
+    for number, asked in enumerate(TOO_MUCH.values()):
+        trace = {"trace": str(tmp_path / "constructed")}
+        docs["clean"].map_batches(
+            f"too_much_{number}", Model, schema={"scaled": "BIGINT"}, fn_constructor_kwargs=trace,
+            **asked,
+        )  # fmt: skip
+    text = refused(docs, *TOO_MUCH, "concurrency=(1, 3)")
+    for number in range(len(TOO_MUCH)):
+        assert f"stage 'docs/too_much_{number}': Model: " in text
 
 
 def test_an_unselected_upstream_that_was_never_made(tmp_path, refused):
@@ -424,22 +435,19 @@ def test_an_unselected_upstream_that_was_never_made(tmp_path, refused):
 # Ranges
 
 
-def bad_files() -> Mapping[str, dict[str, Any]]:
-    return {
-        "corrupt": {},
-        "duplicate": {**GOOD, "id": [1, 1, 2]},
-        "typed": {**GOOD, "id": [1.5, 2.5, 3.5]},
-        "without n": {"id": [1], "text": ["a"]},
-    }
+BAD_FILES: dict[str, dict[str, Any]] = {
+    "corrupt": {},
+    "typed": {**GOOD, "id": [1.5, 2.5, 3.5]},
+    "without_n": {"id": [1], "text": ["a"]},
+    "duplicate": {**GOOD, "id": [1, 1, 2]},  # the last one, as it is found only when it is read
+}
 
 
-@pytest.mark.parametrize("bad", bad_files())
-def test_a_bad_partition_leaves_the_others(bad, tmp_path, local, instance):
-    keys = ["a", "b", "c"]
+def test_bad_partitions_leave_the_others(tmp_path, local, instance):
+    keys = ["a", *BAD_FILES, "z"]
     for key in keys:
-        write_source(tmp_path / "src" / key, GOOD if key != "b" else bad_files()[bad] or GOOD)
-    if bad == "corrupt":
-        (tmp_path / "src/b/a.parquet").write_bytes(b"nothing")
+        write_source(tmp_path / "src" / key, BAD_FILES.get(key) or GOOD)
+    (tmp_path / "src/corrupt/a.parquet").write_bytes(b"nothing")
     docs = make(tmp_path, partitions=keys)
     resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
     result = dg.materialize(
@@ -448,21 +456,23 @@ def test_a_bad_partition_leaves_the_others(bad, tmp_path, local, instance):
         resources=resources,
         tags={
             "dagster/asset_partition_range_start": "a",
-            "dagster/asset_partition_range_end": "c",
+            "dagster/asset_partition_range_end": "z",
         },
         raise_on_error=False,
     )
     text = failure(result)
-    assert "1 of 3 partitions failed ('b'); the others are materialized" in text
+    named = ", ".join(f"'{key}'" for key in BAD_FILES)
+    assert f"4 of 6 partitions failed ({named}); the others are materialized" in text
     for stage in docs:
-        assert instance.get_materialized_partitions(stage.key) == {"a", "c"}
-    for key in "ac":
+        assert instance.get_materialized_partitions(stage.key) == {"a", "z"}
+    for key in "az":
         scaled = read_stage(tmp_path / "store", "docs", "scaled", key)
         assert scaled["scaled"].to_pylist() == [20, 40, 60]
-    assert not [path for path in manifests(tmp_path) if "/manifests/b/" in path]
+    for key in BAD_FILES:
+        assert not [path for path in manifests(tmp_path) if f"/manifests/{key}/" in path]
 
-    write_source(tmp_path / "src/b", GOOD)
-    fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="b")
+    write_source(tmp_path / "src/corrupt", GOOD)
+    fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="corrupt")
     assert metadata(fixed, "scaled")["dagster/partition_row_count"] == 3
 
 

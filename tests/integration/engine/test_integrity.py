@@ -33,9 +33,9 @@ def part_files(tmp_path, stage: str) -> list:
     return sorted((tmp_path / "store" / "docs" / stage / "parts").rglob("*.parquet"))
 
 
-def test_each_part_says_who_made_it(tmp_path, compute, materialize):
+def test_each_part_says_who_made_it(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
-    result = materialize(docs, compute)
+    result = materialize(docs, local)
     opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
     manifest = opened.in_force("docs", "double", None)
     assert manifest.keys == ("id",)

@@ -54,13 +54,13 @@ def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
 
 
-def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, compute, materialize):
+def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     made = words(docs)
     loud = made.map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
     short = loud.project("short", {"first": "upper[1]"}, where="upper <> 'D'")
     assert made.id == loud.id == short.id == "word_id"
-    result = materialize(docs, compute)
+    result = materialize(docs, local)
     store = tmp_path / "store"
     assert rows(read_stage(store, "docs", "words"), "word_id", "id", "word") == expected()
     table = read_stage(store, "docs", "loud")
@@ -113,13 +113,13 @@ def test_many_of_many(tmp_path, local, materialize):
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_return_to_the_parent_with_a_list(how, tmp_path, compute, materialize):
+def test_return_to_the_parent_with_a_list(how, tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     loud = words(clean).map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
     joined = docs.join("joined", clean, loud, how=how, children="list")
     assert joined.id == "id"
-    materialize(docs, compute)
+    materialize(docs, local)
     table = read_stage(tmp_path / "store", "docs", "joined")
     kept = [i for i, text in enumerate(TEXTS) if text or how == "left"]
     assert table.schema.names == ["id", "text", "loud"]
@@ -140,7 +140,7 @@ def fails_for(column: str, *values: str, then):
     return fn
 
 
-def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, compute, materialize):
+def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, local, materialize):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     made = words(clean, fn=fails_for("text", "d", then=split), **ASIDE)
@@ -148,7 +148,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, compute, mat
     loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **ASIDE)
     docs.join("joined", clean, loud, how="left", children="list", columns={"loud": ["upper"]})
     docs.join("whole", clean, loud, children="list")
-    materialize(docs, compute)
+    materialize(docs, local)
     store = tmp_path / "store"
     expected_lists = {
         0: ["A", "B", "C"],
@@ -170,7 +170,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, compute, mat
     assert aside["id"].to_pylist() == ["2/0", "5/0"]
     assert aside["parents"].to_pylist() == [{"id": 2}, {"id": 5}]
 
-    materialize(docs, compute, select=["joined"], config={"force": True})
+    materialize(docs, local, select=["joined"], config={"force": True})
     assert lists() == expected_lists
 
 

@@ -172,13 +172,13 @@ class SecondBroken(FirstBroken):
         import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
 
 
-def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, compute, materialize):
+def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, local, materialize):
     """Also one that is below another, and one that is slower; the others are computed."""
     write_source(tmp_path / "src", ROWS)
     docs = make(tmp_path, good={})
     above = docs["clean"].map_batches("above", FirstBroken, schema={"n": "BIGINT"})
     above.map_batches("below", SecondBroken, schema={"n": "BIGINT"})
-    text = failure(result := materialize(docs, compute, raises=False))
+    text = failure(result := materialize(docs, local, raises=False))
     assert text.count("Install 'a_first_package_that_nobody_has' where the workers run") == 1
     assert text.count("Install 'a_second_package_that_nobody_has' where the workers run") == 1
     made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]

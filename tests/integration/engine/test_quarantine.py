@@ -85,7 +85,9 @@ def misplaced(batch: pa.Table) -> pa.Table:
     raise vd.RowErrors({len(batch): ValueError("no")})
 
 
-@pytest.mark.parametrize("fn", [double, later])
+@pytest.mark.parametrize(
+    ("fn", "compute"), [(double, "ray"), (later, "local")], indirect=["compute"]
+)
 def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, materialize):
     docs = pipeline(tmp_path, fn=fn, batch_size=20)
     docs["double"].project("below", {"z": "y + 1"})
@@ -329,9 +331,9 @@ def test_children_of_a_row_at_fault_go_aside_together(tmp_path, local, materiali
     assert vd.quarantine("docs/double", store=str(tmp_path / "store"))["id"].to_pylist() == [3]
 
 
-def test_memory_that_runs_out_halves_the_batch(tmp_path, compute, materialize):
+def test_memory_that_runs_out_halves_the_batch(tmp_path, local, materialize):
     docs = pipeline(tmp_path, fn=Model, batch_size=50, on_error="raise")
-    result = materialize(docs, compute)
+    result = materialize(docs, local)
     assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS
     assert metadata(result, "double")["batch_size"] == 6
     calls = metadata(result, "double")["batches"]
@@ -359,8 +361,7 @@ def test_an_error_that_may_pass_is_tried_again(tmp_path, local, materialize):
 # Errors by row
 
 
-@pytest.mark.parametrize("fn", [by_row, by_row_later])
-@pytest.mark.parametrize("on_error", ["quarantine", "null"])
+@pytest.mark.parametrize(("fn", "on_error"), [(by_row, "quarantine"), (by_row_later, "null")])
 def test_rows_that_a_call_says_have_failed_cost_nothing_of_the_others(
     fn, on_error, tmp_path, local, materialize
 ):

@@ -34,7 +34,7 @@ def noted(batch):
     return {"called": [time.time()] * batch.num_rows}
 
 
-def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, compute, materialize):
+def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, local, materialize):
     write_source(tmp_path / "src", {"id": range(60)})
     pipeline = vd.Pipeline(
         "ahead", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
@@ -47,7 +47,7 @@ def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, compute, materialize
         fn_constructor_kwargs={"seconds": 0.3},
     )
 
-    materialize(pipeline, compute)
+    materialize(pipeline, local)
 
     store = vd.FragmentStore(root=str(tmp_path / "store"))
     prepared_rows, modelled = (

@@ -1,0 +1,52 @@
+"""Two runs at once on one Ray cluster, one of which is killed, or the pool manager of both."""
+
+from __future__ import annotations
+
+from support.concurrent_runs import (  # noqa: F401  # fixtures
+    ROWS,
+    Driver,
+    manifests,
+    noted,
+    outs,
+    ray_compute,
+    warm,
+)
+from support.data import write_source
+from support.pool_models import until
+from support.pools_process import Process
+from vane_dagster.compute.client import PoolManagerClient
+
+
+def test_a_run_takes_over_from_one_that_was_killed(tmp_path, ray_compute):
+    write_source(tmp_path / "src" / "a", {"id": range(ROWS)})
+    given = {"fn_constructor_kwargs": {"sleep": 0.3}}
+    options = {"pipeline": {"fragment_rows": 10}, "short_lease": True}
+    killed = Process(tmp_path, {"out": dict(given)}, "a", **options)
+    until(lambda: len(noted(tmp_path)) > 20, "the first run is under way")
+    other = Process(tmp_path, {"out": dict(given)}, "a", **options)
+    folder = tmp_path / "store" / "docs" / "out" / "parts"
+    until(lambda: len(list(folder.rglob("*.parquet"))) > 4, "some parts are written")
+    killed.kill()
+    other.done()
+    assert outs(tmp_path, "a") == [2 * n for n in range(ROWS)]
+    calls = noted(tmp_path)
+    assert set(calls) == set(range(ROWS))
+    # What the killed run had at its worker, in slices of batches of five.
+    assert len(calls) - ROWS <= 40
+    assert len(manifests(tmp_path, "out")) == 1
+
+
+# Last, because a restarted pool manager evicts nothing for the time of a lease
+
+
+def test_a_pool_manager_that_dies_costs_no_row(tmp_path, ray_compute):
+    import ray
+
+    drivers = [Driver(tmp_path, ray_compute, "first"), Driver(tmp_path, ray_compute, "second")]
+    until(lambda: len(noted(tmp_path)) >= 30, "both runs are under way")
+    ray.kill(PoolManagerClient().actor, no_restart=False)
+    for driver in drivers:
+        driver.done()
+    assert set(noted(tmp_path)) == set(range(ROWS))
+    assert outs(tmp_path) == [2 * n for n in range(ROWS)]
+    assert len(manifests(tmp_path, "out")) == 1

@@ -1,0 +1,74 @@
+"""Clusters of others in all ways: Ray Client, dagster-ray, GPUs, other versions of our code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import vane_dagster as vd
+from support.own_heads import DOUBLED, outs, own_head, source  # noqa: F401  # fixtures
+from support.pools_process import Process
+
+
+def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
+    """By address, by Ray Client, by a resource that connects itself, and by one that does not."""
+    ways = {
+        "a": {"address": own_head.address},
+        "b": {"address": own_head.client},
+        "c": {"resource": own_head.address},
+        "d": {"resource": own_head.client, "connect": False},
+    }
+    for key, where in ways.items():
+        run = Process(source, {"out": {}}, key, **where)
+        (found,) = run.done()
+        assert "deletes its cluster" not in run.output
+        assert found["warm_hits"] == (key != "a"), f"{where}: {found}"
+        assert outs(source, key)["out"].to_pylist() == DOUBLED
+    assert len((source / "loads").read_text().split()) == 1
+
+
+def test_a_cluster_that_is_deleted_after_each_step_is_warned_of(source, own_head):
+    run = Process(source, {"out": {}}, "a", resource=own_head.address, deleted=True)
+    run.done()
+    assert "DeletedRay deletes its cluster after each step (cleanup='always')" in run.output
+    assert "lifecycle=Lifecycle(cleanup='never')" in run.output
+
+
+def test_two_actors_share_a_gpu(source, own_head):
+    stage = {"concurrency": 2, "gpus": 0.5, "fn_constructor_kwargs": {"sleep": 0.3}}
+    Process(source, {"out": stage}, "a", address=own_head.address).done()
+    pids = (source / "loads").read_text().split()
+    assert len(set(pids)) == 2
+    assert outs(source, "a")["out"].to_pylist() == DOUBLED
+    message = Process(
+        source, {"out": {"concurrency": 3, "gpus": 0.5}}, "b", address=own_head.address
+    ).failed()
+    assert (
+        "Model: 3 workers of 0.5 GPU each were asked for; the cluster has 1 GPU on 1 node"
+        in message
+    )
+    assert "concurrency=(1, 3)" in message
+
+
+def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):
+    package = own_head.python_path / "vane_dagster"
+    shutil.copytree(Path(vd.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        with open(package / "worker" / "host.py", "a") as opened:
+            opened.write("\n# another version\n")
+        where = {"address": own_head.address, "ray_init_options": FRESH_WORKERS}
+        message = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the cluster has another version of vane-dagster than the driver" in message
+
+        (package / "compute" / "pool_manager.py").write_text("raise ImportError('no such thing')\n")
+        message = Process(source, {"out": {}}, "a", **where).failed()
+        assert "the pool manager cannot run on the cluster" in message
+        assert "no such thing" in message
+        assert "Install vane-dagster there" in message
+    finally:
+        shutil.rmtree(package)
+    Process(source, {"out": {}}, "a", **where).done()
+    assert outs(source, "a")["out"].to_pylist() == DOUBLED, "once it is right, nothing is left"
+
+
+FRESH_WORKERS = {"runtime_env": {"env_vars": {"FRESH": "1"}}}
