@@ -17,6 +17,7 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 import vane_dagster as vd  # noqa: E402
+from support.instances import cheap_instances  # noqa: E402
 from support.paths import TESTS  # noqa: E402
 from support.results import Run  # noqa: E402
 from support.warm_workers import WarmLocal, kept_warm  # noqa: E402
@@ -52,7 +53,7 @@ def _home() -> Iterator[None]:
     before = os.environ.get("VANE_DAGSTER_HOME")
     os.environ["VANE_DAGSTER_HOME"] = folder
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
-    with kept_warm():
+    with cheap_instances(), kept_warm():
         yield
     if before is None:
         del os.environ["VANE_DAGSTER_HOME"]
