@@ -24,6 +24,7 @@ def materializing(folder: Path) -> Run:
         raises: bool = True,
         instance: dg.DagsterInstance | None = None,
         config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         assets = pipeline.build_assets()
         step = f"{pipeline.name}_pipeline"
@@ -35,6 +36,7 @@ def materializing(folder: Path) -> Run:
             resources={"compute": compute, "store": store},
             raise_on_error=raises,
             instance=instance,
+            tags=tags,
             run_config={"ops": {step: {"config": dict(config)}}} if config else None,
         )
 

@@ -396,7 +396,7 @@ def test_a_warm_pool_computes_the_sample_with_no_load(tmp_path, cluster):
     with dg.DagsterInstance.ephemeral() as instance:
         checked = Checked(tmp_path, compute, instance)
         checked.source(200)
-        docs = stars_pipeline(tmp_path, concurrency=2)
+        docs = stars_pipeline(tmp_path, concurrency=1)
         assert checked.run(docs, checks_alone=False).success
         found = checked.evaluation(docs)
         assert found.passed, found.description
