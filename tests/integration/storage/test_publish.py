@@ -724,8 +724,10 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
 def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
     write_source(tmp_path / "src", rows(range(3)))
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
+    from vane_dagster.storage import transient_errors
     from vane_dagster.storage.publish import delta
 
+    monkeypatch.setattr(transient_errors, "_ATTEMPTS", 1)
     real = delta.table_options
     hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
     monkeypatch.setattr(delta, "table_options", lambda place: {**real(place), **hurried})
