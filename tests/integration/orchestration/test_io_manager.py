@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import column_of, write_source
-from support.stored import keep
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.store import Store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning"
@@ -141,16 +137,14 @@ def test_an_unpartitioned_asset_takes_all_partitions(pipeline, filled, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, s3, cluster):
-    """Rows of this store and of one on S3 in one dataset, whose execution takes half a minute."""
+def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, cluster):
+    """In one execution of the dataset, which takes longer than all other tests here."""
     ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     cluster.connect()
-    far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
-    keep(far, "far", None, pa.table({"id": [100, 101], "m": [-1, -2]}))
 
     def copied(more: Any) -> Any:
         assert isinstance(more, ray_data.Dataset)
-        return more.union(vd.load("far", as_=ray_data.Dataset, store=far))
+        return more
 
     copied.__annotations__ = {"more": ray_data.Dataset, "return": ray_data.Dataset}
     made = dg.asset(ins={"more": dg.AssetIn(["docs", "more"])})(copied)
@@ -159,9 +153,9 @@ def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, s3, cluste
         selection=[made],
         resources={"compute": vd.LocalCompute(), "store": filled, "io_manager": store},
     )
-    assert materialization(result).metadata["dagster/row_count"].value == 11
+    assert materialization(result).metadata["dagster/row_count"].value == 9
     rows = vd.load("copied", store=store)
-    assert sorted(values(rows)) == [-2, -1, *(10 * n + 1 for n in range(9))]
+    assert sorted(values(rows)) == [10 * n + 1 for n in range(9)]
 
 
 def test_a_range_of_partitions_is_one_table_in_order(pipeline, filled):

@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_data(local_store, s3, cluster):
-    """Its rows are read in tests/integration/orchestration/test_io_manager.py."""
+    """An asset reads and keeps those of a local store, in test_io_manager.py."""
     ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
     cluster.connect()
@@ -48,6 +48,8 @@ def test_ray_data(local_store, s3, cluster):
         read = vd.load("docs", as_=ray_data.Dataset, store=store, columns=["id"])
         assert isinstance(read, ray_data.Dataset)
         assert read.schema().names == ["id"]
+        if store is far:
+            assert sorted(row["id"] for row in read.take_all()) == [0, 1, 2, 5, 6]
         assert vd.load("docs", "day=1", as_=ray_data.Dataset, store=store).count() == 0
 
 

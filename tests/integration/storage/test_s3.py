@@ -141,7 +141,7 @@ def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog
     """Of the source, of the stages and of the manifests, however many partitions there are."""
     base = f"lake/{uuid.uuid4().hex}"
     fs = fsspec.filesystem("s3", **s3)
-    keys = [f"p{number}" for number in range(12)]
+    keys = [f"p{number}" for number in range(70)]
     for key in keys:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(3)]}), sink)
@@ -156,7 +156,7 @@ def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog
     store = vd.FragmentStore(root=f"s3://{base}/store", storage_options=s3)
     whole = {
         "dagster/asset_partition_range_start": "p0",
-        "dagster/asset_partition_range_end": "p11",
+        "dagster/asset_partition_range_end": "p69",
     }
     resources = {"compute": local, "store": store}
     assert dg.materialize([many.build_assets()], resources=resources, tags=whole).success
