@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import dagster as dg
 import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("support")
 
 import vane_dagster as vd  # noqa: E402
+from support.instances import cheap_instances  # noqa: E402
 from support.paths import TESTS  # noqa: E402
-from support.results import Run  # noqa: E402
+from support.results import Run, materializing  # noqa: E402
 from support.warm_workers import WarmLocal, kept_warm  # noqa: E402
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
@@ -52,7 +52,7 @@ def _home() -> Iterator[None]:
     before = os.environ.get("VANE_DAGSTER_HOME")
     os.environ["VANE_DAGSTER_HOME"] = folder
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
-    with kept_warm():
+    with cheap_instances(), kept_warm():
         yield
     if before is None:
         del os.environ["VANE_DAGSTER_HOME"]
@@ -82,7 +82,7 @@ def compute(request: pytest.FixtureRequest) -> Any:
     return vd.RayCompute(cluster=request.getfixturevalue("cluster"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
     """Subprocesses alone, for what does not depend on where the work is done.
 
@@ -124,31 +124,8 @@ def s3(s3_endpoint: str) -> dict[str, Any]:
 
 @pytest.fixture
 def materialize(tmp_path: Path) -> Run:
-    """Materializes a pipeline through Dagster: ``materialize(pipeline, compute, partition)``."""
-
-    def run(
-        pipeline: vd.Pipeline,
-        compute: Any,
-        partition: str | None = None,
-        select: Sequence[str] | None = None,
-        raises: bool = True,
-        instance: dg.DagsterInstance | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> dg.ExecuteInProcessResult:
-        assets = pipeline.build_assets()
-        step = f"{pipeline.name}_pipeline"
-        store = vd.FragmentStore(root=str(tmp_path / "store"))
-        return dg.materialize(
-            [assets],
-            selection=None if select is None else [pipeline[name].key for name in select],
-            partition_key=partition,
-            resources={"compute": compute, "store": store},
-            raise_on_error=raises,
-            instance=instance,
-            run_config={"ops": {step: {"config": dict(config)}}} if config else None,
-        )
-
-    return run
+    """Materializes a pipeline through Dagster, with a store in the test's folder."""
+    return materializing(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
-import signal
 import subprocess
 import sys
-from pathlib import Path
-
-import dagster as dg
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.doublers import Doubler, double
+from support.doublers import Doubler
+from support.fault_runs import doubles, pipeline, published, quarantined
 from support.results import failure, metadata
 from vane_dagster import testing
-
-ROWS = 20
-
-
-async def later(batch: pa.Table) -> pa.Table:
-    await asyncio.sleep(0)
-    return double(batch)
-
-
-def pipeline(tmp_path: Path, fn=double, **given) -> vd.Pipeline:
-    """source -> made -> published, four fragments of five rows."""
-    if not (tmp_path / "src").exists():
-        write_source(tmp_path / "src", {"id": range(ROWS), "x": range(ROWS)}, row_group_size=5)
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=5)
-    schema = {"y": "BIGINT", **({"known": "VARCHAR"} if fn is Doubler else {})}
-    made = docs.map_batches("made", fn, schema=schema, **{"max_error_rate": 0.2, **given})
-    made.write("published", f"{tmp_path}/out")
-    return docs
-
-
-def quarantined(tmp_path: Path) -> dict[int, str]:
-    rows = vd.quarantine("docs/made", store=vd.FragmentStore(root=f"{tmp_path}/store"))
-    return {row["id"]: row["error"] for row in rows.to_pylist()}
-
-
-def published(tmp_path: Path) -> list[int]:
-    files = sorted((tmp_path / "out").glob("*.parquet"))
-    return sorted(y for file in files for y in pq.read_table(file)["y"].to_pylist())
-
-
-def doubles(*without: int) -> list[int]:
-    return [2 * x for x in range(ROWS) if x not in without]
-
 
 # Calls
 
 
-def test_rows_that_fail_by_id_on_any_compute(tmp_path, compute, materialize):
+def test_rows_that_fail_by_id(tmp_path, local, materialize):
     docs = pipeline(tmp_path, on_error="quarantine")
     with testing.faults(
         testing.CallFault("made", ids=[7, 8], error="ValueError", message="of old"),
@@ -64,7 +23,7 @@ def test_rows_that_fail_by_id_on_any_compute(tmp_path, compute, materialize):
         testing.CallFault("elsewhere", ids=1),
         testing.CallFault("other/made", ids=1),
     ) as injected:
-        materialize(docs, compute)
+        materialize(docs, local)
         assert injected.fired[0] > 2  # the batch, and what it was halved into
     assert quarantined(tmp_path) == {7: "ValueError", 8: "ValueError", 13: "IndexError"}
     assert published(tmp_path) == doubles(7, 8, 13)
@@ -106,23 +65,6 @@ def test_calls_that_are_repeated_or_halved(tmp_path, local, materialize):
     assert injected.fired == (1, 1, 1)
     assert published(tmp_path) == doubles()
     assert metadata(result, "made")["retries"] == 2
-
-
-@pytest.mark.parametrize("fn", [double, later])
-def test_rows_that_hang_or_kill(fn, tmp_path, local, materialize):
-    """And one call that ends its worker for no row's sake: none of its rows is lost by that."""
-    docs = pipeline(tmp_path, fn, on_error="quarantine", timeout_s=1, max_retries=0)
-    with testing.faults(
-        testing.CallFault("made", ids=2),
-        testing.CallFault("made", "hang", ids=6),
-        testing.CallFault("made", "kill", calls=1),
-        testing.CallFault("made", "kill", ids=11),
-    ) as injected:
-        materialize(docs, local)
-    assert quarantined(tmp_path) == {2: "InjectedError", 6: "TimeoutError", 11: "WorkerDied"}
-    assert published(tmp_path) == doubles(2, 6, 11)
-    assert injected.fired[2] == 1
-    assert injected.fired[3] >= 2
 
 
 # Loads
@@ -186,29 +128,6 @@ def test_storage_that_fails_under_a_run(tmp_path, local, materialize):
     ) as injected:
         materialize(docs, local)
     assert injected.fired == (2, 0, 1, 1)  # the parts of `made` are those of the first runs
-    assert published(tmp_path) == doubles()
-
-
-def run_killed(tmp_path: Path) -> None:
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    compute = vd.LocalCompute(num_cpus=1)
-    assets = pipeline(tmp_path).build_assets()
-    dg.materialize([assets], resources={"compute": compute, "store": store})
-
-
-def test_a_run_that_is_killed_while_it_publishes(tmp_path, local, materialize):
-    """A process that is started in the block follows it."""
-    pipeline(tmp_path)
-    fault = testing.StorageFault("*/out/*-*.parquet", "kill", calls=6)
-    with testing.faults(fault) as injected:  # four are staged, and one is published
-        process = multiprocessing.get_context("spawn").Process(target=run_killed, args=[tmp_path])
-        process.start()
-        process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert injected.fired == (1,)
-    assert published(tmp_path) != doubles()
-    result = materialize(pipeline(tmp_path), local)
-    assert metadata(result, "made")["fragments_computed"] == 0
     assert published(tmp_path) == doubles()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dagster as dg
 import pyarrow as pa
 import pytest
@@ -18,6 +20,9 @@ import vane_dagster as vd
 from support.data import write_source
 from vane_dagster import checks
 from vane_dagster.orchestration import reporting, run
+
+# A worker that imported this module would import Dagster with it, which takes longer than a run.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 KEYS = [f"p{number:02}" for number in range(12)]
 STAGES = ("vectors", "labels")

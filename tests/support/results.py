@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+import vane_dagster as vd
+
 Run = Callable[..., dg.ExecuteInProcessResult]
+
+
+def materializing(folder: Path) -> Run:
+    """Return a function that materializes a pipeline through Dagster, with a store in a folder."""
+
+    def run(
+        pipeline: vd.Pipeline,
+        compute: Any,
+        partition: str | None = None,
+        select: Sequence[str] | None = None,
+        raises: bool = True,
+        instance: dg.DagsterInstance | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> dg.ExecuteInProcessResult:
+        assets = pipeline.build_assets()
+        step = f"{pipeline.name}_pipeline"
+        store = vd.FragmentStore(root=str(folder / "store"))
+        return dg.materialize(
+            [assets],
+            selection=None if select is None else [pipeline[name].key for name in select],
+            partition_key=partition,
+            resources={"compute": compute, "store": store},
+            raise_on_error=raises,
+            instance=instance,
+            tags=tags,
+            run_config={"ops": {step: {"config": dict(config)}}} if config else None,
+        )
+
+    return run
 
 
 def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import vane_dagster as vd
 from support import forked
@@ -23,37 +24,47 @@ class _Surroundings(NamedTuple):
     variables: dict[str, str]
 
 
+_KEPT = 3  # backends
+
 _idle: dict[Any, LocalBackend] = {}
+_made_for: WeakKeyDictionary[LocalBackend, Any] = WeakKeyDictionary()
 _session: _Surroundings | None = None
+_imported = forked.WORKER
 
 
 class WarmLocal(vd.LocalCompute):
     """A `LocalCompute` whose processes are forked, and whose I/O workers serve the next test too.
 
-    Workers have the environment and the current folder of the run that started them: a test that
-    changes either has I/O workers of its own, as has a run beside another.
+    Workers have the environment and the current folder of the run that started them: they serve
+    runs with the same ones. A run beside another has I/O workers of its own.
     """
 
     def backend(self, warn: Callable[[str], None]) -> Backend:
         now = _surroundings()
         if _session is None or now.imports != _session.imports:
             return super().backend(warn)
-        if now == _session and (warm := _idle.pop(self._capacity(), None)):
+        if warm := _idle.pop(self._kind(now), None):
             return warm
-        return LocalBackend(self.num_cpus, self.num_gpus, self.resources, start_forked)
+        made = LocalBackend(self.num_cpus, self.num_gpus, self.resources, start_forked)
+        _made_for[made] = self._kind(now)
+        return made
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LocalBackend)
         for pool in {name.rpartition("-")[0] for name in backend.processes} - {IO_WORKERS}:
             backend.evicted(pool)
         ended = any(process.process.poll() is not None for process in backend.processes.values())
-        if ended or _surroundings() != _session or self._capacity() in _idle:
+        kind = self._kind(_surroundings())
+        if ended or _made_for.get(backend) != kind or kind in _idle:
             super().close(backend)
-        else:
-            _idle[self._capacity()] = backend
+            return
+        _idle[kind] = backend
+        if len(_idle) > _KEPT:
+            _idle.pop(next(iter(_idle))).close()
 
-    def _capacity(self) -> Any:
-        return self.num_cpus, self.num_gpus, frozenset(self.resources.items())
+    def _kind(self, surroundings: _Surroundings) -> Any:
+        capacity = self.num_cpus, self.num_gpus, frozenset(self.resources.items())
+        return capacity, frozenset(surroundings.variables.items()), surroundings.imports[0]
 
 
 @contextlib.contextmanager
@@ -68,9 +79,18 @@ def kept_warm() -> Iterator[None]:
     forked.close_servers()
 
 
+@contextlib.contextmanager
+def workers_that_imported(*modules: str) -> Iterator[None]:
+    """Fork workers from a process that has imported further modules."""
+    global _imported
+    before, _imported = _imported, (*forked.WORKER, *modules)
+    yield
+    _imported = before
+
+
 def start_forked(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> forked.Forked:
     """Fork a worker instead of starting it."""
-    return forked.server(forked.WORKER).start(command[1:], env, {descriptor: descriptor})
+    return forked.server(_imported).start(command[1:], env, {descriptor: descriptor})
 
 
 def _surroundings() -> _Surroundings:

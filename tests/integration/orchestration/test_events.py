@@ -50,10 +50,10 @@ def statuses(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, s
 
 
 def test_a_group_has_the_columns_once_in_the_latest_event(world, instance, one_group):
-    assert world.run(instance, *KEYS).success
+    assert world.run(instance, *KEYS[:4]).success
     for stage in STAGES:
         found = materializations(instance, stage)
-        assert sorted(found) == KEYS
+        assert sorted(found) == KEYS[:4]
         with_columns = [k for k, m in found.items() if "dagster/column_schema" in m.metadata]
         latest = list(found)[-1]
         assert with_columns == [latest]
@@ -72,7 +72,7 @@ def test_groups_are_written_while_the_run_goes_on(world, instance, monkeypatch):
 
 def test_events_in_a_group_refer_to_each_other(world, instance, one_group):
     """Pointers to inputs, and from evaluations to what was evaluated."""
-    result = world.run(instance, *KEYS)
+    result = world.run(instance, *KEYS[:4])
     assert result.success
     ids = {
         key: {
@@ -86,13 +86,13 @@ def test_events_in_a_group_refer_to_each_other(world, instance, one_group):
         pointer = made.tags["dagster/input_event_pointer/docs/vectors"]
         assert pointer == str(ids[vectors][partition])
     found = evaluations(instance, result.run_id)
-    assert len(found) == len(KEYS) * len(world.pipeline().build_assets().check_keys)
+    assert len(found) == 4 * len(world.pipeline().build_assets().check_keys)
     for (_, _, partition), evaluation in found.items():
         target = evaluation.target_materialization_data
         assert target.storage_id == ids[evaluation.asset_key][partition]
         assert target.run_id == result.run_id
     key = dg.AssetCheckKey(vectors, "vectors")
-    assert statuses(instance, key) == {"SUCCEEDED": set(KEYS)}
+    assert statuses(instance, key) == {"SUCCEEDED": set(KEYS[:4])}
     assert labels in instance.get_asset_keys()
 
 

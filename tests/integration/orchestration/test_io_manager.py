@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,23 @@ def docs(root: Path, partitions_def: Any = PARTS) -> vd.Pipeline:
     return made
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path, store: vd.FragmentStore, local: Any) -> vd.Pipeline:
-    """A pipeline whose three partitions of three rows are materialized."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> vd.FragmentStore:
+    """The store of `pipeline`."""
+    return vd.FragmentStore(root=str(tmp_path_factory.mktemp("filled") / "store"))
+
+
+@pytest.fixture(scope="module")
+def pipeline(filled: vd.FragmentStore, local: Any) -> vd.Pipeline:
+    """A pipeline whose three partitions of three rows are materialized. No test changes them."""
+    folder = Path(filled.root).parent
     for number, key in enumerate(KEYS):
         start = 3 * number
         write_source(
-            tmp_path / "src" / key, {"id": range(start, start + 3), "n": range(start, start + 3)}
+            folder / "src" / key, {"id": range(start, start + 3), "n": range(start, start + 3)}
         )
-    made = docs(tmp_path)
-    resources = {"compute": local, "store": store}
+    made = docs(folder)
+    resources = {"compute": local, "store": filled}
     assert dg.materialize([made.build_assets()], resources=resources, tags=WHOLE).success
     return made
 
@@ -110,41 +118,54 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_asset_takes_a_stage_by_its_annotation(pipeline, store, kind):
+def test_an_asset_takes_a_stage_by_its_annotation(pipeline, filled, kind):
     inputs: list[Any] = []
     below = reader_of(kind, inputs, partitions_def=PARTS)
-    assert run([below], pipeline, store, partition_key="c / ü").success
+    assert run([below], pipeline, filled, partition_key="c / ü").success
     (read,) = inputs
     assert isinstance(read, kind or pa.Table)
     assert values(read) == [61, 71, 81]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_unpartitioned_asset_takes_all_partitions(pipeline, store, kind):
+def test_an_unpartitioned_asset_takes_all_partitions(pipeline, filled, kind):
     inputs: list[Any] = []
-    assert run([reader_of(kind, inputs)], pipeline, store).success
+    assert run([reader_of(kind, inputs)], pipeline, filled).success
     (read,) = inputs
     assert isinstance(read, kind or pa.Table)
     assert values(read) == [10 * n + 1 for n in range(9)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_an_asset_takes_ray_data(pipeline, store, cluster):
+def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, cluster):
+    """In one execution of the dataset, which takes longer than all other tests here."""
     ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     cluster.connect()
-    inputs: list[Any] = []
-    assert run([reader_of(ray_data.Dataset, inputs)], pipeline, store).success
-    assert sorted(row["m"] for row in inputs[0].take_all()) == [10 * n + 1 for n in range(9)]
+
+    def copied(more: Any) -> Any:
+        assert isinstance(more, ray_data.Dataset)
+        return more
+
+    copied.__annotations__ = {"more": ray_data.Dataset, "return": ray_data.Dataset}
+    made = dg.asset(ins={"more": dg.AssetIn(["docs", "more"])})(copied)
+    result = dg.materialize(
+        [pipeline.build_assets(), made],
+        selection=[made],
+        resources={"compute": vd.LocalCompute(), "store": filled, "io_manager": store},
+    )
+    assert materialization(result).metadata["dagster/row_count"].value == 9
+    rows = vd.load("copied", store=store)
+    assert sorted(values(rows)) == [10 * n + 1 for n in range(9)]
 
 
-def test_a_range_of_partitions_is_one_table_in_order(pipeline, store):
+def test_a_range_of_partitions_is_one_table_in_order(pipeline, filled):
     inputs: list[Any] = []
     below = reader_of(pa.Table, inputs, partitions_def=PARTS, backfill_policy=SINGLE_RUN)
-    assert run([below], pipeline, store, tags=WHOLE).success
+    assert run([below], pipeline, filled, tags=WHOLE).success
     assert [values(table) for table in inputs] == [[10 * n + 1 for n in range(9)]]
 
 
-def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
+def test_another_default_io_manager_is_left_alone(pipeline, filled, tmp_path):
     """The stages are read by the store, and what the asset returns goes where it always went."""
 
     @dg.asset(ins={"more": dg.AssetIn(["docs", "more"])}, partitions_def=PARTS)
@@ -157,7 +178,7 @@ def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
         partition_key="a",
         resources={
             "compute": vd.LocalCompute(),
-            "store": store,
+            "store": filled,
             "io_manager": dg.FilesystemIOManager(base_dir=str(tmp_path / "pickles")),
         },
     )
@@ -165,11 +186,11 @@ def test_another_default_io_manager_is_left_alone(pipeline, store, tmp_path):
     assert (tmp_path / "pickles" / "total" / "a").is_file()
 
 
-def test_columns_are_chosen_by_metadata(pipeline, store):
+def test_columns_are_chosen_by_metadata(pipeline, filled):
     for kind in KINDS:
         inputs: list[Any] = []
         below = reader_of(kind, inputs, partitions_def=PARTS, metadata={"columns": ["m"]})
-        assert run([below], pipeline, store, partition_key="a").success
+        assert run([below], pipeline, filled, partition_key="a").success
         (read,) = inputs
         if isinstance(read, pl.LazyFrame):
             read = read.collect()
@@ -194,14 +215,14 @@ def test_missing_partitions(tmp_path, store, local):
     assert values(inputs[0]) == [11]
 
 
-def test_an_annotation_that_is_no_form(pipeline, store):
+def test_an_annotation_that_is_no_form(pipeline, filled):
     for kind in (dict[str, pa.Table], int):
         with pytest.raises(vd.StoreError) as raised:
-            run([reader_of(kind, [])], pipeline, store)
+            run([reader_of(kind, [])], pipeline, filled)
         assert "expected one of pyarrow.Table, pyarrow.dataset.Dataset" in str(raised.value)
 
 
-def test_a_partitioned_check_reads_a_stage(pipeline, store):
+def test_a_partitioned_check_reads_a_stage(pipeline, filled):
     inputs: list[Any] = []
 
     @dg.asset_check(asset=["docs", "more"], partitions_def=PARTS)
@@ -211,17 +232,20 @@ def test_a_partitioned_check_reads_a_stage(pipeline, store):
         return dg.AssetCheckResult(passed=bool((rows["m"] % 2 == 1).all()))
 
     beside = reader_of(pa.Table, [], partitions_def=PARTS)
-    result = run([beside, is_odd], pipeline, store, partition_key="b")
+    result = run([beside, is_odd], pipeline, filled, partition_key="b")
     assert inputs == [[31, 41, 51]]
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed
 
 
-def test_a_part_that_no_manifest_names_is_not_read(pipeline, store, tmp_path):
-    folder = tmp_path / "store" / "docs" / "more" / "parts" / "a"
+def test_a_part_that_no_manifest_names_is_not_read(pipeline, filled, tmp_path):
+    copied = tmp_path / "store"
+    shutil.copytree(filled.root, copied)
+    folder = copied / "docs" / "more" / "parts" / "a"
     one = next(folder.iterdir())
     (folder / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(one.read_bytes())
     inputs: list[Any] = []
+    store = vd.FragmentStore(root=str(copied))
     assert run([reader_of(pa.Table, inputs)], pipeline, store).success
     assert values(inputs[0]) == [10 * n + 1 for n in range(9)]
 

@@ -127,11 +127,12 @@ def test_loads_add_up_to_those_of_the_run(run):
     assert done.sum("model_load_seconds") == pytest.approx(seconds, abs=0.01)
 
 
-def test_warm_workers_add_up_and_take_no_time_to_load(run, cluster):
+def test_warm_workers_add_up_and_take_no_time_to_load(run, source, cluster):
     compute = vd.RayCompute(cluster=cluster)
-    run(compute=compute)
+    made = pipeline(source, concurrency=1)
+    run(made, compute)
     forced = {"ops": {"sums_pipeline": {"config": {"force": True}}}}
-    again = run(compute=compute, run_config=forced)
+    again = run(made, compute, run_config=forced)
 
     warm = [report.warm for report in again.ready()]
     assert again.notes["load"] == warm.count(False)

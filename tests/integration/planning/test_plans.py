@@ -1,4 +1,4 @@
-"""Plans in other processes, and of thousands of partitions."""
+"""Plans in other processes, and of many partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,9 +86,9 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     assert {len(stage) for stage in found[0].values()} == {4}
 
 
-def test_thousands_of_finished_partitions_plan_by_listings_alone(tmp_path):
+def test_finished_partitions_plan_by_listings_alone(tmp_path):
     """No footer and no manifest is opened, and each stage's manifests are listed together."""
-    partitions = [f"p{n:04}" for n in range(2000)]
+    partitions = [f"p{n:03}" for n in range(100)]
     data = pa.BufferOutputStream()
     pq.write_table(pa.table({"id": [1], "n": [1]}), data)
     for key in partitions:
@@ -106,14 +105,11 @@ def test_thousands_of_finished_partitions_plan_by_listings_alone(tmp_path):
     settle(plan_run(many, ["clean", "doubled"], partitions, store), store)
 
     Counted.calls.clear()
-    began = time.perf_counter()
     planned = plan_run(many, ["clean", "doubled"], partitions, store)
-    seconds = time.perf_counter() - began
 
     assert all(s.done for p in planned.partitions for s in p.stages.values())
-    assert len(planned.partitions) == 2000
+    assert len(planned.partitions) == 100
     opened = {name: count for name, count in Counted.calls.items() if name.startswith("open")}
     assert opened == {"open .json": 1}, "the rule of fragments alone"
-    sources, manifests = 2000, 2 * 2001  # a local walk lists each folder on its own
+    sources, manifests = 100, 2 * 101  # a local walk lists each folder on its own
     assert Counted.calls["list"] <= sources + manifests + 2
-    assert seconds < 20

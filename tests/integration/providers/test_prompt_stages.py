@@ -14,7 +14,15 @@ from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
+from support.warm_workers import workers_that_imported
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    """The client of an endpoint takes a second to import, and each test has workers that do."""
+    with workers_that_imported("openai.resources.chat", "openai.resources.embeddings"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +78,6 @@ def test_a_column_of_conversations(tmp_path, local, server, endpoint, materializ
          {"role": "user", "content": text}]
         for text in TEXTS
     ]  # fmt: skip
-    asked(docs(tmp_path, talk=talks), endpoint[1], "talk", system="Be brief.")
     pipeline = docs(tmp_path, talk=talks)
     asked(pipeline, endpoint[1], "talk", system="Be brief.")
 

@@ -12,8 +12,8 @@ from support.data import read_stage, write_source
 from support.results import metadata
 from vane_dagster.sources import FragmentRule
 
-FILES, ROWS = 200, 5
-FRAGMENT_ROWS = 250
+FILES, ROWS = 120, 5
+FRAGMENT_ROWS = 150
 
 
 def double(batch: pa.Table) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.results import metadata
+from support.results import materializing, metadata
+from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
@@ -36,13 +37,25 @@ def docs(root: Path, text: str = "lower(text)", **fragments: int) -> vd.Pipeline
     return pipeline
 
 
+@pytest.fixture(scope="module")
+def once_made(tmp_path_factory, local):
+    folder = tmp_path_factory.mktemp("made") / "root"
+    write_source(folder / "src", {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
+    materializing(folder)(docs(folder), local)
+    materializing(folder)(docs(folder, "upper(text)"), local)
+    return Snapshot(folder)
+
+
 @pytest.fixture
-def made(tmp_path, local, materialize):
+def made(once_made):
     """A store that holds two versions of both stages."""
-    write_source(tmp_path / "src", {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
-    materialize(docs(tmp_path), local)
-    materialize(docs(tmp_path, "upper(text)"), local)
-    return tmp_path
+    return once_made.restore()
+
+
+@pytest.fixture
+def again(made):
+    """Materializes what is in that store: ``again(pipeline)``."""
+    return materializing(made)
 
 
 def gc(root: Path, days: float = 0.0, **terms) -> dict[str, GcReport]:
@@ -86,17 +99,17 @@ def test_dry_run_changes_nothing(made):
     assert sorted((made / "store").rglob("*")) == before
 
 
-def test_nothing_is_computed_again_after_a_collection(made, local, materialize):
+def test_nothing_is_computed_again_after_a_collection(made, again, local):
     gc(made, 8)
     gc(made, 10)
-    result = materialize(docs(made, "upper(text)"), local)
+    result = again(docs(made, "upper(text)"), local)
     assert metadata(result, "clean")["fragments_computed"] == 0
 
 
-def test_condemned_parts_are_not_built_on(made, local, materialize):
+def test_condemned_parts_are_not_built_on(made, again, local):
     """The plan may not rely on a part that the next collection deletes."""
     gc(made, 8)
-    result = materialize(docs(made), local)
+    result = again(docs(made), local)
     assert metadata(result, "clean")["fragments_computed"] == 1
     assert files(made, "clean")[0] == 3, "the same rows in another file than the condemned one"
     gc(made, 10)
@@ -104,14 +117,14 @@ def test_condemned_parts_are_not_built_on(made, local, materialize):
 
 
 def test_a_plan_made_while_parts_are_deleted_does_not_build_on_them(
-    made, local, materialize, monkeypatch
+    made, again, local, monkeypatch
 ):
     gc(made, 8)
     delete = Location.delete
 
     def late(location: Location, names: list[str]) -> None:
         if "/clean/parts/" in location.url:
-            result = materialize(docs(made), local)
+            result = again(docs(made), local)
             assert metadata(result, "clean")["fragments_computed"] == 1
         delete(location, names)
 
@@ -149,11 +162,11 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(made, monkeypatch):
         gc(made, 8)
 
 
-def test_a_part_that_is_named_again_is_released(made, local, materialize):
+def test_a_part_that_is_named_again_is_released(made, again, local):
     """A run that planned before the condemnation, and committed after it."""
     gc(made, 8)
     (made / "store/docs/clean/condemned.json").rename(made / "kept.json")
-    assert metadata(materialize(docs(made), local), "clean")["fragments_reused"] == 1
+    assert metadata(again(docs(made), local), "clean")["fragments_reused"] == 1
     (made / "kept.json").rename(made / "store/docs/clean/condemned.json")
 
     assert counts(gc(made, 10))["docs/clean"][1] == 0
@@ -161,19 +174,19 @@ def test_a_part_that_is_named_again_is_released(made, local, materialize):
     assert read_stage(made / "store", "docs", "long").num_rows == 3
 
 
-def test_unfinished_work_is_kept_for_its_time(made, local, materialize):
+def test_unfinished_work_is_kept_for_its_time(made, again, local):
     """Parts that no manifest names yet are what a killed run left for the next."""
     folder = made / "store/docs/clean"
     shutil.rmtree(folder / "manifests")
     shutil.rmtree(made / "store/docs/long")
     assert counts(gc(made, 6)) == {"docs/clean": (0, 0, 0, 0)}
-    assert metadata(materialize(docs(made), local), "clean")["fragments_reused"] == 1
+    assert metadata(again(docs(made), local), "clean")["fragments_reused"] == 1
 
 
-def test_what_led_to_a_manifest_in_force_is_kept(made, local, materialize):
+def test_what_led_to_a_manifest_in_force_is_kept(made, again, local):
     """`long` was made from the first `clean`, which is not in force any more."""
     write_source(made / "src", {"id": [1, 2], "text": ["A", "B"]})
-    materialize(docs(made, "trim(text)"), local, select=["clean"])
+    again(docs(made, "trim(text)"), local, select=["clean"])
     gc(made, 8)
     gc(made, 20)
     manifest = json.loads(next((made / "store/docs/long/manifests").glob("*/*.json")).read_bytes())
@@ -243,25 +256,33 @@ def staged(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("out/**/_vane_staging/**/*") if path.is_file())
 
 
-@pytest.fixture(params=["parquet", "merged", "delta"])
-def killed(request, tmp_path, local, materialize, monkeypatch):
-    """A store whose partition "a" was published, and a run that ended with its parts staged."""
+@pytest.fixture(scope="module", params=["parquet", "merged", "delta"])
+def once_killed(request, tmp_path_factory, local):
+    root = tmp_path_factory.mktemp("killed") / "root"
+    materialize = materializing(root)
     given = {"format": "delta"} if request.param == "delta" else {}
     given |= {"target_file_bytes": 5000} if request.param == "merged" else {}
     for key in "ab":
-        write_source(tmp_path / "src" / key, {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
-    materialize(publishing(tmp_path, **given), local, partition="a")
+        write_source(root / "src" / key, {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
+    materialize(publishing(root, **given), local, partition="a")
 
     def gone(*args: object) -> None:
         raise OSError("the machine went away")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "announce", gone)
         for key in "ab":
-            pipeline = publishing(tmp_path, "upper(text)", **given)
+            pipeline = publishing(root, "upper(text)", **given)
             assert not materialize(pipeline, local, partition=key, raises=False).success
-    assert len(staged(tmp_path)) == 2
-    return tmp_path, given
+    assert len(staged(root)) == 2
+    return Snapshot(root), given
+
+
+@pytest.fixture
+def killed(once_killed):
+    """A store whose partition "a" was published, and a run that ended with its parts staged."""
+    snapshot, given = once_killed
+    return snapshot.restore(), given
 
 
 def test_staged_parts_of_killed_runs_go_in_two_steps(killed):
@@ -284,8 +305,9 @@ def test_staged_parts_of_killed_runs_go_in_two_steps(killed):
     assert not (root / "store/docs/out/condemned.json").exists()
 
 
-def test_staged_parts_are_built_on_until_they_are_condemned(killed, local, materialize):
+def test_staged_parts_are_built_on_until_they_are_condemned(killed, local):
     root, given = killed
+    materialize = materializing(root)
     result = materialize(publishing(root, "upper(text)", **given), local, partition="a")
     assert metadata(result, "out")["fragments_reused"] == 1
 

@@ -25,25 +25,61 @@ from moto.server import ThreadedMotoServer
 import vane_dagster as vd
 from support.data import write_source
 from support.published import docs
-from support.results import failure, metadata
+from support.results import failure, materializing, metadata
+from support.snapshots import Snapshot
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store
 
 SECRET = "a-secret-that-nobody-writes-down"
 FORMATS = ("parquet", "delta")
+PLACES: dict[str, dict[str, Any]] = {
+    "parts": {},
+    "merged": {"target_file_bytes": 3000},
+    "delta_parts": {"format": "delta"},
+    "delta_merged": {"format": "delta", "target_file_bytes": 3000},
+}
 
 
 def rows(ids: Any) -> dict[str, Any]:
     return {"id": list(ids), "n": [i * 10 for i in ids], "text": [f"text {i}" for i in ids]}
 
 
-def read(root: Path, format: str) -> list[int]:
+def everywhere(root: Path, checks: Any = (), **given: Any) -> vd.Pipeline:
+    """Publish the same rows in all `PLACES`: in each format, as they are and in merged files."""
+    pipeline = docs(root, **given)
+    below = "/{partition_key}" if given.get("keys") else ""
+    for name, written in PLACES.items():
+        url = f"{root}/{name}" + ("" if "format" in written else below)
+        pipeline["clean"].write(name, url, checks=checks, **written)
+    return pipeline
+
+
+def ids_in(folder: Path, format: str = "parquet") -> list[int]:
     """The ids, as a reader of the format sees them."""
     if format == "delta":
-        return sorted(DeltaTable(root / "out").to_pandas()["id"].tolist())
-    found = ds.dataset(root / "out", exclude_invalid_files=True).to_table()
+        return sorted(DeltaTable(folder).to_pandas()["id"].tolist())
+    found = ds.dataset(folder, exclude_invalid_files=True).to_table()
     return sorted(found["id"].to_pylist())
+
+
+def read(root: Path, format: str) -> list[int]:
+    return ids_in(root / "out", format)
+
+
+def in_places(root: Path) -> dict[str, list[int]]:
+    return {
+        name: ids_in(root / name, given.get("format", "parquet")) for name, given in PLACES.items()
+    }
+
+
+def in_all(ids: Any) -> dict[str, list[int]]:
+    return {name: list(ids) for name in PLACES}
+
+
+def computed(result: dg.ExecuteInProcessResult) -> set[int]:
+    """How many fragments each place computed."""
+    return {metadata(result, name)["fragments_computed"] for name in PLACES}
 
 
 def staged(folder: Path) -> list[Path]:
@@ -164,9 +200,11 @@ def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, ma
         partitions_def=both,
     )
     pipeline.project("clean", ["n"]).write("out", f"{tmp_path}/out", format="delta")
-    keys = [dg.MultiPartitionKey({"key": key, "one": "src"}) for key in STRANGE]
-    for key in (*keys, keys[0]):
-        assert materialize(pipeline, local, partition=key).success
+    keys = both.get_partition_keys()
+    ends = {"start": keys[0], "end": keys[-1]}
+    tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
+    for given in ({"tags": tags}, {"partition": keys[0]}):
+        assert materialize(pipeline, local, **given).success
     expected = sorted(str(key) for key in keys)
     assert sorted(DeltaTable(tmp_path / "out").to_pandas()["partition_key"]) == expected
     assert sorted(pl.read_delta(str(tmp_path / "out"))["partition_key"]) == expected
@@ -176,41 +214,36 @@ def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, ma
 # Replaced as a whole
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_partition_is_replaced_as_a_whole_and_files_of_others_stay(
-    tmp_path, local, materialize, format, target
-):
-    given = {"keys": ["a", "b"], "format": format, "target_file_bytes": target}
+def test_a_partition_is_replaced_as_a_whole_and_files_of_others_stay(tmp_path, local, materialize):
+    keys = ["a", "b"]
     for key, first in (("a", 0), ("b", 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(docs(tmp_path, **given), local, partition=key)
-    alien = next(path for path in (tmp_path / "out").rglob("*.parquet")).parent / "x.csv"
-    alien.write_text("of somebody else")
-    assert read(tmp_path, format) == [*range(40), *range(100, 140)]
+        materialize(everywhere(tmp_path, keys=keys), local, partition=key)
+    aliens = [
+        next(path for path in (tmp_path / name).rglob("*.parquet")).parent / "x.csv"
+        for name in PLACES
+    ]
+    for alien in aliens:
+        alien.write_text("of somebody else")
+    assert in_places(tmp_path) == in_all([*range(40), *range(100, 140)])
 
-    shrunk = docs(tmp_path, where="id % 2 = 0", **given)
+    shrunk = everywhere(tmp_path, keys=keys, where="id % 2 = 0")
     materialize(shrunk, local, partition="a")
 
-    assert read(tmp_path, format) == [*range(0, 40, 2), *range(100, 140)]
-    assert alien.read_text() == "of somebody else"
+    assert in_places(tmp_path) == in_all([*range(0, 40, 2), *range(100, 140)])
+    assert {alien.read_text() for alien in aliens} == {"of somebody else"}
     assert not staged(tmp_path)
-    again = metadata(materialize(shrunk, local, partition="a"), "out")
-    assert again["fragments_computed"] == 0
+    assert computed(materialize(shrunk, local, partition="a")) == {0}
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_partition_that_becomes_empty(tmp_path, local, materialize, format, target):
+def test_a_partition_that_becomes_empty(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
-    given = {"format": format, "target_file_bytes": target}
-    materialize(docs(tmp_path, **given), local)
-    materialize(docs(tmp_path, where="id < 0", **given), local)
-    assert read(tmp_path, format) == []
-    if format == "parquet":
-        assert ds.dataset(tmp_path / "out").schema.names == ["id", "n", "text"]
-    again = metadata(materialize(docs(tmp_path, where="id < 0", **given), local), "out")
-    assert again["fragments_computed"] == 0
+    materialize(everywhere(tmp_path), local)
+    materialize(everywhere(tmp_path, where="id < 0"), local)
+    assert in_places(tmp_path) == in_all([])
+    for name in ("parts", "merged"):
+        assert ds.dataset(tmp_path / name).schema.names == ["id", "n", "text"]
+    assert computed(materialize(everywhere(tmp_path, where="id < 0"), local)) == {0}
 
 
 def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
@@ -253,17 +286,21 @@ def test_increments_add_their_rows(tmp_path, local, materialize, format):
 # Sizes and codecs
 
 
-@pytest.mark.parametrize("codec", ["zstd", "snappy", "lz4", "gzip", "none"])
-def test_compression(tmp_path, local, materialize, codec):
+def test_compression(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
-    pipeline = docs(tmp_path, compression=codec, target_file_bytes=100_000)
-    pipeline["clean"].write("plain", f"{tmp_path}/plain", compression=codec)
+    pipeline = docs(tmp_path)
+    codecs = ("zstd", "snappy", "lz4", "gzip", "none")
+    for codec in codecs:
+        for kind, given in (("merged", {"target_file_bytes": 100_000}), ("plain", {})):
+            name = f"{kind}_{codec}"
+            pipeline["clean"].write(name, f"{tmp_path}/{name}", compression=codec, **given)
     materialize(pipeline, local)
-    for folder in ("out", "plain"):
-        file = next((tmp_path / folder).glob("*.parquet"))
-        group = pq.read_metadata(file).row_group(0)
-        codecs = {group.column(i).compression for i in range(group.num_columns)}
-        assert codecs == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
+    for codec in codecs:
+        for kind in ("merged", "plain"):
+            file = next((tmp_path / f"{kind}_{codec}").glob("*.parquet"))
+            group = pq.read_metadata(file).row_group(0)
+            used = {group.column(i).compression for i in range(group.num_columns)}
+            assert used == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
 
 
 def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
@@ -343,49 +380,72 @@ def test_what_is_only_staged_is_not_published(tmp_path, local, materialize):
     assert not staged(tmp_path)
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-@pytest.mark.parametrize("format", FORMATS)
-def test_checks_read_the_rows_before_they_are_published(
-    tmp_path, local, materialize, format, target
-):
+def test_checks_read_the_rows_before_they_are_published(tmp_path, local, materialize):
     """Also where some are published already, and where all of them are."""
 
-    def golden(store: dict[str, Any]) -> vd.Pipeline:
+    def found() -> dict[str, tuple[bool, str | None]]:
         expected = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
-        return docs(tmp_path, format=format, target_file_bytes=target, checks=[expected], **store)
-
-    def found(result: dg.ExecuteInProcessResult) -> list[tuple[bool, str | None]]:
+        result = materialize(everywhere(tmp_path, checks=[expected]), local)
         evaluations = result.get_asset_check_evaluations()
-        return [(e.passed, e.description) for e in evaluations if e.check_name == "golden"]
+        return {
+            e.asset_key.path[-1]: (e.passed, e.description)
+            for e in evaluations
+            if e.check_name == "golden"
+        }
+
+    def passes() -> None:
+        outcomes = found()
+        assert set(outcomes) == set(PLACES)
+        assert all(passed for passed, _ in outcomes.values()), outcomes
 
     write_source(tmp_path / "src", rows(range(20)))
-    ((passed, description),) = found(materialize(golden({}), local))
-    assert passed, description
+    passes()
     write_source(tmp_path / "src", rows(range(20, 30)), "b.parquet")
-    ((passed, description),) = found(materialize(golden({}), local))
-    assert passed, description
-    (tmp_path / "store/docs/out/manifests/~unpartitioned/publishing-x.json").write_bytes(
-        next((tmp_path / "store/docs/out/manifests").rglob("00000002-*.json")).read_bytes()
-    )
-    ((passed, description),) = found(materialize(golden({}), local))
-    assert passed, description
-    assert read(tmp_path, format) == list(range(30))
+    passes()
+    for name in PLACES:
+        manifests = tmp_path / "store/docs" / name / "manifests"
+        (manifests / "~unpartitioned/publishing-x.json").write_bytes(
+            next(manifests.rglob("00000002-*.json")).read_bytes()
+        )
+    passes()
+    assert in_places(tmp_path) == in_all(range(30))
 
 
 # Killed between the steps
+
+
+@pytest.fixture(scope="module", params=[("parquet", None), ("parquet", 3000)])
+def once_plain(request, tmp_path_factory, local) -> tuple[Snapshot, dict[str, Any]]:
+    return published_once(request.param, tmp_path_factory.mktemp("plain"), local)
+
+
+@pytest.fixture(scope="module", params=[("delta", None), ("delta", 3000)])
+def once_delta(request, tmp_path_factory, local) -> tuple[Snapshot, dict[str, Any]]:
+    return published_once(request.param, tmp_path_factory.mktemp("delta"), local)
+
+
+def published_once(
+    how: tuple[str, int | None], folder: Path, local: Any
+) -> tuple[Snapshot, dict[str, Any]]:
+    """40 rows that were published, and how."""
+    given = dict(zip(("format", "target_file_bytes"), how))
+    root = folder / "root"
+    write_source(root / "src", rows(range(40)))
+    materializing(root)(docs(root, **given), local)
+    return Snapshot(root), given
 
 
 def cut_off(*args: Any, **given: Any) -> None:
     raise OSError("the machine went away")
 
 
-@pytest.mark.parametrize("target", [None, 3000])
 @pytest.mark.parametrize("step", ["move", "commit", "retire", "clear", "forget"])
 def test_a_plain_publication_that_is_cut_off_is_ended_by_the_next_run(
-    tmp_path, local, materialize, monkeypatch, step, target
+    once_plain, local, monkeypatch, step
 ):
-    write_source(tmp_path / "src", rows(range(40)))
-    materialize(docs(tmp_path, target_file_bytes=target), local)
+    snapshot, given = once_plain
+    root = snapshot.restore()
+    materialize = materializing(root)
     commit = Store.commit
 
     def only_others(store: Store, manifest: Any) -> Any:
@@ -398,28 +458,29 @@ def test_a_plain_publication_that_is_cut_off_is_ended_by_the_next_run(
         "clear": (FolderPublisher, "clear", cut_off),
         "forget": (Store, "forget_announced", cut_off),
     }
-    changed = docs(tmp_path, where="id < 15", target_file_bytes=target)
+    changed = docs(root, where="id < 15", **given)
     with monkeypatch.context() as patch:
         patch.setattr(*places[step])
         assert not materialize(changed, local, raises=False).success
 
-    materialize(docs(tmp_path, where="id < 15", target_file_bytes=target), local)
+    materialize(docs(root, where="id < 15", **given), local)
 
-    assert read(tmp_path, "parquet") == list(range(15))
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
+    assert read(root, "parquet") == list(range(15))
+    assert not staged(root)
+    assert not list((root / "store").rglob("publishing-*"))
 
 
-@pytest.mark.parametrize("target", [None, 3000])
 @pytest.mark.parametrize("step", ["transaction", "commit", "retire", "clear", "forget"])
 def test_a_transaction_is_made_once_however_often_a_run_is_cut_off(
-    tmp_path, local, materialize, monkeypatch, step, target
+    once_delta, local, monkeypatch, step
 ):
     from vane_dagster.storage.publish.delta import DeltaPublisher
 
-    write_source(tmp_path / "src", rows(range(40)))
-    materialize(docs(tmp_path, format="delta", target_file_bytes=target), local)
-    before = DeltaTable(tmp_path / "out").version()
+    snapshot, given = once_delta
+    root = snapshot.restore()
+    materialize = materializing(root)
+    given = {"where": "id < 15", **given}
+    before = DeltaTable(root / "out").version()
     commit = Store.commit
 
     def only_others(store: Store, manifest: Any) -> Any:
@@ -432,20 +493,19 @@ def test_a_transaction_is_made_once_however_often_a_run_is_cut_off(
         "clear": (DeltaPublisher, "clear", cut_off),
         "forget": (Store, "forget_announced", cut_off),
     }
-    given = {"where": "id < 15", "format": "delta", "target_file_bytes": target}
     with monkeypatch.context() as patch:
         patch.setattr(*places[step])
-        assert not materialize(docs(tmp_path, **given), local, raises=False).success
+        assert not materialize(docs(root, **given), local, raises=False).success
     now = list(range(40)) if step == "transaction" else list(range(15))
-    assert read(tmp_path, "delta") == now, "the rows before or after, nothing between"
+    assert read(root, "delta") == now, "the rows before or after, nothing between"
 
-    result = materialize(docs(tmp_path, **given), local)
+    result = materialize(docs(root, **given), local)
 
-    assert read(tmp_path, "delta") == list(range(15))
-    assert DeltaTable(tmp_path / "out").version() == before + 1
+    assert read(root, "delta") == list(range(15))
+    assert DeltaTable(root / "out").version() == before + 1
     assert metadata(result, "clean")["fragments_computed"] == 0
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
+    assert not staged(root)
+    assert not list((root / "store").rglob("publishing-*"))
 
 
 # Two writers
@@ -626,34 +686,37 @@ def s3() -> Iterator[dict[str, Any]]:
     server.stop()
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-@pytest.mark.parametrize("format", FORMATS)
-def test_published_on_s3(tmp_path, local, materialize, s3, format, target):
+def test_published_on_s3(tmp_path, local, materialize, s3):
+    from vane_dagster.storage.publish.delta_types import table_options
+
     base = f"s3://lake/{uuid.uuid4().hex}/to here"
     keys = ["a b", "c%2Fd"]
-    place = f"{base}/{{partition_key}}" if format == "parquet" else base
-    given = {"format": format, "target_file_bytes": target, "storage_options": s3, "out": place}
+
+    def pipeline(where: str | None = None) -> vd.Pipeline:
+        made = docs(tmp_path, keys=keys, where=where)
+        for name, given in PLACES.items():
+            place = f"{base}/{name}" + ("" if "format" in given else "/{partition_key}")
+            made["clean"].write(name, place, storage_options=s3, **given)
+        return made
+
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(docs(tmp_path, keys=keys, **given), local, partition=key)
-    materialize(docs(tmp_path, keys=keys, where="id < 7", **given), local, partition=keys[0])
-    again = docs(tmp_path, keys=keys, where="id < 7", **given)
-    result = materialize(again, local, partition=keys[0])
-    assert metadata(result, "out")["fragments_computed"] == 0
+        materialize(pipeline(), local, partition=key)
+    materialize(pipeline("id < 7"), local, partition=keys[0])
+    assert computed(materialize(pipeline("id < 7"), local, partition=keys[0])) == {0}
 
-    if format == "delta":
-        from vane_dagster.storage.publish.delta_types import table_options
-
-        table = DeltaTable(base, storage_options=table_options(Location(base, s3)))
-        assert table.version() == 3
-        found = table.to_pandas()
-        assert sorted(set(found["partition_key"])) == keys
-        read = sorted(found["id"])
-    else:
-        opened = Location(base, s3)
-        read = ds.dataset(opened.path, filesystem=opened.fs).to_table()["id"].to_pylist()
-    assert sorted(read) == [*range(7), *range(100, 140)]
-    assert not [path for path in Location(base, s3).walk() if "_vane_staging" in path]
+    for name, given in PLACES.items():
+        opened = Location(f"{base}/{name}", s3)
+        if given.get("format") == "delta":
+            table = DeltaTable(opened.url, storage_options=table_options(opened))
+            assert table.version() == 3
+            found = table.to_pandas()
+            assert sorted(set(found["partition_key"])) == keys
+            read = sorted(found["id"])
+        else:
+            read = ds.dataset(opened.path, filesystem=opened.fs).to_table()["id"].to_pylist()
+        assert sorted(read) == [*range(7), *range(100, 140)], name
+        assert not [path for path in opened.walk() if "_vane_staging" in path]
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
 
@@ -661,8 +724,10 @@ def test_published_on_s3(tmp_path, local, materialize, s3, format, target):
 def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
     write_source(tmp_path / "src", rows(range(3)))
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
+    from vane_dagster.storage import transient_errors
     from vane_dagster.storage.publish import delta
 
+    monkeypatch.setattr(transient_errors, "_ATTEMPTS", 1)
     real = delta.table_options
     hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
     monkeypatch.setattr(delta, "table_options", lambda place: {**real(place), **hurried})

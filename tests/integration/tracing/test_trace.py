@@ -22,6 +22,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 import vane_dagster as vd
 from support.data import write_source
+from support.results import materializing
+from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
@@ -110,9 +112,23 @@ def make(folder: Path, compute: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory) -> Path:
+def traced(tmp_path_factory, local) -> Path:
     """What no test changes."""
-    return make(tmp_path_factory.mktemp("traced"), vd.LocalCompute(num_cpus=2))
+    return make(tmp_path_factory.mktemp("traced"), local)
+
+
+@pytest.fixture(scope="module")
+def once_unpartitioned(tmp_path_factory, local) -> Snapshot:
+    folder = tmp_path_factory.mktemp("unpartitioned") / "root"
+    write_docs(folder / "src")
+    materializing(folder)(docs(folder / "src"), local)
+    return Snapshot(folder)
+
+
+@pytest.fixture
+def unpartitioned(once_unpartitioned) -> Path:
+    """The pipeline, materialized without partitions and unpublished."""
+    return once_unpartitioned.restore()
 
 
 @pytest.fixture
@@ -289,45 +305,43 @@ def test_forward_where_stages_are_not_materialized_or_older(changing, local, mat
     assert older.steps[1].notes == ("made from an older docs/clean; materialize it again",)
 
 
-def test_a_recomputed_upstream_is_not_taken_for_the_one_that_was_used(tmp_path, local, materialize):
-    write_docs(tmp_path / "src")
-    materialize(docs(tmp_path / "src"), local)
-    used = in_force(tmp_path, "clean")
-    materialize(docs(tmp_path / "src", where="id % 7 <> 0"), local, select=["clean"])
-    assert in_force(tmp_path, "clean").content != used.content
+def test_a_recomputed_upstream_is_not_taken_for_the_one_that_was_used(unpartitioned, local):
+    used = in_force(unpartitioned, "clean")
+    materializing(unpartitioned)(
+        docs(unpartitioned / "src", where="id % 7 <> 0"), local, select=["clean"]
+    )
+    assert in_force(unpartitioned, "clean").content != used.content
 
-    steps = by_stage(trace(tmp_path, "docs/upper", 42, None))
+    steps = by_stage(trace(unpartitioned, "docs/upper", 42, None))
     assert steps["clean"].manifest.startswith("00000001-")
     assert steps["clean"].run_id == used.run_id
     assert row_at(steps["clean"])["id"] == 42
     with pytest.raises(vd.TraceError, match="filtered by 'docs/clean'"):
-        trace(tmp_path, "docs/clean", 42, None)
+        trace(unpartitioned, "docs/clean", 42, None)
 
 
-def test_a_collected_manifest_and_a_lost_part_are_told(tmp_path, local, materialize):
-    write_docs(tmp_path / "src")
-    materialize(docs(tmp_path / "src"), local)
-    before = by_stage(trace(tmp_path, "docs/joined", 42, None))
+def test_a_collected_manifest_and_a_lost_part_are_told(unpartitioned):
+    before = by_stage(trace(unpartitioned, "docs/joined", 42, None))
     Path(before["upper"].url).unlink()
 
-    lost = by_stage(trace(tmp_path, "docs/joined", 42, None))
+    lost = by_stage(trace(unpartitioned, "docs/joined", 42, None))
     assert lost["upper"].keys == {"id": 42}
     assert lost["upper"].run_id == before["upper"].run_id
     assert "the part is gone" in lost["upper"].notes[0]
     assert lost["clean"] == before["clean"]
     assert lost["source"] == before["source"]
 
-    manifests = tmp_path / "store" / "docs" / "embedded" / "manifests" / "~unpartitioned"
+    manifests = unpartitioned / "store" / "docs" / "embedded" / "manifests" / "~unpartitioned"
     for file in manifests.iterdir():
         file.unlink()
-    collected = by_stage(trace(tmp_path, "docs/joined", 42, None))
+    collected = by_stage(trace(unpartitioned, "docs/joined", 42, None))
     assert "was collected" in collected["embedded"].notes[0]
     assert collected["source"] == before["source"]
     assert "upper" not in collected
 
     Path(before["joined"].url).unlink()
     with pytest.raises(vd.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"):
-        trace(tmp_path, "docs/joined", 42, None)
+        trace(unpartitioned, "docs/joined", 42, None)
 
 
 def test_a_source_file_that_is_gone_or_changed(changing):
@@ -447,16 +461,14 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, loc
     assert found.steps[2].keys == {"word_id": "42-1", "doc": 42}
 
 
-def test_a_partition_given_for_none(tmp_path, local, materialize):
-    write_docs(tmp_path / "src")
-    materialize(docs(tmp_path / "src"), local)
-    found = vd.trace(docs(tmp_path / "src")["clean"], 42, store=tmp_path / "store")
-    assert found == trace(tmp_path, "docs/clean", "42", None)
-    (tmp_path / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
+def test_a_partition_given_for_none(unpartitioned):
+    found = vd.trace(docs(unpartitioned / "src")["clean"], 42, store=unpartitioned / "store")
+    assert found == trace(unpartitioned, "docs/clean", "42", None)
+    (unpartitioned / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
     with pytest.raises(vd.TraceError, match="'docs/begun' was begun and never committed"):
-        trace(tmp_path, "docs/begun", 1, None)
+        trace(unpartitioned, "docs/begun", 1, None)
     with pytest.raises(vd.TraceError, match="not partitioned; leave partition 'x' out"):
-        trace(tmp_path, "docs/clean", 1, "x")
+        trace(unpartitioned, "docs/clean", 1, "x")
 
 
 def test_a_user_who_drops_rows_is_named(tmp_path, local, materialize):
@@ -576,7 +588,7 @@ def test_on_an_object_store(s3, tmp_path, local):
     for file in tmp_path.glob("*.parquet"):
         place.write(file.name, file.read_bytes())
     source = vd.parquet("s3://lake/src", storage_options=s3)
-    pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
+    pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=30)
     pipeline.project("clean", ["id"], where="id % 5 <> 0").map_batches(
         "same", lambda batch: batch, schema={"id": "BIGINT"}
     )
