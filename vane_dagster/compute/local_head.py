@@ -41,9 +41,14 @@ _MAX_TEMP_DIR_LENGTH = 103 - len(
 )
 _MAX_HOME_LENGTH = _MAX_TEMP_DIR_LENGTH - len("/0123456789abcdef/t")
 
-# Ray warns on every driver's terminal if there are more workers than four times the startup
-# concurrency, which it derives from the CPUs; on a laptop, warm pools exceed that.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_maximum_startup_concurrency": "32"}
+_RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray warns on every driver's terminal if there are more workers than four times the startup
+    # concurrency, which it derives from the CPUs; on a laptop, warm pools exceed that.
+    "RAY_worker_maximum_startup_concurrency": "32",
+    # For the first driver, Ray would start a worker for each CPU. Pools start their own.
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 # `ray start` opens a Ray Client port if grpc is installed, and has no option to disable it.
 _LAUNCH = (
@@ -500,7 +505,7 @@ class LocalHead(HeadFolder):
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
-        return {**kept, **LOOPBACK_ONLY, **token, **_QUIET, MARK: self.mark}
+        return {**kept, **LOOPBACK_ONLY, **token, **_RAY_SETTINGS, MARK: self.mark}
 
     def _describe(self) -> Head:
         """Describe the launched head, from Ray's own files and the process table."""

@@ -173,6 +173,7 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     titles = {title.split()[0].rpartition("/")[2] for _, title in listening}
     assert {"gcs_server", "raylet", "ray::Actor"} <= titles
     assert "ray::RuntimeEnvAgent" in titles  # a dashboard agent too, with ray[default]
+    assert "ray::IDLE" not in titles, "no worker is started before it is needed"
     assert {ip for ip, _ in listening} <= LOOPBACK
     assert not any("ray.util.client.server" in title for _, title in listening)
     # The same by the code's own list: `stop` knows every process that holds a socket.
