@@ -16,7 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.dagster_dev import DagsterDev
 from support.data import write_source
-from support.paths import TESTS
+from support.paths import REPOSITORY, TESTS
 
 # Workers import this module, and need no Dagster for it.
 FUNCTIONS = '''
@@ -59,6 +59,10 @@ def flaky(batch, notes):
 
 def doubled_or_null(batch):
     return {"double": [None if n == 13 else 2 * n for n in batch["n"].to_pylist()]}
+
+
+def measure(batch):
+    return {"length": [len(text) for text in batch["text"].to_pylist()]}
 '''
 
 DEFINITIONS = '''
@@ -67,7 +71,7 @@ DEFINITIONS = '''
 from pathlib import Path
 
 import dagster as dg
-from functions import Noting, doubled, doubled_or_null, flaky
+from functions import Noting, doubled, doubled_or_null, flaky, measure
 
 import vane_dagster as vd
 
@@ -137,6 +141,11 @@ judged.map_batches(
     checks=[vd.checks.NullRate(0, blocking=True, severity="ERROR")],
 ).project("kept", ["double"])
 
+texts = pipeline("texts", dg.StaticPartitionsDefinition(["monday"]))
+texts.project("clean", {"text": "trim(text)"}).map_batches(
+    "length", measure, schema={"length": "BIGINT"}, columns=["text"], concurrency=1
+)
+
 nightly = dg.define_asset_job(
     "nightly", selection=["days/doubles", "days/kept"], executor_def=dg.in_process_executor
 )
@@ -153,8 +162,8 @@ def every_minute(context):
 
 
 defs = dg.Definitions(
-    assets=[made.build_assets() for made in (days, slow, turns, retried, judged)]
-    + [days.build_source()],
+    assets=[made.build_assets() for made in (days, slow, turns, retried, judged, texts)]
+    + [made.build_source() for made in (days, texts)],
     schedules=[every_minute],
     resources={
         "compute": vd.RayCompute(cluster=vd.LocalCluster(name="backfills", num_cpus=2)),
@@ -169,8 +178,8 @@ TURNS = ["turns/noted", "turns/kept"]
 class Project(DagsterDev):
     """``dagster dev`` over the definitions above, with their sources and their store."""
 
-    def __init__(self, folder: Path, forks_runs: bool) -> None:
-        super().__init__(folder, forks_runs)
+    def __init__(self, folder: Path, forks_runs: bool, workspace: Path | None) -> None:
+        super().__init__(folder, forks_runs, workspace)
         (folder / "functions.py").write_text(FUNCTIONS)
         (folder / "definitions.py").write_text(DEFINITIONS)
         (folder / "notes").mkdir()
@@ -219,11 +228,13 @@ class Project(DagsterDev):
 def dev(
     _home: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Project]:
-    """The project with its schedule turned on, and its own Ray head."""
+    """The project with its schedule turned on and its own Ray head; the demo too, without kills."""
     from vane_dagster.compute.local_head import LocalHead
 
     kills = request.path.is_relative_to(TESTS / "chaos")
-    project = Project(tmp_path_factory.mktemp("project"), forks_runs=not kills)
+    folder = tmp_path_factory.mktemp("project")
+    workspace = None if kills else REPOSITORY / "workspace.yaml"
+    project = Project(folder, forks_runs=not kills, workspace=workspace)
     project.write("days", "2026-01-10", [1, 2, 3])
     try:
         project.start()

@@ -33,12 +33,18 @@ run_queue:
   dequeue_interval_seconds: 1
 """
 
+WORKSPACE = """
+load_from:
+  - python_file:
+      relative_path: definitions.py
+"""
+
 # Read by every process of ``dagster dev``. Without it tests are slow, not wrong.
 #
 # The daemon looks for backfills every 30 s, which is not configurable: with two seconds tests do
-# not wait for the clock. The code server starts a new Python for each run, which imports Dagster
-# and Ray for five seconds of CPU time: runs are forked from a process that has imported them. Tests
-# of how processes end have runs as users have them.
+# not wait for the clock. The code server starts a new Python for each run, and the run one for each
+# step, which import Dagster and Ray for five seconds of CPU time: both are forked from a process
+# that has imported them. Tests of how processes end have them as users have them.
 SITE = """
 import sys
 
@@ -53,6 +59,15 @@ if "grpc" in sys.orig_argv and {forks_runs}:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload({modules})
     multiprocessing.get_context = lambda method=None: context
+
+if "multiprocessing.forkserver" in " ".join(sys.orig_argv) and {forks_runs}:
+    import multiprocessing
+    from multiprocessing import forkserver
+
+    # A run asks the process that it is forked from to fork the processes of its steps.
+    context = multiprocessing.get_context("forkserver")
+    multiprocessing.get_context = lambda method=None: context
+    forkserver._forkserver.ensure_running = lambda: None
 """
 
 # Run configuration: all steps in the process of the run, instead of one more process each.
@@ -64,10 +79,11 @@ class DagsterDev:
 
     Args:
         folder: The folder with the definitions.
-        forks_runs: Whether runs start fast, forked, or as users have them.
+        forks_runs: Whether runs and their steps start fast, forked, or as users have them.
+        workspace: A workspace file whose code locations it serves too.
     """
 
-    def __init__(self, folder: Path, forks_runs: bool) -> None:
+    def __init__(self, folder: Path, forks_runs: bool, workspace: Path | None = None) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.log = folder / "dagster-dev.log"
@@ -77,7 +93,10 @@ class DagsterDev:
         )
         self.home.mkdir()
         (self.home / "dagster.yaml").write_text(INSTANCE)
+        (folder / "workspace.yaml").write_text(WORKSPACE)
+        self._workspaces = [folder / "workspace.yaml", *filter(None, [workspace])]
         self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
@@ -88,19 +107,22 @@ class DagsterDev:
         environment = {
             **clean,
             "DAGSTER_HOME": str(self.home),
+            "VANE_DEMO_DATA": str(self.home / "data"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "PYTHONPATH": os.pathsep.join(
                 filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
             ),
         }
-        command = [sys.executable, "-m", "dagster", "dev", "-f", "definitions.py"]
+        command = [sys.executable, "-m", "dagster", "dev"]
+        for workspace in self._workspaces:
+            command += ["-w", str(workspace)]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         # A page asks every two seconds by default. What tests look at, they load.
         command += ["--live-data-poll-rate", "10000"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 command,
-                cwd=self.folder,
+                cwd=self._workspaces[-1].parent,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -120,8 +142,9 @@ class DagsterDev:
         except (urllib.error.URLError, OSError):
             return False
         daemons = found["instance"]["daemonHealth"]["allDaemonStatuses"]
-        loaded = found["repositoriesOrError"].get("nodes")
-        return bool(loaded) and all(d["healthy"] for d in daemons if d["required"])
+        loaded = found["repositoriesOrError"].get("nodes", ())
+        is_loaded = len(loaded) == len(self._workspaces)
+        return is_loaded and all(d["healthy"] for d in daemons if d["required"])
 
     def stop(self) -> None:
         """Stop it with all processes that it has started, including runs."""
@@ -162,7 +185,7 @@ class DagsterDev:
         """Send a query or mutation, and return its data."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
+            f"{self.url}/graphql", body, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:

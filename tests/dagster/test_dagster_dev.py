@@ -1,18 +1,30 @@
-"""Backfills, cancelling, kills, retries and schedules in a real ``dagster dev``.
+"""Backfills, retries, schedules and pages in a real ``dagster dev``.
 
 The tests do what a user does in Dagster's UI, by the GraphQL that it sends, and look at what
-a user sees there and at what is in the store. They share one instance and keep to partitions of
-their own.
+a user sees there and at what is in the store; some do it in a real browser, and see the demo there
+too. They share one instance, as starting one takes longer than most tests, and keep to partitions
+of their own.
 """
 
 from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from support.backfills import DEFINITIONS, SLOW, TURNS, Project, dev, slowly  # noqa: F401  # fixtures
 from support.dagster_dev import IN_PROCESS, asset_keys
+from support.data import write_source
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+DEMO_STAGES = ("clean", "embedding", "enriched", "published")
 
 DAYS = ["days/doubles", "days/kept"]
 JUDGED = ["judged/doubles", "judged/kept"]
@@ -221,9 +233,117 @@ def test_checks_are_executed_alone_for_every_partition(dev):
     assert dev.asset("judged/doubles", list("abc")) == before
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser with a profile of its own. Starting one takes longer than reading a page."""
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    profile = tempfile.mkdtemp(prefix="vc-", dir="/tmp")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch_persistent_context(
+            profile,
+            executable_path=CHROMIUM,
+            viewport={"width": 1600, "height": 900},
+            args=[
+                "--no-sandbox",
+                "--headless",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+        )
+        yield browser
+        browser.close()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture
+def page(browser) -> Iterator[Any]:
+    opened = browser.new_page()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "source"), [("stdlib_search", "stdlib_docs"), ("questions", "source")]
+)
+def test_asset_graph_of_the_demo_draws_the_source_and_every_stage(dev, page, group, source):
+    page.goto(f"{dev.url}/locations/definitions/asset-groups/{group}/lineage")
+    for name in (source, *DEMO_STAGES):
+        page.get_by_text(name, exact=True).first.wait_for(timeout=60_000)
+    # The edges between them, as the graph draws them.
+    assert page.locator("svg path").count() >= len(DEMO_STAGES)
+
+
+def test_asset_page_of_the_demo_says_what_a_stage_is(dev, page):
+    page.goto(f"{dev.url}/assets/docs/embedding")
+    page.get_by_text("by all-MiniLM-L6-v2").first.wait_for(timeout=60_000)
+    assert page.get_by_text("stdlib_search").count() >= 1
+
+
+def test_partition_is_materialized_by_clicking(dev, page):
+    """From the button to the partition's numbers, its rows, where they are from, and checks."""
+    table = {"id": [1, 2, 3], "text": ["a", " bb ", "ccc"]}
+    write_source(dev.folder / "src" / "texts" / "monday", table)
+    base = f"{dev.url}/assets/texts/length"
+    dev.succeeded(dev.launch(["texts/clean"], "monday", IN_PROCESS))
+    page.goto(base)
+    page.get_by_role("button", name=re.compile("Materialize")).first.click(timeout=60_000)
+    page.get_by_role("button", name="All", exact=True).click(timeout=60_000)
+    page.get_by_role("button", name=re.compile("Launch")).last.click(timeout=60_000)
+    dev.wait(
+        lambda: dev.checks("texts/length")["null_rate"] == {"monday": "SUCCEEDED"},
+        "the stage is materialized and its checks have passed",
+    )
+
+    page.goto(f"{base}?view=partitions&partition=monday")
+    page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
+    page.get_by_text("Materialized (1)").first.wait_for(timeout=60_000)
+    page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
+    # The table of the column schema, and that of the sample rows.
+    page.get_by_text("from texts/clean: text", exact=True).first.wait_for(timeout=60_000)
+    assert dev.lineage("texts/length")["length"] == ["texts/clean: text"]
+    sample = page.locator("table", has=page.get_by_role("columnheader", name="length")).last
+    cells = [row.locator("td").all_inner_texts() for row in sample.locator("tbody tr").all()]
+    assert cells == [["1", "1"], ["2", "2"], ["3", "3"]]
+
+    page.goto(f"{base}?view=checks&checkDetail=null_rate")
+    page.get_by_text("Checks (4)").wait_for(timeout=60_000)
+    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+    page.get_by_text("Partitions", exact=True).last.click()
+    page.get_by_text("Passed (1)").wait_for(timeout=60_000)
+    page.get_by_title("monday", exact=True).last.click()
+    page.get_by_text("There are no nulls in").wait_for(timeout=60_000)
+    page.get_by_text("null_rate/length").wait_for(timeout=60_000)
+
+    page.get_by_role("button", name="Execute all").click()
+    check, done = ("texts/length", "null_rate"), ["SUCCEEDED", "SUCCEEDED"]
+    dev.wait(
+        lambda: [e["status"] for e in dev.evaluations(*check, "monday")] == done,
+        "the checks are evaluated alone",
+    )
+    page.reload()
+    _sees_passed(page, ["error_rate", "ids_complete", "null_rate"])
+
+
 def _passed(dev: Project, stage: str, partitions: list[str]) -> dict[str, bool]:
     """For each check of an asset, whether it passed in these partitions."""
     return {
         name: all(found.get(key) == "SUCCEEDED" for key in partitions)
         for name, found in dev.checks(stage).items()
     }
+
+
+def _sees_passed(page: Any, checks: list[str]) -> None:
+    """Waits until each check has the green mark in the list of an asset's checks."""
+    for check in checks:
+        mark = page.get_by_role("img", name="check_circle", exact=True)
+        row = page.locator("div", has=page.get_by_title(check, exact=True)).filter(has=mark)
+        row.filter(has_text="Succeeded").last.wait_for(timeout=60_000)
