@@ -437,7 +437,8 @@ def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, check
     checked.source(20)
     write_source(tmp_path / "source" / "more", pa.table({"id": [100], "text": ["new"]}))
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
-    docs.map_batches("n", added, schema={"n": "BIGINT"})
+    docs.map_batches("n", added, schema={"n": "BIGINT"}, concurrency=1)
+    checked.compute = vd.LocalCompute(num_cpus=1)  # its processes find the package
 
     def found() -> dg.AssetCheckEvaluation:
         result = checked.run(docs, checks_alone=False)

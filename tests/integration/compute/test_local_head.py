@@ -14,20 +14,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import ray
 from click.testing import CliRunner
 
-from support.head_processes import (
-    assert_nothing_left,
-    cli,
-    driver_environment,
-    processes_of,
-    python,
-)
+from support import forked
+from support.head_processes import assert_nothing_left, driver_environment, processes_of, python
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
 from vane_dagster.compute.connection import LOOPBACK_ONLY
@@ -62,6 +57,22 @@ def on_terminal(code: str, home: Path) -> tuple[int, int]:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execve(sys.executable, command, environment)
     return pid, terminal
+
+
+def driven(
+    code: str, home: Path, environment: Mapping[str, str] = {}, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a forked driver of the head whose state lies in `home`; it has imported Ray."""
+    given = {**driver_environment(home), **environment}
+    done = forked.run(["-c", textwrap.dedent(code)], given, home, timeout=120)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``vane-dagster cluster`` in a forked process."""
+    code = f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})"
+    return driven(code, home, check=False)
 
 
 def read_until(terminal: int, word: str) -> str:
@@ -156,7 +167,7 @@ def test_socket_paths_fit(shared: Shared) -> None:
 
 
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
-    python(
+    driven(
         """
         from vane_dagster.compute.local_head import LocalHead, connect
         connect(LocalHead().ensure(), namespace="sockets")
@@ -266,7 +277,7 @@ def test_connect_from_a_thread(shared: Shared) -> None:
         import ray
         print(ray.is_initialized())
     """
-    assert python(code, shared.home).stdout == "True\n"
+    assert driven(code, shared.home).stdout == "True\n"
 
 
 def free_port() -> int:
@@ -292,7 +303,7 @@ def test_workers_get_the_starters_environment_without_its_traps(shared: Shared) 
         print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
         print(json.dumps(ray.cluster_resources()))
     """
-    lines = python(code, shared.home).stdout.splitlines()
+    lines = driven(code, shared.home).stdout.splitlines()
     folder, environment = json.loads(lines[0])
     assert folder == str(shared.local.folder)
     assert environment["PATH"] == os.environ["PATH"]
@@ -483,19 +494,12 @@ def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared
         leftover.kill()
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"object_store_memory": 1000}, "at 1000 bytes, but the minimum allowed is"),
-        ({"resources": {"CPU": 1.0}}, "`CPU` cannot be a custom resource"),
-    ],
-)
-def test_a_failing_start_says_why(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
-    local = LocalHead(home=tmp_path, **settings)  # type: ignore[arg-type]  # of many types
+def test_a_failing_start_says_why(tmp_path: Path) -> None:
+    local = LocalHead(home=tmp_path, resources={"CPU": 1.0})
     with pytest.raises(ComputeError) as caught:
         local.ensure()
     message = str(caught.value)
-    assert reason in message
+    assert "`CPU` cannot be a custom resource" in message
     assert "Traceback" not in message
     assert "\n" not in message
     assert str(local.log_path) in message
@@ -529,16 +533,35 @@ def test_a_start_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_head_that_would_listen_elsewhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Ray's switch the head listens everywhere: proof that the switch is what counts."""
-    monkeypatch.setattr(local_head, "LOOPBACK_ONLY", {})
-    for name in LOOPBACK_ONLY:  # which connecting to any head leaves behind
-        monkeypatch.delenv(name, raising=False)
     local = LocalHead(num_cpus=1, home=tmp_path)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def elsewhere() -> None:
+        environment = {**os.environ, processes.MARK: str(local.temp_dir)}
+        started.append(subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True))
+        (local.temp_dir / "r").mkdir()
+        (local.temp_dir / "r" / "ray_current_cluster").write_text("192.0.2.1:6379")
+
+    monkeypatch.setattr(local, "_launch", elsewhere)
     with pytest.raises(ComputeError, match=r"expected 127\.0\.0\.1: it was ended at once"):
         local.ensure()
+    assert started[0].wait(timeout=5) == -signal.SIGTERM
     assert local.find() is None
     local.stop()
     assert_nothing_left(local)
+
+
+def test_ray_keeps_to_the_loopback_address_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a head listens on the machine's own address: the switch is what counts."""
+    from ray._private import ray_constants, services
+
+    assert {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"} == LOOPBACK_ONLY
+    for is_on, loopback in (("1", False), ("0", True)):
+        monkeypatch.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, is_on)
+        value = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True)
+        monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", value)
+        found = services.resolve_ip_for_localhost("127.0.0.1")
+        assert (found == "127.0.0.1") == loopback
 
 
 def test_identity_differs_by_name_home_and_environment(

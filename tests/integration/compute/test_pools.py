@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+import ray
 from click.testing import CliRunner
 
 import vane_dagster as vd
@@ -40,20 +41,23 @@ from support.pools_process import CLUSTER, Process
 from support.results import failure, metadata
 from vane_dagster.cli.main import main
 from vane_dagster.compute import local_backend
+from vane_dagster.compute.actor_names import NAMESPACE, actor_names
 from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.pool_manager import PoolManager
 from vane_dagster.compute.pool_state import LeaseRecord
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import ComputeError
 from vane_dagster.events import Waiting
+from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.worker.protocol import PoolRequest, PoolSpec
 
 
-def test_processes_share_an_actor_until_what_it_constructs_is_edited(tmp_path, ray_compute):
+def test_processes_share_an_actor_whose_call_is_edited(tmp_path, ray_compute):
     """Two runs with two versions of the call get their own results, from one model."""
     partitions(tmp_path, "ab", 100)
-    partitions(tmp_path, "c")
     module = tmp_path / "models" / "models.py"
     stages = {"out": {"fn_constructor_kwargs": {"sleep": 0.2}}}
     first = Process(tmp_path, stages, "a")
@@ -72,27 +76,6 @@ def test_processes_share_an_actor_until_what_it_constructs_is_edited(tmp_path, r
         made = rows(tmp_path, "out", key)
         assert made["out"].to_pylist() == [factor * n for n in range(100)]
         assert set(made["pid"].to_pylist()) == {pid}
-
-    text = module.read_text().replace("self.log, self.sleep = log, sleep", "self.log = log")
-    loads_noted = 'note(log, "loads"'
-    module.write_text(text.replace(loads_noted, f"self.sleep = sleep\n        {loads_noted}"))
-    Process(tmp_path, stages, "c").done()
-    _, fresh = noted(tmp_path / "loads")
-    assert fresh != pid
-    made = rows(tmp_path, "out", "c")
-    assert made["out"].to_pylist() == [3 * n for n in range(60)]
-    assert set(made["pid"].to_pylist()) == {fresh}
-
-
-def test_a_pool_that_grows_keeps_its_first_actor(tmp_path, ray_compute, materialize):
-    for concurrency in (1, 2):
-        pipeline = docs(tmp_path)
-        add(pipeline, "out", tmp_path, concurrency=concurrency)
-        result = materialize(pipeline, ray_compute, config={"force": True})
-    assert metadata(result, "out")["warm_hits"] == 1
-    first, second = until(lambda: all_loaded(tmp_path, 2), "the second actor is ready")
-    (pool,) = listed()
-    assert {worker["pid"] for worker in pool["workers"]} == {first, second}
 
 
 def test_stages_of_one_model_share_a_pool(tmp_path, local, materialize):
@@ -119,6 +102,15 @@ def test_an_idle_pool_ends_after_its_time(tmp_path, cluster, ray_compute, materi
 
 
 def test_a_pool_goes_when_another_needs_what_it_holds(tmp_path, ray_compute, materialize):
+    """Another of this version, and then one of another version."""
+
+    class Hasty(PoolManager):
+        def __init__(self, name: str) -> None:
+            from vane_dagster.compute import pool_manager
+
+            pool_manager._PLACED_SECONDS = 0.5  # in its own process
+            PoolManager.__init__(self, name)
+
     for factor in (2, 3):
         pipeline = docs(tmp_path)
         add(pipeline, "out", tmp_path, factor=factor, **ONE)
@@ -128,6 +120,22 @@ def test_a_pool_goes_when_another_needs_what_it_holds(tmp_path, ray_compute, mat
     until(lambda: not alive(first), "the first model's process ends", 10)
     assert alive(second)
     assert len(listed()) == 1
+
+    other = ray.remote(Hasty).options(
+        name="keeper-other", namespace=NAMESPACE, num_cpus=0, lifetime="detached"
+    )
+    pool_manager = other.remote("keeper-other")
+    try:
+        claim = PoolRequest("other", "Other", (1, 1), {"accelerator": 1}, 1)
+        lease = pool_manager.acquire.remote(LeaseRecord("1", "run-1", (claim,), 0.0))
+        (worker,) = ray.get(lease).workers["other"]
+        placed = ray.get_actor(worker, namespace=NAMESPACE).whereabouts.remote()
+        assert ray.get(placed, timeout=40)
+        assert [pool["label"] for pool in listed()] == ["Other"]
+        until(lambda: not alive(second), "the second model's process ends", 10)
+        ray.get(pool_manager.evict.remote(None, True))
+    finally:
+        ray.kill(pool_manager)
 
 
 def test_three_models_that_need_all_run_wave_by_wave(tmp_path, local, materialize):
@@ -143,15 +151,27 @@ def test_three_models_that_need_all_run_wave_by_wave(tmp_path, local, materializ
 
 
 def test_runs_that_want_each_others_models_never_deadlock(tmp_path, ray_compute):
-    for name in ("x", "y"):
-        (tmp_path / name).mkdir()
-        partitions(tmp_path / name, "a", 20)
-    log = {"log": str(tmp_path)}
-    one = {"fn_constructor_kwargs": {"tag": "1", **log}, **ONE}
-    two = {"fn_constructor_kwargs": {"tag": "2", **log}, **ONE}
-    forth = Process(tmp_path / "x", {"one": dict(one), "two": dict(two)}, "a")
-    back = Process(tmp_path / "y", {"two": dict(two), "one": dict(one)}, "a")
-    assert len(forth.done()) == len(back.done()) == 2
+    threads, ended = [], []
+
+    def run(pipeline: vd.Pipeline, name: str) -> None:
+        store = vd.FragmentStore(root=str(tmp_path / name / "store")).open()
+        run_pipeline(
+            pipeline, tuple(pipeline.stages), [None], ray_compute, store, name,
+            listen=lambda _: None, log=lambda _: None, check=lambda: None,
+            check_runner=CheckRunner(pipeline, store),
+        )  # fmt: skip
+        ended.append(name)
+
+    for name, factors in (("forth", (2, 3)), ("back", (3, 2))):
+        above = pipeline = docs(tmp_path / name, 20)
+        for place, factor in enumerate(factors):
+            above = add(above, f"stage{place}", tmp_path, factor=factor, columns=["id"], **ONE)
+        threads.append(threading.Thread(target=run, args=(pipeline, name), daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(ended) == ["back", "forth"]
     assert [pool["leases"] for pool in listed()] == [[]]
 
 
@@ -233,17 +253,16 @@ def test_a_pool_that_does_not_fit_is_an_error_of_the_lease(ray_compute):
 
 
 def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, materialize):
-    import ray
-
     class Holder:
         def hold(self) -> bool:
             return True
 
     other = ray.remote(Holder).options(resources={"accelerator": 1}, num_cpus=0).remote()
     assert ray.get(other.hold.remote())
+    before = set(actor_names())
 
     def let_go() -> None:
-        until(lambda: [w for p in listed() for w in p["workers"]], "a worker is to start")
+        until(lambda: set(actor_names()) - before, "its worker is to start")
         time.sleep(1.0)
         assert noted(tmp_path / "loads") == []
         ray.kill(other)
@@ -253,28 +272,6 @@ def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, mater
     with meanwhile(let_go):
         materialize(pipeline, ray_compute)
     assert rows(tmp_path, "out").num_rows == 60
-
-
-def test_idle_pools_of_another_version_give_way(tmp_path, ray_compute, materialize):
-    import ray
-
-    from vane_dagster.compute.pool_manager import PoolManager
-
-    old = ray.remote(PoolManager).options(name="keeper-old", num_cpus=0, lifetime="detached")
-    pool_manager = old.remote("keeper-old")
-    try:
-        held = PoolRequest("old", "Old", (1, 1), {"accelerator": 1}, 1)
-        request = LeaseRecord("1", "run-1", (held,), 0.0)
-        assert ray.get(pool_manager.acquire.remote(request)).workers
-        until(lambda: listed()[0]["workers"][0]["state"] == "starting", "it is placed")
-        ray.get(pool_manager.release.remote("1"))
-
-        pipeline = docs(tmp_path)
-        add(pipeline, "out", tmp_path, **ONE)
-        materialize(pipeline, ray_compute)
-        assert [pool["label"] for pool in listed()] == ["Model"]
-    finally:
-        ray.kill(pool_manager)
 
 
 # The worker's environment
@@ -365,11 +362,15 @@ def test_subprocesses_leave_nothing(tmp_path, materialize, monkeypatch):
 # vane-dagster pools
 
 
-def test_pools_are_listed_and_evicted(tmp_path, ray_compute, materialize):
-    pipeline = docs(tmp_path)
-    add(pipeline, "out", tmp_path, concurrency=2)
-    materialize(pipeline, ray_compute)
-    pids = until(lambda: all_loaded(tmp_path, 2), "both actors are ready")
+def test_a_pool_that_grows_keeps_its_first_actor_is_listed_and_evicted(
+    tmp_path, ray_compute, materialize
+):
+    for concurrency in (1, 2):
+        pipeline = docs(tmp_path)
+        add(pipeline, "out", tmp_path, concurrency=concurrency)
+        result = materialize(pipeline, ray_compute, config={"force": True})
+    assert metadata(result, "out")["warm_hits"] == 1
+    pids = until(lambda: all_loaded(tmp_path, 2), "the second actor is ready")
     backend = RayBackend()
     lease = backend.lease("a-run-of-mine", [PoolSpec("leased", "Leased", (1, 1))])
 
@@ -379,7 +380,7 @@ def test_pools_are_listed_and_evicted(tmp_path, ray_compute, materialize):
     pools = {pool["label"]: pool for pool in json.loads(call("--json").output)}
     assert {w["pid"] for w in pools["Model"]["workers"]} == set(pids)
     assert {w["state"] for w in pools["Model"]["workers"]} == {"ready"}
-    assert sum(w["batches"] for w in pools["Model"]["workers"]) == 12
+    assert sum(w["batches"] for w in pools["Model"]["workers"]) == 24
     assert pools["Leased"]["leases"] == ["a-run-of-mine"]
     assert pools["Leased"]["workers"][0]["state"] == "starting"
     assert pools["read and write"]["identity"] == "io"

@@ -85,13 +85,11 @@ def misplaced(batch: pa.Table) -> pa.Table:
     raise vd.RowErrors({len(batch): ValueError("no")})
 
 
-@pytest.mark.parametrize(
-    ("fn", "compute"), [(double, "ray"), (later, "local")], indirect=["compute"]
-)
-def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, compute, materialize):
+@pytest.mark.parametrize("fn", [double, later])
+def test_rows_at_fault_go_aside_and_the_rest_passes(fn, tmp_path, local, materialize):
     docs = pipeline(tmp_path, fn=fn, batch_size=20)
     docs["double"].project("below", {"z": "y + 1"})
-    result = materialize(docs, compute)
+    result = materialize(docs, local)
     store = tmp_path / "store"
     good = [i for i in range(ROWS) if i not in BAD]
     table = read_stage(store, "docs", "double")

@@ -115,18 +115,6 @@ def run(source, local, monkeypatch):
         )
 
 
-def test_loads_add_up_to_those_of_the_run(run):
-    done = run()
-
-    assert done.result.success
-    reports = done.ready()
-    assert done.notes["load"] == len(reports) >= 1
-    assert done.sum("model_loads") == done.notes["load"]
-    assert done.sum("warm_hits") == 0
-    seconds = sum(report.seconds for report in reports)
-    assert done.sum("model_load_seconds") == pytest.approx(seconds, abs=0.01)
-
-
 def test_warm_workers_add_up_and_take_no_time_to_load(run, source, cluster):
     compute = vd.RayCompute(cluster=cluster)
     made = pipeline(source, concurrency=1)
@@ -153,8 +141,16 @@ def test_a_load_is_counted_where_its_first_partition_fails(run):
     assert done.sum("model_loads") == len(done.ready())
 
 
-def test_work_adds_up(run, source):
+def test_loads_and_work_add_up_to_those_of_the_run(run, source):
     done = run()
+
+    assert done.result.success
+    reports = done.ready()
+    assert done.notes["load"] == len(reports) >= 1
+    assert done.sum("model_loads") == done.notes["load"]
+    assert done.sum("warm_hits") == 0
+    seconds = sum(report.seconds for report in reports)
+    assert done.sum("model_load_seconds") == pytest.approx(seconds, abs=0.01)
 
     fragments = FILES * len(KEYS)
     assert done.sum("batches") == done.notes["call"] == 2 * fragments * 3
@@ -194,8 +190,8 @@ def test_what_a_failed_run_left_is_reused_and_counted_once(run):
         assert ("one", key) not in after or after["one", key]["fragments_computed"] == 0
 
 
-def test_retries_and_quarantined_rows_add_up(run, source):
-    made = pipeline(source, on_error="quarantine", max_error_rate=1.0)
+def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, source):
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
     bad = [1, 2, 2105, 5203]
     with testing.faults(
         testing.CallFault("one", ids=bad, error="ValueError"),
@@ -206,6 +202,11 @@ def test_retries_and_quarantined_rows_add_up(run, source):
     assert done.result.success
     assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
     assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
+
+    entries = {name for found in done.found.values() for name in found}
+    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
+    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
+    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
 
 
 def test_a_worker_that_dies_counts_its_rows_once(run, source):
@@ -234,18 +235,6 @@ def test_fragments_of_a_second_pass_are_counted_once(run, source):
         assert done.sum("fragments_reused", stage) == 0
     assert done.sum("batches") == done.notes["call"]
     assert done.sum("model_loads") == done.notes["load"]
-
-
-def test_every_entry_is_documented(run, source):
-    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
-    with testing.faults(
-        testing.CallFault("one", ids=[1], error="ValueError"),
-        testing.CallFault("two", "disconnect", ids=[1001], times=1),
-    ):
-        entries = {name for found in run(made).found.values() for name in found}
-    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
-    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
-    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
 
 
 def test_rows_that_are_taken_from_a_former_part_do_not_count_as_computed():

@@ -23,6 +23,7 @@ from support.planted import (
     planted,
 )
 from support.results import failure
+from support.warm_workers import workers_that_imported
 
 
 class Planted:
@@ -80,6 +81,7 @@ class Planted:
             fn_kwargs={"password": self.values["call"]},
             env_vars=["DEPLOYMENT"],
             batch_size=4,
+            concurrency=1,
             on_error=on_error,
             max_error_rate=0.9,
         )
@@ -123,6 +125,13 @@ class Planted:
         secrets = {**self.values, "wrapped": self.wrapped}
         found = [(n, where) for n, v in secrets.items() for where, t in written.items() if v in t]
         assert found == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    """The client of S3 takes a second to import, and most runs have workers that do."""
+    with workers_that_imported("s3fs", "botocore.session"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +178,8 @@ def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
     import ray
 
     compute = vd.RayCompute(cluster=cluster)
-    assert secrets.run(compute).success
     assert "cannot call with *** ***" in failure(secrets.run(compute, fails="call"))
+    assert secrets.run(compute, fails="call", on_error="quarantine").success
     assert "refused: *** *** ***" in failure(secrets.run(compute, fails="constructor"))
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     home = Path(os.environ["VANE_DAGSTER_HOME"])
@@ -181,6 +190,12 @@ def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
     assert any(b"OMP_NUM_THREADS" in actor for actor in actors)  # so that variables would be seen
     written["actors"] = repr(actors)
     secrets.check(written)
+    store = vd.FragmentStore(
+        root=f"s3://{secrets.bucket}/store", storage_options=secrets.options(key="k", secret="s")
+    )
+    aside = vd.quarantine("p/m", store=store)
+    assert aside["id"].to_pylist() == [3]
+    assert aside["message"].to_pylist()[0].startswith("cannot call with ***")
 
 
 def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
