@@ -27,7 +27,6 @@ from types import ModuleType
 
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _BYTES = 2**20
-_ABOVE = 100  # file descriptors of a program are below
 
 _VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -231,7 +230,8 @@ def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) ->
 
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    above = {fcntl.fcntl(d, fcntl.F_DUPFD, _ABOVE): number for d, number in descriptors.items()}
+    free = 1 + max(descriptors.values())
+    above = {fcntl.fcntl(d, fcntl.F_DUPFD, free): number for d, number in descriptors.items()}
     for descriptor in descriptors:
         os.close(descriptor)
     for descriptor, number in above.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vane_dagster
+from vane_dagster.fingerprint.code_strings import syntax_tree
 
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
@@ -76,7 +77,7 @@ def graph() -> dict[str, set[str]]:
     """The modules that each module imports when it is imported or when its functions run."""
     known = module_names(ROOT)
     return {
-        name: set(imports(ast.parse(file.read_text()), known, hints=False)) - {"", name}
+        name: set(imports(syntax_tree(file.read_text()), known, hints=False)) - {"", name}
         for name, file in known.items()
     }
 
@@ -93,7 +94,7 @@ def test_imports_go_one_way():
         own = name.partition(".")[0]
         if own not in ORDER:
             continue
-        for imported in imports(ast.parse(file.read_text()), known):
+        for imported in imports(syntax_tree(file.read_text()), known):
             above = imported.partition(".")[0]
             if above and ORDER.index(above) > ORDER.index(own):
                 wrong.add(f"{file.relative_to(ROOT)} imports {imported}")

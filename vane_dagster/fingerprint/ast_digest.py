@@ -6,14 +6,13 @@ Docstrings and type hints are kept apart from the tree; see `introspection`.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dis
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vane_dagster.fingerprint.code_strings import evaluated, mark_texts
+from vane_dagster.fingerprint.code_strings import evaluated, mark_texts, syntax_tree
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.introspection import (
     detach_texts,
@@ -28,18 +27,9 @@ _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _CATCHES_IMPORT = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"},
 )
-_PARSE_RETRIES = 3
 _GLOBAL_READS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
 )
-
-
-def _tree(source: bytes | str) -> ast.Module:
-    for _ in range(_PARSE_RETRIES):
-        # CPython's parser fails at times beside a thread that parses too: python/cpython#106905.
-        with contextlib.suppress(SystemError):
-            return ast.parse(source)
-    return ast.parse(source)
 
 
 def parse(source: bytes | str) -> ast.Module:
@@ -54,7 +44,7 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = _tree(source)
+        tree: ast.Module = syntax_tree(source)
     stack: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
     while stack:
         node, scope = stack.pop()
@@ -243,7 +233,7 @@ def _bound(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
         return list(nodes)
     targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
     bound = ast.Assign(targets, ast.Constant(None))
-    around = ast.parse("def around(): pass").body[0]
+    around = syntax_tree("def around(): pass").body[0]
     assert isinstance(around, ast.FunctionDef)
     around.body = [bound, *nodes]
     return [ast.fix_missing_locations(around)]

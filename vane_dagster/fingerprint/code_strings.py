@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+_PARSE_RETRIES = 3
 
 # Functions that import the module named by a string, and the form of the string. A common function
 # name counts only if it is imported from the listed module.
@@ -265,13 +269,32 @@ def _mark_evaluated(
         node.__dict__["reads"] = names
 
 
+def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
+    """Parse source, again where CPython's parser fails.
+
+    It fails at times beside a thread that parses too: python/cpython#106905.
+
+    Args:
+        source: The source.
+        mode: That of `compile`.
+
+    Returns:
+        The `ast.Module`, or the `ast.Expression` of the mode ``eval``.
+    """
+    for _ in range(_PARSE_RETRIES):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source, mode=mode)
+    return ast.parse(source, mode=mode)
+
+
 def _parsed(text: str) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ast.parse(text.strip())
+            tree: ast.Module = syntax_tree(text.strip())
         except (SyntaxError, ValueError):
             return None
+        return tree
 
 
 def evaluated(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vane_dagster.fingerprint.code_strings import Imported, paths
+from vane_dagster.fingerprint.code_strings import Imported, paths, syntax_tree
 
 TextKind = Literal["docstring", "hints"]
 TEXT_KINDS: tuple[TextKind, TextKind] = ("docstring", "hints")
@@ -148,7 +148,7 @@ def _evaluated(node: ast.expr) -> ast.expr:
     """Replace forward references, which are strings, with the expressions that they contain."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
-            inner = ast.parse(node.value.strip(), mode="eval").body
+            inner = syntax_tree(node.value.strip(), mode="eval").body
         except (SyntaxError, ValueError):
             return node
         for item in ast.walk(inner):

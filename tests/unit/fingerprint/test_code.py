@@ -466,10 +466,10 @@ def udf(batch):
 def test_a_parser_that_fails_beside_another_thread_is_tried_again(monkeypatch):
     real, failures = ast.parse, iter([SystemError("AST constructor recursion depth mismatch")] * 2)
 
-    def parse(source):
+    def parse(source, mode):
         for failure in failures:
             raise failure
-        return real(source)
+        return real(source, mode=mode)
 
     monkeypatch.setattr(ast, "parse", parse)
     assert len(ast_digest.parse("x = 1\n").body) == 1
