@@ -6,12 +6,14 @@ import ast
 import re
 import runpy
 import sys
+from collections import Counter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import vane_dagster
+from support.paths import TESTS
 
 ROOT = Path(vane_dagster.__file__).parent
 OPTIONAL = {"deltalake", "openai", "sentence_transformers", "torch", "transformers", "vllm"}
@@ -48,3 +50,9 @@ def test_what_is_imported_is_declared():
                 if not standard and not declared & {d.lower() for d in known.get(top, ["?"])}:
                     missing.add((file.relative_to(ROOT).as_posix(), top))
     assert not missing
+
+
+def test_files_of_tests_have_unique_names():
+    """Pytest collects no two modules of one name."""
+    names = Counter(file.name for file in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
