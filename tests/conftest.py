@@ -52,6 +52,9 @@ def _home() -> Iterator[None]:
     before = os.environ.get("VANE_DAGSTER_HOME")
     os.environ["VANE_DAGSTER_HOME"] = folder
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
+    # Its thread logs tracebacks while tests parse, which CPython's parser does not bear
+    # (python/cpython#106905).
+    os.environ["RAY_DATA_USAGE_DISABLED"] = "1"
     with cheap_instances(), kept_warm():
         yield
     if before is None:
