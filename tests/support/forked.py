@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -226,8 +227,6 @@ def _serve(requests: socket.socket) -> list[str] | None:
 
 def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) -> None:
     """Give this process the environment, the file descriptors and the folder of its program."""
-    import fcntl
-
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     free = 1 + max(descriptors.values())
@@ -261,7 +260,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _end(status: int) -> None:
     """End the process without the teardown of modules, which takes a second."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # private: waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
