@@ -44,13 +44,12 @@ def connect_environment(head: Head) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": head.token_path, **LOOPBACK_ONLY}
 
 
-def connect(head: Head, namespace: str | None = None, log_to_driver: bool = False) -> None:
+def connect(head: Head, namespace: str | None = None) -> None:
     """Connect this process to the head; do nothing if it is already connected.
 
     Args:
         head: The head.
         namespace: The Ray namespace of this driver.
-        log_to_driver: Whether Ray forwards the logs of workers to this process.
 
     Raises:
         ComputeError: The head does not answer, or this process uses another cluster.
@@ -79,7 +78,7 @@ def connect(head: Head, namespace: str | None = None, log_to_driver: bool = Fals
             ray.init(
                 address=head.address,
                 namespace=namespace,
-                log_to_driver=log_to_driver,
+                log_to_driver=False,
                 logging_level=logging.WARNING,
                 job_config=job_config(),
             )

@@ -50,11 +50,28 @@ _RAY_SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
 }
 
-# `ray start` opens a Ray Client port if grpc is installed, and has no option to disable it.
+# `ray start` opens a Ray Client port if grpc is installed, and starts the dashboard's process even
+# without a dashboard, when all it does is to report usage. There is no option to disable either.
 _LAUNCH = (
     "from ray.scripts import scripts; "
+    "from ray._private.node import Node; "
     "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
+    "Node.start_api_server = lambda *_, **__: None; "
     "scripts.main()"
+)
+
+_OPTIONS = (
+    "--node-ip-address=127.0.0.1",
+    "--port=0",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+    "--dashboard-agent-listen-port=0",
+    "--include-dashboard=false",
+    # It forwards the output of workers to drivers, and no driver asks for that (`connect`).
+    "--include-log-monitor=false",
+    # It is the autoscaler, which has no machine to add.
+    "--no-monitor",
+    "--log-color=false",
 )
 
 # Forks first: the watcher is then no child of the driver and leaves no zombie there.
@@ -476,10 +493,8 @@ class LocalHead(HeadFolder):
 
     def _launch(self) -> None:
         """Run ``ray start`` in its own session: in the starter's, the head would die with it."""
-        command = [sys.executable, "-c", _LAUNCH, "start", "--head", *self.settings]
-        command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0"]
-        command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
-        command += [f"--temp-dir={self.temp_dir / 'r'}", "--log-color=false"]
+        command = [sys.executable, "-c", _LAUNCH, "start", "--head", *_OPTIONS, *self.settings]
+        command += [f"--temp-dir={self.temp_dir / 'r'}"]
         with open(self.log_path, "wb") as log:
             try:
                 code = subprocess.run(
