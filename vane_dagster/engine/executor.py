@@ -28,7 +28,6 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.planning.definition import pool_identity
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.packages import distributions
@@ -238,9 +237,9 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
     udf, cpus = spec.udf, checked.capacity.cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
-    constructed = spec.constructed(plan.pipeline)
+    identity = plan.pool(spec)
     return PoolSpec(
-        identity=pool_identity(plan.pipeline, spec),
+        identity=identity.digest,
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
@@ -252,7 +251,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
             bundle.digest,
             bundle.payload,
             _packages(plan, spec),
-            shares_state=constructed.shares_state,
+            shares_state=identity.shares_state,
             exact=plan.forced,
         ),
         archive=bundle.archive,

@@ -16,7 +16,6 @@ from vane_dagster.compute.versions import disagreements
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.planning.definition import pool_identity
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
 
@@ -159,7 +158,7 @@ def too_large(
     capacity: Capacity,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> list[PreflightFinding]:
-    """Find the pools that the cluster cannot hold even alone, with the stages that request them.
+    """Find the workers that the cluster cannot hold even alone, with the stages that need them.
 
     Args:
         pipeline: The pipeline.
@@ -167,19 +166,19 @@ def too_large(
         capacity: Resources of the cluster.
         infeasible_reason: See `unsatisfiable`.
     """
-    asked: dict[tuple[str, int], list[str]] = {}
+    asked: dict[tuple[object, ...], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
         if spec.runs_udf:
-            least = spec.concurrency[0] if spec.concurrency else 1
-            asked.setdefault((pool_identity(pipeline, spec), least), []).append(stage)
+            workers = spec.concurrency or (1, 1)
+            bundle = tuple(sorted(spec.resources.bundle().items()))
+            asked.setdefault((spec.udf.name, workers, bundle), []).append(stage)
     findings = []
-    for (_, least), who in asked.items():
+    for who in asked.values():
         spec = pipeline[who[0]].spec
         assert spec.runs_udf
-        most = max(least, spec.concurrency[1] if spec.concurrency else 1)
-        asking = (capacity, spec.udf.name, (least, most), spec.resources.bundle())
-        if message := unsatisfiable(*asking, infeasible_reason):
+        asking = (spec.udf.name, spec.concurrency or (1, 1), spec.resources.bundle())
+        if message := unsatisfiable(capacity, *asking, infeasible_reason):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
             findings.append(PreflightFinding(where, message))
     return findings

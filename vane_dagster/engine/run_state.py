@@ -24,7 +24,7 @@ from vane_dagster.events import (
     Unchanged,
 )
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
-from vane_dagster.planning.definition import VERSION, pool_identity
+from vane_dagster.planning.definition import VERSION
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
@@ -72,7 +72,6 @@ class RunState:
         self._info = info
         self._check_runner = check_runner
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
-        self._models: dict[str, Mapping[str, str]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
         self._claim_root = _claim_root(store, plan.pipeline.name)
@@ -353,10 +352,7 @@ class RunState:
     def _model(self, spec: StageSpec) -> Mapping[str, str]:
         if not spec.runs_udf:
             return {}
-        if spec.name not in self._models:
-            pool = pool_identity(self.pipeline, spec)
-            self._models[spec.name] = {"name": spec.udf.name, "pool": pool}
-        return self._models[spec.name]
+        return {"name": spec.udf.name, "pool": self.plan.pool(spec).digest}
 
     def _on_committed(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError

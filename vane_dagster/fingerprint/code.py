@@ -10,8 +10,9 @@ listed, not hashed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
@@ -28,17 +29,25 @@ class CodeIdentity:
 
     Attributes:
         digest: A digest that is the same in every process, folder and machine for the same code.
-        modules: The user's own modules that a worker may import for it, including its own module.
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         effects: Digest of the import-time statements that change what the code reads or the state
             of a library; empty if a version replaces the code.
+        find_modules: Returns `modules`.
     """
 
     digest: str
-    modules: tuple[str, ...]
     packages: tuple[str, ...]
-    effects: str = ""
+    effects: str
+    find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def modules(self) -> tuple[str, ...]:
+        """The user's own modules that a worker may import for it, including its own module.
+
+        They are found on first use: the search follows imports much further than the digest does.
+        """
+        return self.find_modules()
 
 
 def code_identity(
@@ -87,4 +96,4 @@ def code_identity(
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
-    return CodeIdentity(digest, closure(finder, seeds), packages, effects)
+    return CodeIdentity(digest, packages, effects, lambda: closure(finder, seeds))

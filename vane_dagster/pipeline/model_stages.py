@@ -91,10 +91,15 @@ class ModelStageSpec(MapBatchesSpec):
             found = [code_identity(kind, files=local_files(pipeline, self)) for kind in classes]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
-        modules = dict.fromkeys(module for one in found for module in one.modules)
         packages = dict.fromkeys(package for one in found for package in one.packages)
-        code = digest("provider", name, _ANSWERS, *(one.digest for one in found))
-        return CodeIdentity(code, tuple(modules), tuple(packages))
+        return CodeIdentity(
+            digest("provider", name, _ANSWERS, *(one.digest for one in found)),
+            tuple(packages),
+            effects="",
+            find_modules=lambda: tuple(
+                dict.fromkeys(module for one in found for module in one.modules)
+            ),
+        )
 
     def code_digest(self) -> str:
         """Digest of a user's own provider, and of the classes that the model task needs."""

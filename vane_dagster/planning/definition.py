@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -29,12 +31,25 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
     return digest(VERSION, spec.kind, pipeline.id, *spec.definition(pipeline))
 
 
-def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Return the digest of the object that a worker constructs, and its resources; 16 hex digits.
+@dataclass(frozen=True)
+class PoolIdentity:
+    """Which workers a stage may use.
 
-    Stages with the same identity share warm workers. A function's arguments count too: the function
-    may cache the content of a file that an argument names, and must not reuse it once the file has
-    changed.
+    Attributes:
+        digest: Digest of the object that a worker constructs, and of its resources; 16 hex digits.
+            Stages with the same digest share warm workers.
+        shares_state: See `ConstructorIdentity`.
+    """
+
+    digest: str
+    shares_state: bool
+
+
+def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
+    """Compute the identity of a stage's workers.
+
+    A function's arguments count too: the function may cache the content of a file that an argument
+    names, and must not reuse it once the file has changed.
 
     Args:
         pipeline: The pipeline.
@@ -47,6 +62,8 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     bundle = sorted(spec.resources.bundle().items())
     in_flight = spec.max_concurrency if udf.is_async else 1
     arguments = "" if udf.stateful else digest(*call_arguments(pipeline, spec))
-    model = digest(spec.constructed(pipeline).digest, *constructor_arguments(pipeline, spec))
+    constructed = spec.constructed(pipeline)
+    model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
-    return digest(model, arguments, bundle, in_flight, *variables)[:16]
+    identity = digest(model, arguments, bundle, in_flight, *variables)[:16]
+    return PoolIdentity(identity, constructed.shares_state)

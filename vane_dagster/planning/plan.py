@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from vane_dagster.errors import VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning.definition import PoolIdentity, pool_identity
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
@@ -134,6 +136,20 @@ class RunPlan:
     listed_at: float = 0.0
     forced: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
+    _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
+
+    def pool(self, spec: MapBatchesSpec) -> PoolIdentity:
+        """Return the identity of a stage's workers, which an edit during the run does not change.
+
+        Args:
+            spec: The stage.
+
+        Raises:
+            CodeIdentityError: If its code or an argument has no stable identity.
+        """
+        if spec.name not in self._pools:
+            self._pools[spec.name] = pool_identity(self.pipeline, spec)
+        return self._pools[spec.name]
 
     @property
     def is_sample(self) -> bool:
