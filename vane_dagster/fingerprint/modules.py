@@ -126,6 +126,7 @@ class Finder:
 
     _known: dict[str, Module | None] = field(default_factory=dict)
     _sources: dict[str, SourceFile] = field(default_factory=dict)
+    _has_current_listings: bool = False
 
     def source(self, path: str) -> SourceFile:
         """Return a parsed file.
@@ -161,6 +162,11 @@ class Finder:
                 return None
             search = parent.search
         spec = _find_spec(name, search)
+        if spec is None and not self._has_current_listings:
+            # The standard finder's cached listings may lack a module that was just written.
+            importlib.invalidate_caches()
+            self._has_current_listings = True
+            spec = _find_spec(name, search)
         if spec is None:
             return None
         if spec.origin in ("built-in", "frozen"):
@@ -317,18 +323,14 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
     )
     others = [finder for finder in sys.meta_path if finder not in standard]
     folders = None if search is None else list(search)
-    for attempt in range(2):
-        finders: list[Any] = [*standard, *others]
+    finders: list[Any] = [*standard, *others]
+    with warnings.catch_warnings():  # a library may warn about its own old names
+        warnings.simplefilter("ignore")
         for finder in finders:
             find = getattr(finder, "find_spec", None)
-            with warnings.catch_warnings():  # a library may warn about its own old names
-                warnings.simplefilter("ignore")
-                spec = find(name, folders) if find is not None else None
+            spec = find(name, folders) if find is not None else None
             if isinstance(spec, importlib.machinery.ModuleSpec):
                 return spec
-        if attempt == 0:
-            # The finders' cached listings do not include a module that was just written.
-            importlib.invalidate_caches()
     return None
 
 
