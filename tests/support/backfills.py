@@ -24,15 +24,11 @@ import os
 import time
 
 
-def doubled(batch, notes):
-    """Fails at 666, and once at 199; has no result for 777. All pipelines share its worker."""
+def doubled(batch):
+    """Fails at 666, and has no result for 777. The pipelines that use it share a worker."""
     values = batch["n"].to_pylist()
     if 666 in values:
         raise ValueError("a poisoned row")
-    failed = os.path.join(notes, "failed-once")
-    if 199 in values and not os.path.exists(failed):
-        open(failed, "w").close()
-        raise OSError("the network was away")
     return {"double": [None if n == 777 else 2 * n for n in values]}
 
 
@@ -50,6 +46,15 @@ class Noting:
             time.sleep(0.25)
         times = {"began": began, "ended": time.time(), "pid": os.getpid()}
         return {name: [value] * batch.num_rows for name, value in times.items()}
+
+
+def flaky(batch, notes):
+    """Fails once, at a certain row."""
+    failed = os.path.join(notes, "failed-once")
+    if 199 in batch["n"].to_pylist() and not os.path.exists(failed):
+        open(failed, "w").close()
+        raise OSError("the network was away")
+    return doubled(batch)
 '''
 
 DEFINITIONS = '''
@@ -58,7 +63,7 @@ DEFINITIONS = '''
 from pathlib import Path
 
 import dagster as dg
-from functions import Noting, doubled
+from functions import Noting, doubled, flaky
 
 import vane_dagster as vd
 
@@ -73,16 +78,9 @@ def pipeline(name, partitions, **options):
     )
 
 
-def doubling(stage, **options):
+def doubling(stage, fn=doubled, **options):
     return stage.map_batches(
-        "doubles",
-        doubled,
-        schema={"double": "BIGINT"},
-        columns=["n"],
-        concurrency=1,
-        fn_kwargs={"notes": NOTES},
-        version="1",  # as it writes to the folder that its argument names
-        **options,
+        "doubles", fn, schema={"double": "BIGINT"}, columns=["n"], concurrency=1, **options
     )
 
 
@@ -94,7 +92,7 @@ def noting(made):
         batch_size=5,
         concurrency=2,
         fn_constructor_kwargs={"notes": NOTES},
-        version="1",
+        version="1",  # as it writes to the folder that its argument names
     )
     stage.project("kept", ["pid"])
     return made
@@ -121,7 +119,7 @@ retried = pipeline(
     retry_policy=dg.RetryPolicy(max_retries=1),
     op_tags={"team": "texts"},
 )
-doubling(retried)
+doubling(retried, flaky, fn_kwargs={"notes": NOTES}, version="1")
 
 judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
 blocking = vd.checks.NullRate(0, blocking=True, severity="ERROR")
