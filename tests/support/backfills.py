@@ -23,13 +23,13 @@ FUNCTIONS = '''
 import os
 import time
 
-import pyarrow.compute as pc
-
 
 def doubled(batch):
-    if 666 in batch["n"].to_pylist():
+    """Fails at 666, and has no result for 777. The pipelines that use it share a worker."""
+    values = batch["n"].to_pylist()
+    if 666 in values:
         raise ValueError("a poisoned row")
-    return {"double": pc.multiply(batch["n"], 2)}
+    return {"double": [None if n == 777 else 2 * n for n in values]}
 
 
 class Noting:
@@ -54,15 +54,7 @@ def flaky(batch, notes):
     if 199 in batch["n"].to_pylist() and not os.path.exists(failed):
         open(failed, "w").close()
         raise OSError("the network was away")
-    return {"double": pc.multiply(batch["n"], 2)}
-
-
-def doubled_or_null(batch):
-    return {"double": [None if n == 13 else 2 * n for n in batch["n"].to_pylist()]}
-
-
-def measure(batch):
-    return {"length": [len(text) for text in batch["text"].to_pylist()]}
+    return doubled(batch)
 '''
 
 DEFINITIONS = '''
@@ -71,7 +63,7 @@ DEFINITIONS = '''
 from pathlib import Path
 
 import dagster as dg
-from functions import Noting, doubled, doubled_or_null, flaky, measure
+from functions import Noting, doubled, flaky
 
 import vane_dagster as vd
 
@@ -83,6 +75,12 @@ def pipeline(name, partitions, **options):
     source = vd.parquet(f"{ROOT}/src/{name}/{{partition_key}}")
     return vd.Pipeline(
         name, source=source, id="id", partitions_def=partitions, fragment_rows=10, **options
+    )
+
+
+def doubling(stage, fn=doubled, **options):
+    return stage.map_batches(
+        "doubles", fn, schema={"double": "BIGINT"}, columns=["n"], concurrency=1, **options
     )
 
 
@@ -101,9 +99,7 @@ def noting(made):
 
 
 days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
-days.map_batches("doubles", doubled, schema={"double": "BIGINT"}, concurrency=1).project(
-    "kept", ["double"]
-)
+doubling(days).project("kept", ["double"])
 
 words = "ended stopped first second step-killed worker-killed twice".split()
 slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(words)))
@@ -123,28 +119,14 @@ retried = pipeline(
     retry_policy=dg.RetryPolicy(max_retries=1),
     op_tags={"team": "texts"},
 )
-retried.map_batches(
-    "doubles",
-    flaky,
-    schema={"double": "BIGINT"},
-    concurrency=1,
-    fn_kwargs={"notes": NOTES},
-    version="1",
-)
+doubling(retried, flaky, fn_kwargs={"notes": NOTES}, version="1")
 
 judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
-judged.map_batches(
-    "doubles",
-    doubled_or_null,
-    schema={"double": "BIGINT"},
-    concurrency=1,
-    checks=[vd.checks.NullRate(0, blocking=True, severity="ERROR")],
-).project("kept", ["double"])
+blocking = vd.checks.NullRate(0, blocking=True, severity="ERROR")
+doubling(judged, checks=[blocking]).project("kept", ["double"])
 
-texts = pipeline("texts", dg.StaticPartitionsDefinition(["monday"]))
-texts.project("clean", {"text": "trim(text)"}).map_batches(
-    "length", measure, schema={"length": "BIGINT"}, columns=["text"], concurrency=1
-)
+shown = pipeline("shown", dg.StaticPartitionsDefinition(["monday"]))
+doubling(shown.project("clean", {"n": "abs(n)"}))
 
 nightly = dg.define_asset_job(
     "nightly", selection=["days/doubles", "days/kept"], executor_def=dg.in_process_executor
@@ -162,8 +144,8 @@ def every_minute(context):
 
 
 defs = dg.Definitions(
-    assets=[made.build_assets() for made in (days, slow, turns, retried, judged, texts)]
-    + [made.build_source() for made in (days, texts)],
+    assets=[made.build_assets() for made in (days, slow, turns, retried, judged, shown)]
+    + [made.build_source() for made in (days, shown)],
     schedules=[every_minute],
     resources={
         "compute": vd.RayCompute(cluster=vd.LocalCluster(name="backfills", num_cpus=2)),
@@ -178,8 +160,8 @@ TURNS = ["turns/noted", "turns/kept"]
 class Project(DagsterDev):
     """``dagster dev`` over the definitions above, with their sources and their store."""
 
-    def __init__(self, folder: Path, forks_runs: bool, workspace: Path | None) -> None:
-        super().__init__(folder, forks_runs, workspace)
+    def __init__(self, folder: Path, forks: bool, workspace: Path | None) -> None:
+        super().__init__(folder, forks, workspace)
         (folder / "functions.py").write_text(FUNCTIONS)
         (folder / "definitions.py").write_text(DEFINITIONS)
         (folder / "notes").mkdir()
@@ -234,7 +216,7 @@ def dev(
     kills = request.path.is_relative_to(TESTS / "chaos")
     folder = tmp_path_factory.mktemp("project")
     workspace = None if kills else REPOSITORY / "workspace.yaml"
-    project = Project(folder, forks_runs=not kills, workspace=workspace)
+    project = Project(folder, forks=not kills, workspace=workspace)
     project.write("days", "2026-01-10", [1, 2, 3])
     try:
         project.start()

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from support import forked
+from support.paths import TESTS
 
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
@@ -39,12 +40,8 @@ load_from:
       relative_path: definitions.py
 """
 
-# Read by every process of ``dagster dev``. Without it tests are slow, not wrong.
-#
-# The daemon looks for backfills every 30 s, which is not configurable: with two seconds tests do
-# not wait for the clock. The code server starts a new Python for each run, and the run one for each
-# step, which import Dagster and Ray for five seconds of CPU time: both are forked from a process
-# that has imported them. Tests of how processes end have them as users have them.
+# For processes that are not forked. Without it tests are slow, not wrong:
+# the daemon looks for backfills every 30 s, which is not configurable.
 SITE = """
 import sys
 
@@ -52,22 +49,6 @@ if "dagster._daemon" in sys.orig_argv:
     from dagster._daemon import controller
 
     controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
-
-if "grpc" in sys.orig_argv and {forks_runs}:
-    import multiprocessing
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload({modules})
-    multiprocessing.get_context = lambda method=None: context
-
-if "multiprocessing.forkserver" in " ".join(sys.orig_argv) and {forks_runs}:
-    import multiprocessing
-    from multiprocessing import forkserver
-
-    # A run asks the process that it is forked from to fork the processes of its steps.
-    context = multiprocessing.get_context("forkserver")
-    multiprocessing.get_context = lambda method=None: context
-    forkserver._forkserver.ensure_running = lambda: None
 """
 
 # Run configuration: all steps in the process of the run, instead of one more process each.
@@ -79,56 +60,62 @@ class DagsterDev:
 
     Args:
         folder: The folder with the definitions.
-        forks_runs: Whether runs and their steps start fast, forked, or as users have them.
+        forks: Whether its processes start fast, forked, or as users have them, which tests of how
+            processes end need.
         workspace: A workspace file whose code locations it serves too.
     """
 
-    def __init__(self, folder: Path, forks_runs: bool, workspace: Path | None = None) -> None:
+    def __init__(self, folder: Path, forks: bool, workspace: Path | None = None) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.log = folder / "dagster-dev.log"
+        self._forks = forks
         (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(
-            SITE.format(forks_runs=forks_runs, modules=list(forked.DRIVER))
-        )
+        (folder / "site" / "sitecustomize.py").write_text(SITE)
         self.home.mkdir()
         (self.home / "dagster.yaml").write_text(INSTANCE)
         (folder / "workspace.yaml").write_text(WORKSPACE)
         self._workspaces = [folder / "workspace.yaml", *filter(None, [workspace])]
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._seen: set[psutil.Process] = set()
 
     def start(self) -> None:
         """Start it and wait until it answers and its daemons are running."""
         # A process that has connected to a local head has its settings in its environment.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        path = str(TESTS if self._forks else self.folder / "site")
         environment = {
             **clean,
             "DAGSTER_HOME": str(self.home),
             "VANE_DEMO_DATA": str(self.home / "data"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")])),
         }
-        command = [sys.executable, "-m", "dagster", "dev"]
+        command = ["dagster", "dev"]
         for workspace in self._workspaces:
             command += ["-w", str(workspace)]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         # A page asks every two seconds by default. What tests look at, they load.
         command += ["--live-data-poll-rate", "10000"]
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._workspaces[-1].parent,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        folder = self._workspaces[-1].parent
+        with self.log.open("a") as out, self.log.open("a") as error:
+            if self._forks:
+                program = ["-c", "from support.forked_dagster import main; main()", *command]
+                output = {out.fileno(): 1, error.fileno(): 2}
+                server = forked.server(forked.DRIVER)
+                self._process = server.start(program, environment, output, folder)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=error,
+                    start_new_session=True,
+                )
         self.wait(self._is_up, "dagster dev is up", 120)
 
     def _is_up(self) -> bool:
@@ -150,7 +137,7 @@ class DagsterDev:
         """Stop it with all processes that it has started, including runs."""
         if self._process is not None:
             self.processes()
-            self._process.send_signal(signal.SIGINT)
+            os.kill(self._process.pid, signal.SIGINT)
             try:
                 self._process.wait(timeout=20)
             except subprocess.TimeoutExpired:

@@ -36,6 +36,7 @@ WORKER = ("numpy", "pandas", "vane_dagster.worker.local_worker")
 DRIVER = (
     "pandas",
     "dagster",
+    "dagster._core.storage.runs",
     "ray",
     "vane_dagster.orchestration.assets",
     "vane_dagster.compute.ray_backend",
@@ -180,6 +181,18 @@ class ForkServer:
         self._process.wait()
 
 
+class InnerForkServer(ForkServer):
+    """A fork of this process, which has no threads yet. It ends with this process."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            if os.fork() == 0:
+                self._socket.close()
+                _run_forks(theirs)
+
+
 _servers: dict[tuple[str, ...], ForkServer] = {}
 
 
@@ -198,6 +211,13 @@ def close_servers() -> None:
 def _adopt_orphans(adopts: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_ADOPT_ORPHANS, int(adopts), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _run_forks(requests: socket.socket) -> None:
+    """Fork at each request, and run its program in the forked process; does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    program = _serve(requests)
+    _end(_run(program) if program else 0)
 
 
 def _serve(requests: socket.socket) -> list[str] | None:
@@ -229,7 +249,7 @@ def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) ->
     """Give this process the environment, the file descriptors and the folder of its program."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    free = 1 + max(descriptors.values())
+    free = 1 + max(descriptors.values(), default=2)
     above = {fcntl.fcntl(d, fcntl.F_DUPFD, free): number for d, number in descriptors.items()}
     for descriptor in descriptors:
         os.close(descriptor)
@@ -290,10 +310,8 @@ def _execute(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()  # as with `python -m`
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _module in sys.argv[2:]:
         importlib.import_module(_module)
     gc.collect()
     gc.freeze()  # a collection in a program would copy all pages
-    _program = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _end(_run(_program) if _program else 0)
+    _run_forks(socket.socket(fileno=int(sys.argv[1])))

@@ -3,7 +3,7 @@
 An ephemeral instance has two new SQLite databases in memory. To create them takes Dagster as long
 as a small pipeline takes to run: it marks each with the revision of its schema, for which Alembic
 loads all migrations that ever were, though nothing reads the mark of a database in memory. And
-SQLAlchemy compiles every statement again, because it remembers them by engine. For event logs in
+SQLAlchemy compiles every statement again, because it remembers them by engine. For databases in
 files, Dagster creates an engine with each connection.
 """
 
@@ -22,6 +22,8 @@ from alembic.script import ScriptDirectory
 from dagster._core.storage.event_log import in_memory as events
 from dagster._core.storage.event_log.sqlite import sqlite_event_log as event_files
 from dagster._core.storage.runs import in_memory as runs
+from dagster._core.storage.runs.sqlite import sqlite_run_storage as run_files
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage as schedule_files
 from sqlalchemy.pool import QueuePool
 
 
@@ -39,7 +41,8 @@ def cheap_instances() -> Iterator[None]:
             kept = {"poolclass": QueuePool, "connect_args": {"check_same_thread": False}}
             patch.setattr(module, "create_engine", _sharing(module.create_engine, **kept))
             patch.setattr(module, "stamp_alembic_rev", lambda *of: None)
-        patch.setattr(event_files, "create_engine", _sharing(event_files.create_engine))
+        for module in (event_files, run_files, schedule_files):
+            patch.setattr(module, "create_engine", _once(_sharing(module.create_engine)))
         patch.setattr(ScriptDirectory, "from_config", _remembering(ScriptDirectory.from_config))
         yield
 
@@ -56,6 +59,18 @@ def _sharing(
         engine.dialect = first[0].dialect
         engine._compiled_cache = first[0]._compiled_cache
         return engine
+
+    return create
+
+
+def _once(create_engine: Callable[..., sqlalchemy.Engine]) -> Callable[..., sqlalchemy.Engine]:
+    """Create one engine for each file. These engines keep no connections."""
+    engines: dict[str, sqlalchemy.Engine] = {}
+
+    def create(url: str, **given: Any) -> sqlalchemy.Engine:
+        if url not in engines:
+            engines[url] = create_engine(url, **given)
+        return engines[url]
 
     return create
 
