@@ -52,7 +52,7 @@ test-all: $(VENV)/.test compiled
 
 # The tests start many processes; under PYTHONDONTWRITEBYTECODE each would compile the package.
 compiled: $(VENV)/.test
-	@$(BIN)/python -m compileall -q vane_dagster definitions benchmarks examples
+	@$(BIN)/python -m compileall -q vane_dagster benchmarks definitions examples
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import dagster as dg
 
-from definitions import defs
+from definitions.code_location import defs
 from definitions.docs import docs, job
 
 

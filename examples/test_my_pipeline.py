@@ -1,13 +1,12 @@
 """Tests of your own pipeline, with pytest: a row that fails, a worker that dies, a full disk.
 
-``pytest examples/test_my_pipeline.py`` runs them; as a script, the file runs the pipeline first.
+``pytest examples/test_my_pipeline.py`` runs them; as a script, the file then runs the pipeline.
 The faults are injected from outside, so the tests run the code that goes to production.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,13 @@ def test_a_full_disk_fails_the_run_and_the_next_one_goes_on(tmp_path: Path) -> N
 
 
 def main() -> None:
+    import pytest  # not in the workers, which import this file
+
+    code = pytest.main(["-q", __file__])
     result = run(ROOT, vd.RayCompute())
     for done in result.asset_materializations_for_node("reviews_pipeline"):
         print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
-    sys.stdout.flush()
-    sys.exit(subprocess.call([sys.executable, "-m", "pytest", "-q", __file__]))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

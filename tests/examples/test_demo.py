@@ -19,6 +19,7 @@ import pytest
 
 import vane_dagster
 from support.demo_commands import HAS_MODEL, Demo
+from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
 PARTITIONS = ("datetime", "math")
@@ -49,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first(demo: Demo, data: Path) -> subprocess.CompletedProcess[str]:
     """The first run of the demo, which the tests below look at."""
-    return demo.command("demo", "--partitions", ",".join(PARTITIONS), data=data, forks=False)
+    return demo.command("demo", "--partitions", ",".join(PARTITIONS), data=data)
 
 
 @needs_model
@@ -133,7 +134,7 @@ def test_search_answers_from_the_published_vectors(first, demo, data):
 
 
 def test_search_without_vectors_says_what_to_run(demo, tmp_path):
-    found = demo.command("search", QUESTION, data=tmp_path / "none")
+    found = demo.command("search", QUESTION, data=tmp_path / "none", forks=False)
     assert found.returncode == 1
     assert "holds no vectors" in found.stderr
     assert "Run `vane-dagster demo` first" in found.stderr
@@ -141,7 +142,7 @@ def test_search_without_vectors_says_what_to_run(demo, tmp_path):
 
 
 def test_unknown_partition_is_refused_with_the_known_ones(demo, tmp_path):
-    found = demo.command("demo", "--partitions", "json,nonsense", data=tmp_path)
+    found = demo.command("demo", "--partitions", "json,nonsense", data=tmp_path, forks=False)
     assert found.returncode == 1
     assert "no partition 'nonsense'" in found.stderr
     assert "datetime" in found.stderr
@@ -215,9 +216,11 @@ def test_help_lists_every_command(demo, tmp_path):
 def test_the_command_starts_without_heavy_imports():
     code = (
         "import sys; from vane_dagster.cli.main import main; import vane_dagster.cli.demo; "
+        "import definitions.demo; "
         "print([m for m in ('ray', 'torch', 'dagster', 'pyarrow', 'duckdb') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from support import forked
 from support.example_runs import (  # noqa: F401  # fixtures
     EXAMPLES,
     ON_MODELS,
     PRINTED,
     endpoint,
     example_cluster,
-    run,
     runs_twice,
 )
 from support.llm_server import KEY, Server
@@ -24,6 +24,8 @@ from support.llm_server import KEY, Server
 
 @pytest.fixture(scope="module")
 def environment(example_cluster: dict[str, str]) -> dict[str, str]:
+    head = "from vane_dagster.compute.local_head import LocalHead; LocalHead(num_cpus=2).ensure()"
+    forked.run(["-c", head], example_cluster, EXAMPLES, 60, forked.EXAMPLE).check_returncode()
     return example_cluster
 
 
@@ -34,7 +36,7 @@ def test_every_example_is_run_here_and_listed() -> None:
     assert sorted(listed) == sorted(PRINTED)
 
 
-@pytest.mark.parametrize("name", sorted(PRINTED.keys() - set(ON_MODELS)))
+@pytest.mark.parametrize("name", sorted(PRINTED.keys() - {"api_rate_limits", *ON_MODELS}))
 def test_example(name: str, environment: dict[str, str]) -> None:
     runs_twice(name, environment)
 
@@ -43,7 +45,7 @@ def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
     environment: dict[str, str], endpoint: tuple[Server, str], tmp_path: Path
 ) -> None:
     endpoint[0].clear()
-    printed, _ = run("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
+    printed = runs_twice("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
     assert "asked again: 1" in printed
     times = {prompt: n for prompt, n in endpoint[0].requests.items() if n > 1}
     assert times == {"Write a slogan for a busy coffee machine.": 2}

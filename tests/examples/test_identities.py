@@ -5,44 +5,69 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
 from support.paths import REPOSITORY
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.modules import Finder
 
 
-def changed_statements(folder: Path, module: str, name: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Edits each top-level statement below a folder; yields those that change an identity.
+class Statement(NamedTuple):
+    """A top-level statement, and where it is."""
+
+    path: Path
+    index: int
+    node: ast.stmt
+
+
+def statements(*files: Path) -> list[Statement]:
+    """Returns the top-level statements of files, without docstrings."""
+    return [
+        Statement(path, index, node)
+        for path in files
+        for index, node in enumerate(ast.parse(path.read_text()).body)
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+
+
+def changing(module: str, name: str, statements: list[Statement]) -> list[Statement]:
+    """Returns the statements of which an edit changes an identity.
+
+    Those whose edits change nothing together are not edited one by one.
+    """
+    if digest(module, name) == digest(module, name, statements):
+        return []
+    half = len(statements) // 2
+    if not half:
+        return statements
+    return changing(module, name, statements[:half]) + changing(module, name, statements[half:])
+
+
+def digest(module: str, name: str, edited: Sequence[Statement] = ()) -> str:
+    """Returns the identity of a name while statements are edited.
 
     Nothing is imported: a statement that is edited blindly could not be.
     """
-
-    def digest() -> str:
-        finder = Finder()
-        found = finder.find(module)
-        assert found is not None
-        dependency_walk = DependencyWalk(finder, found)
-        dependency_walk.name(found, name)
-        return dependency_walk.digest()
-
-    before = digest()
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text()
-        for index, statement in enumerate(ast.parse(text).body):
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue
-            tree = ast.parse(text)
-            edit_statement(tree.body[index])
-            path.write_text(ast.unparse(tree))
-            if digest() != before:
-                yield path.name, statement
-            path.write_text(text)
-    assert digest() == before
+    texts = {statement.path: statement.path.read_text() for statement in edited}
+    for path, text in texts.items():
+        tree = ast.parse(text)
+        for statement in edited:
+            if statement.path == path:
+                edit_statement(tree.body[statement.index])
+        path.write_text(ast.unparse(tree))
+    finder = Finder()
+    found = finder.find(module)
+    assert found is not None
+    dependency_walk = DependencyWalk(finder, found)
+    dependency_walk.name(found, name)
+    result = dependency_walk.digest()
+    for path, text in texts.items():
+        path.write_text(text)
+    return result
 
 
 def edit_statement(node: ast.stmt) -> None:
@@ -75,9 +100,11 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "definitions"
-    found = list(changed_statements(folder, "definitions.embedder", "SentenceEmbedder"))
-    assert {file for file, _ in found} == {"embedder.py"}
-    names = set().union(*(bound_names(statement) for _, statement in found))
+    stage = "definitions.embedder", "SentenceEmbedder"
+    own, others = folder / "embedder.py", set(folder.rglob("*.py")) - {folder / "embedder.py"}
+    assert changing(*stage, statements(*others)) == []
+    found = changing(*stage, statements(own))
+    names = set().union(*(bound_names(each.node) for each in found))
     assert {"SentenceEmbedder", "np", "os"} <= names
     assert {"DIMENSIONS", "SCHEMA"}.isdisjoint(names)
 
@@ -99,13 +126,16 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
 def test_only_a_stages_own_statements_of_an_example_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, name: str, own: set[str]
 ) -> None:
-    shutil.copy(REPOSITORY / "examples" / f"{example}.py", tmp_path / f"copied_{example}.py")
+    copied = shutil.copy(
+        REPOSITORY / "examples" / f"{example}.py", tmp_path / f"copied_{example}.py"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = changed_statements(tmp_path, f"copied_{example}", name)
+    stage = f"copied_{example}", name
     names = {
-        bound
-        for _, statement in found
-        if not isinstance(statement, (ast.Import, ast.ImportFrom))
-        for bound in bound_names(statement) or {"ENVIRONMENT"}
+        each: bound_names(each.node) or {"ENVIRONMENT"}
+        for each in statements(copied)
+        if not isinstance(each.node, (ast.Import, ast.ImportFrom))
     }
-    assert names == own
+    found = changing(*stage, [each for each in names if names[each] & own])
+    found += changing(*stage, [each for each in names if not names[each] & own])
+    assert set().union(*(names[each] for each in found)) == own

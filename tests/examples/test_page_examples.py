@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import dagster as dg
 
 import vane_dagster
+from support import forked
 
 ROOT = Path(vane_dagster.__file__).parents[1]
 
@@ -24,9 +24,7 @@ def code(page: str, heading: str) -> str:
 
 def test_the_example_for_a_laptop_runs(tmp_path):
     (tmp_path / "texts.py").write_text(code("docs/pipelines.md", "On a laptop"))
-    done = subprocess.run(
-        [sys.executable, "texts.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = forked.run(["texts.py"], os.environ, tmp_path, 120)
     assert done.returncode == 0, done.stderr
     rows = [{"id": 1, "length": 1}, {"id": 2, "length": 2}, {"id": 3, "length": 3}]
     assert done.stdout.splitlines()[-1] == str(rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from definitions import defs
+from definitions.code_location import defs
 
 SCHEDULE = "daily_questions_schedule"
 

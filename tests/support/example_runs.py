@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from support import forked
 from support.llm_server import KEY, Server, serving
 from support.paths import REPOSITORY
+from vane_dagster.compute.local_head import LocalHead
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -43,7 +42,7 @@ PRINTED = {
     "sentence_transformer": r"The parcel arrived two days late\. +is most like: Delivery took far",
     "sklearn_function": r"iris-000 is a setosa \(9\d%\).*iris-120 is a virginica",
     "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",
-    "test_my_pipeline": r"rated computed.*3 passed",
+    "test_my_pipeline": r"3 passed.*rated computed",
     "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
     "two_prompts_one_engine": r"(content|neutral|angry) +After two weeks the handle broke.* -> ",
     "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
@@ -76,16 +75,14 @@ def example_cluster(
             "VLLM_NO_USAGE_STATS": "1",
             "DAGSTER_DISABLE_TELEMETRY": "1",
         }
-        try:
-            yield variables
-        finally:
-            stop = "from vane_dagster.compute.local_head import LocalHead; LocalHead().stop()"
-            subprocess.run([sys.executable, "-c", stop], env=variables, check=True)
+        yield variables
+        LocalHead(home=home).stop()
 
 
 def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
     """Run an example; return its output, and the numbers of fragments that its stages computed."""
-    done = forked.run([str(EXAMPLES / f"{name}.py")], environment, EXAMPLES.parent, 240)
+    program = [str(EXAMPLES / f"{name}.py")]
+    done = forked.run(program, environment, EXAMPLES.parent, 240, forked.EXAMPLE)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, [int(n) for n in re.findall(r"computed: (\d+)", done.stdout)]
 
@@ -153,10 +150,13 @@ WROTE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def runs_twice(name: str, environment: dict[str, str]) -> None:
+def runs_twice(name: str, environment: dict[str, str]) -> str:
     """Run an example twice: the second run prints the same, and computes nothing.
 
     Tests are an example too; they run once, since each has folders of its own.
+
+    Returns:
+        The output of the first run.
     """
     printed, computed = run(name, environment)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
@@ -165,8 +165,9 @@ def runs_twice(name: str, environment: dict[str, str]) -> None:
     if name in WROTE:
         WROTE[name](Path(environment["VANE_EXAMPLES"]))
     if name.startswith("test_"):
-        return
+        return printed
 
     again, nothing = run(name, environment)
     assert re.search(PRINTED[name], again, re.DOTALL), again
     assert nothing == [0] * len(computed), again
+    return printed

@@ -44,6 +44,7 @@ DRIVER = (
     "vane_dagster.testing",
 )
 EMBEDDER = (*DRIVER, "sentence_transformers", "transformers.models.bert.modeling_bert")
+EXAMPLE = (*DRIVER, "sklearn.linear_model", "sklearn.datasets", "torch")
 
 
 class Forked:
