@@ -36,11 +36,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ray_data(local_store, s3, cluster):
+def test_ray_data(local_store, s3, ray_data):
     """An asset reads and keeps those of a local store, in test_io_manager.py."""
-    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
-    cluster.connect()
     for store in (local_store, far):
         keep(store, "docs", "a", table(0, 3))
         keep(store, "docs", "b", table(5, 2))
