@@ -25,8 +25,10 @@ from support.stored import (
     table,
 )
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Published
+from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
 
@@ -55,13 +57,14 @@ def test_ray_data(local_store, s3, ray_data):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_is_told_of_where_it_is_not_connected(local_store):
-    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
-    ray.shutdown()  # from the head of tests before
+    pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     keep(local_store, "docs", None, table(0, 3))
+    rows = read(local_store, ["docs"], None)
+    ray.shutdown()  # from the head of tests before
     with pytest.raises(
         StoreError, match=r"'docs' cannot be read as ray.data.Dataset.*ray.init\(\)"
     ):
-        vd.load("docs", as_=ray_data.Dataset, store=local_store)
+        loaded(rows, "ray.data.Dataset")
 
 
 def test_a_library_that_is_missing_is_named(local_store):
