@@ -20,6 +20,7 @@ from support.instances import cheap_instances  # noqa: E402
 from support.paths import TESTS  # noqa: E402
 from support.results import Run, materializing  # noqa: E402
 from support.warm_workers import WarmLocal, kept_warm  # noqa: E402
+from vane_dagster.compute.actor_names import NAMESPACE  # noqa: E402
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 
@@ -55,6 +56,8 @@ def _home() -> Iterator[None]:
     # Its thread logs tracebacks while tests parse, which CPython's parser does not bear
     # (python/cpython#106905).
     os.environ["RAY_DATA_USAGE_DISABLED"] = "1"
+    # It starts as many actors to read footers, 32 by default, however few files there are.
+    os.environ["RAY_DATA_PARQUET_FOOTER_NUM_ACTORS"] = "1"
     with cheap_instances(), kept_warm():
         yield
     if before is None:
@@ -75,6 +78,20 @@ def cluster(_home: None) -> Iterator[vd.LocalCluster]:
 
     ray.shutdown()
     LocalHead(**settings).stop()
+
+
+@pytest.fixture
+def ray_data(cluster: vd.LocalCluster) -> Iterator[Any]:
+    """Ray Data, connected to the session's head; the workers that it leaves there are ended."""
+    module = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
+    cluster.connect()
+    yield module
+    import ray
+
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] != NAMESPACE:
+            ray.kill(ray.get_actor(**actor))
+    ray.shutdown()
 
 
 @pytest.fixture(params=["local", "ray"])

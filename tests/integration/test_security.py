@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support import forked
 from support.attacks import (
     NOBODY,
     as_root,
@@ -345,8 +346,7 @@ def test_duckdb_of_workers_and_of_readers_spills_into_a_private_folder(
     heads = (str(tmp_path / "h"), tmp_path / "h" / "spill")
     for head, expected in (("", shared_tmp / f"vane-spill-{os.geteuid()}"), heads):
         environment = {**os.environ, MARK: head}
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = forked.run(["-c", script], environment, tmp_path, 60, forked.WORKER)
         assert Path(done.stdout.strip()).parent == expected, done.stderr
         assert mode(expected) == 0o700
 

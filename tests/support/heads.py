@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from vane_dagster.compute.local_head import Head
+from vane_dagster.compute.local_head import RAY_START, Head
 
 HEAD = Head(
     address="127.0.0.1:1",
@@ -34,7 +34,7 @@ HEAD = Head(
 )
 """The record of a head that does not exist."""
 
-ENTRY = "from ray.scripts.scripts import main; main()"
+ENTRY = f"{RAY_START}scripts.main()"
 
 
 @dataclass(frozen=True)

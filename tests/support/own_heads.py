@@ -13,13 +13,15 @@ import pytest
 from support.data import read_stage, write_source
 from support.heads import Cluster, head
 
+SMALL = ("--no-monitor", "--include-log-monitor=false")
+
 
 @pytest.fixture(scope="module")
 def own_head() -> Iterator[Cluster]:
     """A head that was started with ``ray start``."""
     folder = Path(tempfile.mkdtemp(prefix="vr-", dir="/tmp"))
     try:
-        with head(folder) as cluster:
+        with head(folder, *SMALL, RAY_prestart_worker_first_driver="0") as cluster:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)

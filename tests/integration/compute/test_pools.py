@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import ray
 from click.testing import CliRunner
+from threadpoolctl import threadpool_info
 
 import vane_dagster as vd
 from support.pool_models import (  # noqa: F401  # fixtures
@@ -291,12 +292,14 @@ class Environment:
     def __call__(self, batch):
         count = len(batch["id"])
         omp = int(os.environ["OMP_NUM_THREADS"])
-        facts = {"omp": omp, "arrow": pa.cpu_count(), "torch": self.torch}
+        (blas,) = (p["num_threads"] for p in threadpool_info() if "numpy" in p["filepath"])
+        facts = {"omp": omp, "blas": blas, "arrow": pa.cpu_count(), "torch": self.torch}
         columns = {name: np.full(count, value) for name, value in facts.items()}
         return {"id": batch["id"], "token": [self.token[::-1]] * count, **columns}
 
 
-FACTS = {"id": "BIGINT", "token": "VARCHAR", "omp": "BIGINT", "arrow": "BIGINT", "torch": "BIGINT"}
+COUNTS = ("omp", "blas", "arrow", "torch")
+FACTS = {"id": "BIGINT", "token": "VARCHAR", **dict.fromkeys(COUNTS, "BIGINT")}
 
 
 @pytest.mark.parametrize("on_ray", [False, True], ids=["local", "ray"])
@@ -317,7 +320,13 @@ def test_variables_and_threads_reach_the_workers(
 
     (found,) = rows(tmp_path, "out").slice(0, 1).drop_columns("id").to_pylist()
     token = "s3cret-of-mine"[::-1]
-    assert found == {"token": token, "omp": 2, "arrow": 2, "torch": 2 if on_ray else 0}
+    counts = {
+        "omp": 2,
+        "blas": min(2, len(os.sched_getaffinity(0))),
+        "arrow": 2,
+        "torch": 2 if on_ray else 0,
+    }
+    assert found == {"token": token, **counts}
     places = [tmp_path / "store"]
     if on_ray:
         places.append(LocalHead(**CLUSTER).temp_dir / "r" / "session_latest" / "logs")

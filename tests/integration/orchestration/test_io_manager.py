@@ -137,10 +137,8 @@ def test_an_unpartitioned_asset_takes_all_partitions(pipeline, filled, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, cluster):
+def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, ray_data):
     """In one execution of the dataset, which takes longer than all other tests here."""
-    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
-    cluster.connect()
 
     def copied(more: Any) -> Any:
         assert isinstance(more, ray_data.Dataset)

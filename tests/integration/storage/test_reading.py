@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 import vane_dagster as vd
 from support.data import write_source
@@ -23,8 +24,11 @@ from support.stored import (
     local_store,  # noqa: F401  # fixture
     table,
 )
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Published
+from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
 
@@ -36,11 +40,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ray_data(local_store, s3, cluster):
+def test_ray_data(local_store, s3, ray_data):
     """An asset reads and keeps those of a local store, in test_io_manager.py."""
-    ray_data = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
-    cluster.connect()
     for store in (local_store, far):
         keep(store, "docs", "a", table(0, 3))
         keep(store, "docs", "b", table(5, 2))
@@ -53,25 +55,16 @@ def test_ray_data(local_store, s3, cluster):
         assert vd.load("docs", "day=1", as_=ray_data.Dataset, store=store).count() == 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_is_told_of_where_it_is_not_connected(local_store):
+    pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     keep(local_store, "docs", None, table(0, 3))
-    code = f"""
-        import ray.data
-        from vane_dagster.storage.dataframes import loaded
-        from vane_dagster.storage.filesystem import Location
-        from vane_dagster.storage.reader import read
-        from vane_dagster.storage.store import Store
-        rows = read(Store(Location({local_store.root.url!r})), ["docs"], None)
-        try:
-            loaded(rows, "ray.data.Dataset")
-        except Exception as error:
-            print(type(error).__name__, error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    assert "StoreError 'docs' cannot be read as ray.data.Dataset" in done.stdout
-    assert "ray.init()" in done.stdout
+    rows = read(local_store, ["docs"], None)
+    ray.shutdown()  # from the head of tests before
+    with pytest.raises(
+        StoreError, match=r"'docs' cannot be read as ray.data.Dataset.*ray.init\(\)"
+    ):
+        loaded(rows, "ray.data.Dataset")
 
 
 def test_a_library_that_is_missing_is_named(local_store):
