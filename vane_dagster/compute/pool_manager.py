@@ -28,7 +28,7 @@ from vane_dagster.compute.pool_state import (
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 from vane_dagster.worker.protocol import PoolRequest, WorkerInfo
-from vane_dagster.worker.ray_actor import with_threads
+from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
@@ -290,9 +290,10 @@ class PoolManager:
                 continue
 
     def _create(self, start: WorkerStart) -> None:
-        bundle = dict(start.claim.bundle)
+        bundle, threads = dict(start.claim.bundle), _threads(start)
+        share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
-        host = ray.remote(concurrency_groups={"control": 2})(with_threads(_threads(start)))
+        host = ray.remote(concurrency_groups={"control": 2})(HostActor)
         actor = host.options(
             name=start.worker,
             namespace=NAMESPACE,
@@ -304,7 +305,8 @@ class PoolManager:
             max_concurrency=start.claim.slots,
             max_restarts=0,
             scheduling_strategy=node or "DEFAULT",
-        ).remote(start.claim)
+            runtime_env={"env_vars": share},
+        ).remote(start.claim, threads)
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 
 

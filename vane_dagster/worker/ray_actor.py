@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+import pyarrow as pa
 import ray
 
-# NumPy, which the host imports too, has to wait for `_Threads`.
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from vane_dagster.pipeline.options import WorkerLifecycle
-    from vane_dagster.worker.protocol import (
-        LoadReport,
-        ModelSpec,
-        PoolRequest,
-        Starting,
-        Work,
-        WorkerInfo,
-        WorkerState,
-        WorkReport,
-    )
-
-
-class _Threads:
-    """A number of threads, set for numeric libraries in the process that unpickles this."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Callable[[int], _Threads], tuple[int]]:
-        return _set_threads, (self.number,)
-
-
-def _set_threads(number: int) -> _Threads:
-    for library in ("OMP", "MKL", "OPENBLAS"):
-        os.environ[f"{library}_NUM_THREADS"] = str(number)
-    return _Threads(number)
+from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.worker.host import Host
+from vane_dagster.worker.protocol import (
+    LoadReport,
+    ModelSpec,
+    PoolRequest,
+    Starting,
+    Work,
+    WorkerInfo,
+    WorkerState,
+    WorkReport,
+)
 
 
 class HostActor:
@@ -47,15 +28,12 @@ class HostActor:
 
     Args:
         claim: The pool that the worker belongs to.
+        threads: Its share of the machine's CPUs.
     """
 
-    threads: _Threads
-    """The worker's share of the machine's CPUs."""
-
-    def __init__(self, claim: PoolRequest) -> None:
-        from vane_dagster.worker.host import Host
-
+    def __init__(self, claim: PoolRequest, threads: int) -> None:
         self._claim = claim
+        self._threads = threads
         self._host = Host()
         self._loaded: LoadReport | None = None
 
@@ -68,9 +46,7 @@ class HostActor:
         lifecycle: WorkerLifecycle,
     ) -> LoadReport:
         """See `Host.load`."""
-        self._loaded = self._host.load(
-            model, archive, threads or self.threads.number, env, lifecycle
-        )
+        self._loaded = self._host.load(model, archive, threads or self._threads, env, lifecycle)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
@@ -111,21 +87,10 @@ class HostActor:
         }
 
 
-def with_threads(number: int) -> type[HostActor]:
-    """The class of actors with a number of threads, which libraries read when they are imported.
-
-    Ray imports NumPy before it constructs an actor, but after it unpickles the class. A runtime
-    environment would do too, but for each worker Ray would first start a process to set it.
-    """
-    return type("HostActor", (HostActor,), {"threads": _Threads(number)})
-
-
 def compact(table: pa.Table) -> pa.Table:
     """Copy a table into buffers of its own; pickling a slice includes its whole parent."""
     if table.get_total_buffer_size() <= 1.1 * table.nbytes + 4096:
         return table
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
