@@ -55,13 +55,8 @@ RAY_START = (
     "others = ['ray.serve', 'ray.dashboard.modules.job.cli', 'ray.util.state.state_cli']; "
     "sys.modules.update(dict.fromkeys(others)); "
     "from ray.scripts import scripts; "
-    "from ray._private.node import Node; "
-    "Node.start_api_server = lambda *_, **__: None; "
 )
-"""Imports ``ray start`` without the other commands of ``ray``, whose imports take 3 seconds.
-
-Without a dashboard it starts the dashboard's process all the same, only to report usage: not here.
-"""
+"""Imports ``ray start`` without the other commands of ``ray``, which import Ray Serve."""
 
 # `ray start` opens a Ray Client port if grpc is installed. There is no option to disable that.
 _LAUNCH = (
@@ -75,9 +70,9 @@ _OPTIONS = (
     "--max-worker-port=0",
     "--dashboard-agent-listen-port=0",
     "--include-dashboard=false",
-    # It forwards the output of workers to drivers, and no driver asks for that (`connect`).
+    # It forwards the output of workers to drivers, which `connect` does not ask for.
     "--include-log-monitor=false",
-    # It is the autoscaler, which has no machine to add.
+    # The autoscaler, which has no machine to add. It also makes the report of `ray status`.
     "--no-monitor",
     "--log-color=false",
 )

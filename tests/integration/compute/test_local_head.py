@@ -191,12 +191,11 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     assert set(listening_sockets(set(marked(str(shared.local.temp_dir))))) == set(listening)
 
 
-def test_a_head_has_no_process_that_does_nothing_for_it(shared: Shared) -> None:
+def test_a_head_has_no_autoscaler_and_no_log_monitor(shared: Shared) -> None:
     psutil = processes._psutil()
     commands = [" ".join(psutil.Process(pid).cmdline()) for pid in processes_of(shared.local)]
     assert any("raylet" in command for command in commands)
-    idle = ("monitor.py", "log_monitor.py", "dashboard.py")
-    assert not [command for command in commands if any(name in command for name in idle)]
+    assert not [command for command in commands if "monitor.py" in command]
 
 
 def wait_for_agents(shared: Shared) -> None:
