@@ -13,6 +13,7 @@ import cloudpickle
 import hypothesis
 import pytest
 
+# The imports that follow come after it (E402).
 pytest.register_assert_rewrite("support")
 
 import vane_dagster as vd  # noqa: E402

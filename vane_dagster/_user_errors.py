@@ -65,6 +65,7 @@ def _stand_in(error: Any) -> BaseException:
         kind = type(name, (kind,), {"__module__": Raised.__module__})
     made = kind(_text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
+        # The attribute is added to a class that is made here.
         made.status_code = http_status(error)  # type: ignore[attr-defined]
     return made
 

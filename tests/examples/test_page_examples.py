@@ -33,6 +33,7 @@ def test_the_example_for_a_laptop_runs(tmp_path):
 def test_the_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
     (tmp_path / "readme_definitions.py").write_text(code("README.md", "The shortest real example"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    # The module was written just now.
     import readme_definitions  # type: ignore[import-not-found]
 
     keys = readme_definitions.defs.resolve_all_asset_keys()

@@ -26,6 +26,7 @@ def main() -> None:
     with cheap_instances():
         controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2  # see `dagster_dev.SITE`
         context = multiprocessing.get_context("forkserver")
+        # Replaced functions take fewer parameters than the types of the libraries say.
         multiprocessing.get_context = lambda method=None: context  # type: ignore
         # A run has the process that it is forked from fork the processes of its steps.
         server = forkserver._forkserver
@@ -53,6 +54,7 @@ def run() -> None:
         arguments = command[command.index("-c") :]
         return inner.start(arguments, os.environ, {fd: fd for fd in descriptors}).pid
 
+    # As above: a process is forked instead of started.
     ipc.subprocess = SimpleNamespace(Popen=start)  # type: ignore
     util.spawnv_passfds = spawn  # type: ignore
     _, module, *arguments = sys.argv

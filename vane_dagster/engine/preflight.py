@@ -166,19 +166,15 @@ def too_large(
         capacity: Resources of the cluster.
         infeasible_reason: See `unsatisfiable`.
     """
-    asked: dict[tuple[object, ...], list[str]] = {}
+    asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...]], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
         if spec.runs_udf:
-            workers = spec.concurrency or (1, 1)
             bundle = tuple(sorted(spec.resources.bundle().items()))
-            asked.setdefault((spec.udf.name, workers, bundle), []).append(stage)
+            asked.setdefault((spec.udf.name, spec.concurrency or (1, 1), bundle), []).append(stage)
     findings = []
-    for who in asked.values():
-        spec = pipeline[who[0]].spec
-        assert spec.runs_udf
-        asking = (spec.udf.name, spec.concurrency or (1, 1), spec.resources.bundle())
-        if message := unsatisfiable(capacity, *asking, infeasible_reason):
+    for (udf, workers, bundle), who in asked.items():
+        if message := unsatisfiable(capacity, udf, workers, dict(bundle), infeasible_reason):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
             findings.append(PreflightFinding(where, message))
     return findings

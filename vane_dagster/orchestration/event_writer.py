@@ -174,14 +174,14 @@ class _OneConnection:
             self._opened = {}
             try:
                 # opened first, so committed last: an event is in its run before it is in its asset
-                with self.index_connection():  # type: ignore[attr-defined]
+                with self.index_connection():  # type: ignore[attr-defined]  # a mixin
                     yield
             finally:
                 self._opened = None
 
     @contextmanager
     def _connect(self, *shard: str) -> Iterator[Any]:
-        connect = super()._connect  # type: ignore[misc]
+        connect = super()._connect  # type: ignore[misc]  # a mixin
         if self._opened is None:
             with connect(*shard) as connection:
                 yield connection
@@ -193,7 +193,7 @@ class _OneConnection:
     def has_table(self, table_name: str) -> bool:
         """Look up a table once. Every event asks for the same one, over a new connection."""
         if table_name not in self._tables:
-            self._tables[table_name] = super().has_table(table_name)  # type: ignore[misc]
+            self._tables[table_name] = super().has_table(table_name)  # type: ignore[misc]  # mixin
         return self._tables[table_name]
 
 

@@ -139,7 +139,7 @@ class RunPlan:
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> PoolIdentity:
-        """Return the identity of a stage's workers, which an edit during the run does not change.
+        """Return the identity of a stage's workers, which no edit during the run changes.
 
         Args:
             spec: The stage.

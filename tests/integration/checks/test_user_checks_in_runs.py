@@ -101,6 +101,7 @@ class Runs:
         return result.success, {(each.check_name, each.partition): each for each in own}
 
     def rows(self, stage: str, partition: str) -> int | None:
+        # Dagster types the resources of a context as object.
         store = self.resources["store"].open()  # type: ignore[attr-defined]
         manifest = store.in_force("docs", stage, partition)
         return None if manifest is None else manifest.rows

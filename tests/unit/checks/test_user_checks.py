@@ -128,6 +128,7 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
         (SystemExit(3), "SystemExit: 3"),
         (None, "evaluate returned a NoneType"),
         (True, "evaluate returned a bool"),
+        # Wrong types are what is refused.
         (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]
         (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
@@ -157,6 +158,7 @@ def test_an_error_without_a_text_fails_the_check():
 
 def test_values_of_numpy_and_numbers_without_json_are_stored():
     metadata = {"n": np.int64(3), "share": np.float32(0.5), "nan": math.nan, "rows": [{"id": 1}]}
+    # NumPy's booleans are accepted, but not declared.
     found = result(vd.checks.CheckOutcome(np.bool_(True), "fine", metadata))  # type: ignore[arg-type]
     assert found.passed is True
     assert found.metadata == {"n": 3, "share": 0.5, "nan": "nan", "rows": [{"id": 1}]}

@@ -623,8 +623,11 @@ def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are
         "same", user_code.same, schema={"n": "BIGINT"}, fn_kwargs={"folder": str(tmp_path / "out")}
     )
     plan = plan_run(docs, ["same"], [None], store)
+    spec = docs["same"].spec
+    workers = plan.pool(spec)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "log.txt").write_text("made by the run")
+    assert plan.pool(spec) == workers != pool_identity(docs, spec)
     assert edited(plan, ["same"]) == []
     (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch[:1]\n")
     (found,) = edited(plan, ["same"])

@@ -17,6 +17,8 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
+
+# F403: all tests of the contract run here, on local disk.
 from support.reader_contract import *  # noqa: F403
 from support.stored import (
     FORMS,

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.manifests import manifest, part
+
+# F403: all tests of the contract run here, on local disk.
 from support.store_contract import *  # noqa: F403
 from vane_dagster.engine.committer import check_unique
 from vane_dagster.storage.filesystem import Location
