@@ -232,6 +232,7 @@ def test_the_earliest_of_several_deadlines_counts():
 ERRORS = """
 import cloudpickle, pyarrow as pa
 import vane_dagster as vd
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker.retry import Policy
 from vane_dagster.worker.udf_caller import UdfCaller
@@ -248,9 +249,9 @@ def raises(batch): raise ERROR
 async def raises_later(batch): raise ERROR
 
 policy = Policy("quarantine", 0, (), 0.3)
-call = CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 2, "one_to_one", 4, ("id",),
-               policy=policy, max_faults=5)
-caller = UdfCaller(ModelSpec("m", False, make_udf("m", FN).style, "", b""), FN)
+call = CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 2, "one_to_one", 4, ("id",),
+               ("y",), style=make_udf("m", FN).style, policy=policy, max_faults=5)
+caller = UdfCaller(ModelSpec("m", False, "", b""), FN)
 schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
 work = Work("m", call, (), schema, "id", None, True)
 caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)

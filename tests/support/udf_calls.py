@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -9,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.engine.tasks import operation
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.protocol import CallUdf, ModelSpec, Work
@@ -27,21 +31,23 @@ def call(
     cardinality: Any = "one_to_one",
     columns: tuple[str, ...] | None = None,
     max_concurrency: int = 16,
+    contract: Any = None,
     **kwargs: Any,
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
-    udf = make_udf("here", fn, kwargs=kwargs)
+    udf = make_udf("here", fn, kwargs=kwargs, contract=contract)
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])
     arguments = cloudpickle.dumps(((), kwargs))
+    made = tuple(parse_schema(schema, "here").names)
+    contract = contract or BatchCall(batch_format)
     op = CallUdf(
-        arguments, columns, batch_format, batch_size, cardinality, max_concurrency, ("id",)
-    )
+        arguments, columns, contract, batch_size, cardinality, max_concurrency, ("id",), made,
+        style=udf.style,
+    )  # fmt: skip
     work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
-    caller = UdfCaller(
-        ModelSpec("m", udf.stateful, udf.style, "", b""), fn() if udf.stateful else fn
-    )
+    caller = UdfCaller(ModelSpec("m", udf.stateful, "", b""), fn() if udf.stateful else fn)
     try:
         computed = caller.call(op, table, work, lambda: False)
     except BatchError as error:
@@ -57,3 +63,46 @@ def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
     for word in ("stage 'docs/m', fragment 0", *words):
         assert word in str(raised.value)
     return str(raised.value)
+
+
+def row_stage(method: str, fn: Any, **options: Any) -> vd.Stage:
+    """Return a stage named "out" that reads the source of a pipeline."""
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    stage: vd.Stage = getattr(pipeline, method)("out", fn, **options)
+    return stage
+
+
+def run_stage(
+    stage: vd.Stage,
+    table: pa.Table,
+    revoked: Callable[[], bool] = lambda: False,
+    retries: int | None = None,
+    counts: list[int] | None = None,
+) -> Any:
+    """Return a worker's output of a stage for the rows of the source; None if it was revoked.
+
+    Args:
+        stage: The stage.
+        table: The rows.
+        revoked: Whether the lease has ended.
+        retries: Replaces the number of retries.
+        counts: Receives the number of calls with batches.
+    """
+    spec, pipeline = stage.spec, stage.pipeline
+    assert spec.runs_udf
+    op = operation(spec, pipeline, "")
+    assert isinstance(op, CallUdf)
+    policy = op.policy if retries is None else replace(op.policy, max_retries=retries)
+    op = replace(op, policy=policy, max_faults=table.num_rows)
+    schema = spec.output_schema(pipeline, {"source": table.schema})
+    work = Work("stage 'docs/out', fragment 0", op, (), schema, stage.id, None, True)
+    udf = spec.udf
+    made = udf.target(*udf.constructor_args, **udf.constructor_kwargs) if udf.stateful else None
+    caller = UdfCaller(ModelSpec("m", udf.stateful, "", b""), made if udf.stateful else udf.target)
+    try:
+        computed = caller.call(op, table, work, revoked)
+    except BatchError as error:
+        raise error.cause from None
+    if counts is not None:
+        counts.append(computed.batches)
+    return None if computed.cancelled else computed.rows

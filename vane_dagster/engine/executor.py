@@ -247,7 +247,6 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
         model=ModelSpec(
             udf.name,
             udf.stateful,
-            udf.style,
             bundle.digest,
             bundle.payload,
             _packages(plan, spec),

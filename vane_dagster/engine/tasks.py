@@ -248,7 +248,7 @@ class WorkBuilder:
         """
         if spec.name not in self._ops:
             version = self._versions.get(spec.name, "")
-            self._ops[spec.name] = _operation(spec, self._pipeline, version)
+            self._ops[spec.name] = operation(spec, self._pipeline, version)
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, max_faults=self._allowed(run.partition, spec.name))
@@ -416,38 +416,46 @@ def _policy(failures: Failures) -> Policy:
 
 
 @functools.singledispatch
-def _operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
-    """The worker operation of a kind of stage."""
+def operation(spec: StageSpec, pipeline: Pipeline, version: str) -> Op:
+    """Return the worker operation of a kind of stage.
+
+    Args:
+        spec: The stage.
+        pipeline: The pipeline.
+        version: The version of the code to call; see `ModelSpec`.
+    """
     raise TypeError(f"stages of kind {spec.kind!r} have no worker operation; register one here")
 
 
-@_operation.register
+@operation.register
 def _write(spec: WriteSpec, pipeline: Pipeline, version: str) -> Op:
     return Gather()
 
 
-@_operation.register
+@operation.register
 def _project(spec: ProjectSpec, pipeline: Pipeline, version: str) -> Op:
     return Project(spec.columns, spec.where)
 
 
-@_operation.register
+@operation.register
 def _join(spec: JoinSpec, pipeline: Pipeline, version: str) -> Op:
     return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
 
 
-@_operation.register
+@operation.register
 def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline, version: str) -> Op:
     return CallUdf(
         cloudpickle.dumps((spec.udf.args, dict(spec.udf.kwargs))),
         spec.columns,
-        spec.batch_format,
+        spec.contract,
         AUTO if spec.auto_batch else spec.batch_size,
         spec.cardinality,
         spec.max_concurrency,
         tuple(key.column for key in pipeline.keys(spec.upstream[0])),
+        tuple(spec.schema.names),
         spec.children[1] if spec.children else None,
-        spec.carried,
+        spec.udf.method,
+        spec.udf.style,
         _policy(spec.failures),
         version=version,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._arguments import list_of_names, positive
+from vane_dagster._arguments import positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
 from vane_dagster.pipeline.options import OnError
@@ -28,9 +28,9 @@ class EmbedRows(ModelStageRows):
         dimensions: int | None = None,
         normalize: bool = True,
         output_column: str = "embedding",
-        include_columns: Sequence[str] = (),
+        include_columns: bool | Sequence[str] = (),
         batch_size: int | None = None,
-        max_concurrency: int = 4,
+        max_concurrency: int | None = None,
         concurrency: int | tuple[int, int] | None = None,
         gpus_per_actor: float = 0,
         num_cpus: float = 0,
@@ -64,9 +64,9 @@ class EmbedRows(ModelStageRows):
                 size.
             normalize: Whether to scale vectors to length 1.
             output_column: The column of vectors.
-            include_columns: Input columns to pass through.
+            include_columns: Input columns to pass through; True for all.
             batch_size: Texts per call. Default: 64.
-            max_concurrency: Concurrent calls in one worker.
+            max_concurrency: Concurrent calls in one worker. Default: 4.
             concurrency: See `prompt`.
             gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
@@ -96,7 +96,6 @@ class EmbedRows(ModelStageRows):
         model_task = EmbedTask(
             name_of(location, column, "column"),
             name_of(location, output_column),
-            tuple(list_of_names(location, "include_columns", include_columns) or ()),
             positive(location, "dimensions", dimensions),
             bool(normalize),
         )
@@ -107,6 +106,7 @@ class EmbedRows(ModelStageRows):
             {},
             provider=provider,
             model=model,
+            include_columns=include_columns,
             provider_options=provider_options,
             batch_size=batch_size,
             max_concurrency=max_concurrency,

@@ -126,9 +126,7 @@ def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[str]:
         CodeIdentityError: If an argument has no stable identity.
     """
     udf = spec.udf
-    target: Any = udf.target
-    call = target.__call__ if udf.stateful else target
     return [
         value_identity(pipeline, spec, "fn_args", udf.args),
-        value_identity(pipeline, spec, "fn_kwargs", in_any_order(call, udf.kwargs)),
+        value_identity(pipeline, spec, "fn_kwargs", in_any_order(udf.call, udf.kwargs)),
     ]

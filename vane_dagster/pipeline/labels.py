@@ -87,7 +87,6 @@ class LabelRows(PromptRows):
         labels: Collection[str],
         *,
         output_column: str,
-        include_columns: Sequence[str] = (),
         **options: Any,
     ) -> Stage:
         """Add a stage that runs a classifier; `options` are those of `_add_model_stage`."""
@@ -95,6 +94,5 @@ class LabelRows(PromptRows):
         listed = list_of_names(location, "labels", [*labels]) or ()
         if len(set(listed)) < len(listed):
             raise DefinitionError(f"{location}: labels has one twice: {listed}")
-        carried = tuple(list_of_names(location, "include_columns", include_columns) or ())
-        model_task = ClassifyTask(column, name_of(location, output_column), carried, listed)
+        model_task = ClassifyTask(column, name_of(location, output_column), listed)
         return self._add_model_stage(LabelSpec, name, model_task, {}, **options)

@@ -21,16 +21,19 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
     Failures,
+    IncludeColumns,
     OnError,
     Resources,
     asset_options,
     parse_failures,
+    parse_include,
     parse_lifecycle,
 )
-from vane_dagster.pipeline.specs import SOURCE, MapBatchesSpec
+from vane_dagster.pipeline.specs import MapBatchesSpec, declares_columns
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -61,6 +64,7 @@ class ModelStageSpec(MapBatchesSpec):
     model_task: Any = None
 
     default_batch = 64
+    default_in_flight = 4
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The provider, the model, and the values of the model task that change answers."""
@@ -71,7 +75,7 @@ class ModelStageSpec(MapBatchesSpec):
             value_identity(pipeline, self, "provider_options", options),
             *(
                 part
-                for name, value in self.model_task.keyed.items()
+                for name, value in self.model_task.keyed(self.include).items()
                 for part in (name, value_identity(pipeline, self, name, value))
             ),
             self.failures.on_error == "null",
@@ -150,6 +154,7 @@ class PromptSpec(ModelStageSpec):
 
     kind = "prompt"
     default_batch = 32
+    default_in_flight = 16
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Describe the token or cost budget that is exhausted."""
@@ -187,9 +192,10 @@ class ModelStageRows:
         *,
         provider: str | type,
         model: str,
+        include_columns: bool | Sequence[str] = (),
         provider_options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
-        max_concurrency: int = 4,
+        max_concurrency: int | None = None,
         concurrency: int | tuple[int, int] | None = None,
         gpus_per_actor: float = 0,
         num_cpus: float = 0,
@@ -218,7 +224,8 @@ class ModelStageRows:
         failures = parse_failures(
             location, on_error, max_error_rate, max_retries, retry_on, timeout_s
         )
-        self._check_columns(location, model_task, failures)
+        include = parse_include(location, include_columns)
+        self._check_columns(location, model_task, include, failures)
         if not isinstance(model, str) or not model:
             raise DefinitionError(f"{location}: model is {model!r}; expected a model's name")
         found = provider_class(location, provider, model_task.method)
@@ -245,7 +252,7 @@ class ModelStageRows:
                 udf=udf,
                 schema=model_task.schema,
                 columns=model_task.reads,
-                batch_format="pyarrow",
+                contract=BatchCall(),
                 auto_batch=False,
                 cardinality="one_to_one",
                 concurrency=workers,
@@ -254,31 +261,36 @@ class ModelStageRows:
                 keyed_env_vars=keyed,
                 failures=failures,
                 lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, None),
-                carried=model_task.carried,
+                include=include,
                 order=model_task.order,
                 provider=found,
                 model=model,
                 options=_keyed(options, operational),
                 model_task=model_task,
                 batch_size=positive(location, "batch_size", batch_size, kind.default_batch),
-                max_concurrency=positive(location, "max_concurrency", max_concurrency, 4),
+                max_concurrency=positive(
+                    location, "max_concurrency", max_concurrency, kind.default_in_flight
+                ),
                 **own,
             )
         )
 
-    def _check_columns(self, location: str, model_task: ModelTask, failures: Failures) -> None:
+    def _check_columns(
+        self, location: str, model_task: ModelTask, include: IncludeColumns, failures: Failures
+    ) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
         ids = [key.column for key in self.pipeline.keys(self._node)]
         error = [ERROR_COLUMN] if failures.on_error == "null" else []
-        if twice := sorted({*model_task.carried, *ids, *error} & set(model_task.schema.names)):
+        named = () if include is True else include
+        if twice := sorted({*named, *ids, *error} & set(model_task.schema.names)):
             raise DefinitionError(
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
             )
-        if self._node == SOURCE:
+        if not declares_columns(self.pipeline, self._node):
             return
         known = self.pipeline.declared_types()[self._node]
-        if missing := [column for column in model_task.reads if column not in known]:
+        if missing := [column for column in (*model_task.reads, *named) if column not in known]:
             raise DefinitionError(
                 f"{location}: needs {names(missing)}, which {self._node!r} does not have; it has "
                 f"{names(known, 20)}"

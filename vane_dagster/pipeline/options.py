@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, Union
 
 import pyarrow as pa
 
-from vane_dagster._arguments import one_of, positive, seconds
+from vane_dagster._arguments import list_of_names, one_of, positive, seconds
 from vane_dagster.errors import DefinitionError, names
 
 STARTUP_SECONDS = 1800.0
@@ -57,6 +57,9 @@ Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
+
+IncludeColumns = Union[Literal[True], tuple[str, ...]]
+"""Input columns that a stage passes on beside what it makes: names, or True for all."""
 
 AUTO: Final = "auto"
 """The batch size of a stage that lets its workers determine it."""
@@ -171,6 +174,21 @@ class RowOrder(Protocol):
 
     def keys(self, rows: pa.Table) -> Sequence[tuple[str, str]]:
         """Return each row's group, ideally given to one worker as a whole, and its rank there."""
+
+
+def parse_include(location: str, include: Any) -> IncludeColumns:
+    """Validate the argument ``include_columns``.
+
+    Args:
+        location: The stage, for messages.
+        include: True for all input columns, False or None for none, or a list of names.
+
+    Raises:
+        DefinitionError: If it is none of these.
+    """
+    if isinstance(include, bool):
+        return True if include else ()
+    return tuple(list_of_names(location, "include_columns", include) or ())
 
 
 def parse_failures(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import (
-    list_of_names,
     mapping,
     positive,
 )
@@ -36,10 +35,10 @@ class PromptRows(ModelStageRows):
         sampling_params: Mapping[str, Any] | None = None,
         return_format: Any = None,
         output_column: str = "response",
-        include_columns: Sequence[str] = (),
+        include_columns: bool | Sequence[str] = (),
         explain_errors: int = 0,
         batch_size: int | None = None,
-        max_concurrency: int = 16,
+        max_concurrency: int | None = None,
         concurrency: int | tuple[int, int] | None = None,
         gpus_per_actor: float = 0,
         num_cpus: float = 0,
@@ -82,12 +81,12 @@ class PromptRows(ModelStageRows):
                 list of choices, for an answer that is one of them. An answer that does not fit is a
                 row error. The provider constrains the model to the format if it can. Default: text.
             output_column: The column of answers.
-            include_columns: Input columns to pass through.
+            include_columns: Input columns to pass through; True for all.
             explain_errors: How often to send a model the reason why its answer does not fit, and
                 ask again.
             batch_size: Rows that are submitted together. The model processes the rows of all of a
                 worker's batches concurrently. Default: 32.
-            max_concurrency: Concurrent batches in one worker.
+            max_concurrency: Concurrent batches in one worker. Default: 16.
             concurrency: Workers, or (min, max). Default: 1.
             gpus_per_actor: GPUs that a worker reserves.
             num_cpus: CPUs that a worker reserves.
@@ -130,7 +129,6 @@ class PromptRows(ModelStageRows):
             name_of(location, output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
-            tuple(list_of_names(location, "include_columns", include_columns) or ()),
             explain,
         )
         priced = parse_prices(location, prices)
@@ -146,6 +144,7 @@ class PromptRows(ModelStageRows):
             own,
             provider=provider,
             model=model,
+            include_columns=include_columns,
             provider_options=provider_options,
             batch_size=batch_size,
             max_concurrency=max_concurrency,

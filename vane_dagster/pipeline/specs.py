@@ -24,6 +24,7 @@ from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructo
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.contracts import Contract, RowCall
 from vane_dagster.pipeline.identity import (
     call_arguments,
     constructor_arguments,
@@ -33,16 +34,16 @@ from vane_dagster.pipeline.identity import (
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
     AssetOptions,
-    BatchFormat,
     Cardinality,
     Children,
     Failures,
+    IncludeColumns,
     JoinHow,
     Resources,
     RowOrder,
     WorkerLifecycle,
 )
-from vane_dagster.pipeline.udf import Udf
+from vane_dagster.pipeline.udf import CALL, Udf
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
@@ -53,6 +54,11 @@ if TYPE_CHECKING:
 
 SOURCE = "source"
 """The name of a pipeline's source among its nodes. A node is a stage or the source."""
+
+_NAME_INPUTS = (
+    '. Name the column of a parameter, as inputs={"parameter": "column"}, or annotate the one '
+    "parameter as a dict to get the whole row"
+)
 
 Schemas = Mapping[str, pa.Schema]
 """Schemas by node."""
@@ -194,6 +200,10 @@ class StageKind(abc.ABC):
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""
         return None
+
+    def declares_columns(self, pipeline: Pipeline) -> bool:
+        """Return whether the names of its columns are known without the source."""
+        return True
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -351,12 +361,12 @@ class MapBatchesSpec(StageKind):
         udf: The function or class with its arguments.
         schema: The declared output columns.
         columns: The input columns that the UDF reads; None for all.
-        batch_format: The type of the batches.
+        contract: How the UDF is called with rows.
         batch_size: Rows per call; None if `auto_batch` is set or none is declared.
         auto_batch: Whether workers determine the batch size.
         cardinality: How many output rows an input row may have.
         concurrency: Minimum and maximum number of workers.
-        max_concurrency: Batches in flight in one worker, for an async UDF.
+        max_concurrency: Calls in flight in one worker, for an async UDF.
         resources: Resources that a worker reserves.
         env_vars: Names of environment variables sent to the workers, including keyed ones.
         keyed_env_vars: Environment variables with values that count in fragment keys.
@@ -364,7 +374,7 @@ class MapBatchesSpec(StageKind):
         failures: How failed calls and rows are handled.
         lifecycle: When its workers are given up, or replaced.
         reads: The input columns that output columns depend on, as the user declares.
-        carried: Input columns that pass through unchanged.
+        include: Input columns that pass through unchanged; True for all.
         order: The order in which workers receive a fragment's rows; None for the rows' own. Only
             set if `columns` lists the columns that are read.
     """
@@ -372,7 +382,7 @@ class MapBatchesSpec(StageKind):
     udf: Udf
     schema: pa.Schema
     columns: tuple[str, ...] | None
-    batch_format: BatchFormat
+    contract: Contract
     batch_size: int | None
     auto_batch: bool
     cardinality: Cardinality
@@ -385,7 +395,7 @@ class MapBatchesSpec(StageKind):
     failures: Failures = field(default_factory=lambda: Failures())
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    carried: tuple[str, ...] = ()
+    include: IncludeColumns = ()
     order: RowOrder | None = None
 
     kind = "map_batches"
@@ -445,10 +455,13 @@ class MapBatchesSpec(StageKind):
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
         first, location = inputs[self.upstream[0]], pipeline._location(self.name)
-        if missing := [c for c in self.columns or () if c not in first.names]:
+        needed = dict.fromkeys([*(self.columns or ()), *self._listed])
+        if missing := [column for column in needed if column not in first.names]:
+            by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
+            hint = _NAME_INPUTS if by_row else ""
             raise SchemaError(
                 f"{location}: needs {names(missing)}, which {self.upstream[0]!r} does not have; "
-                f"it has {names(first.names, 20)}"
+                f"it has {names(first.names, 20)}{hint}"
             )
         fields = []
         above = [key.column for key in pipeline.keys(self.upstream[0])]
@@ -464,13 +477,37 @@ class MapBatchesSpec(StageKind):
                     f"{fields[-1].type}; ids keep their type. Leave it out of the schema, or cast "
                     "it in the source"
                 )
-        fields += [first.field(column) for column in self.carried if column not in own]
+        fields += [first.field(column) for column in self.carried(first.names, own)]
         missing_fields = [field for field in fields if field.name not in self.schema.names]
         schema = pa.schema([*missing_fields, *self.schema])
         if self.failures.on_error == "null":
+            if ERROR_COLUMN in schema.names:
+                raise SchemaError(
+                    f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}, and the input "
+                    "has one that include_columns passes on; name the columns to include"
+                )
             schema = schema.append(pa.field(ERROR_COLUMN, pa.string()))
         check_id(location, own[0], schema)
         return schema
+
+    @property
+    def _listed(self) -> tuple[str, ...]:
+        """The columns that `include` names."""
+        return () if self.include is True else self.include
+
+    def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
+        """Return the input columns that pass through, besides the ids.
+
+        Args:
+            columns: The input's columns.
+            ids: The stage's key columns.
+        """
+        chosen = columns if self.include is True else self._listed
+        return [name for name in chosen if name not in ids and name not in self.schema.names]
+
+    def declares_columns(self, pipeline: Pipeline) -> bool:
+        """False if it passes on all columns of an input that does not declare them."""
+        return self.include is not True or declares_columns(pipeline, self.upstream[0])
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The declared types, and those known of the ids and columns that pass through."""
@@ -479,7 +516,7 @@ class MapBatchesSpec(StageKind):
         own = [key.column for key in pipeline.keys(self.name)]
         found: Types = {own[0]: pa.string()} if self.children is not None else {}
         found |= {id: first.get(column) for id, column in zip(own[len(found) :], above)}
-        found |= {column: first.get(column) for column in self.carried if column not in own}
+        found |= {column: first.get(column) for column in self.carried(first, own)}
         missing = {name: kind for name, kind in found.items() if name not in self.schema.names}
         found = missing | {field.name: field.type for field in self.schema}
         return found | ({ERROR_COLUMN: pa.string()} if self.failures.on_error == "null" else {})
@@ -493,7 +530,7 @@ class MapBatchesSpec(StageKind):
         found = {
             name: [(first, c) for c in self.reads.get(name, read)] for name in self.schema.names
         }
-        found |= {name: [(first, name)] for name in self.carried}
+        found |= {name: [(first, name)] for name in self.carried(schemas[first].names, own)}
         found |= {id: [(first, column)] for id, column in zip(own[len(own) - len(above) :], above)}
         if self.children is not None:
             found[own[0]] = [(first, above[0])]
@@ -514,8 +551,10 @@ class MapBatchesSpec(StageKind):
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
-        """The ids, and the declared input columns."""
-        return None if self.columns is None else tuple(dict.fromkeys((*ids, *self.columns)))
+        """The ids, the declared input columns, and those that pass through."""
+        if self.columns is None or self.include is True:
+            return None
+        return tuple(dict.fromkeys((*ids, *self.columns, *self._listed)))
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The code, its arguments, and its input and output columns."""
@@ -524,11 +563,13 @@ class MapBatchesSpec(StageKind):
             *call_arguments(pipeline, self),
             self.schema.to_string(show_schema_metadata=False),
             self.columns,
-            self.batch_format,
+            self.contract.keyed,
             self.cardinality,
             self.children,
             self.failures.on_error == "null",  # the other two differ only in error handling
             *environment(pipeline, self),
+            *(("include_columns", self.include) if self.include else ()),
+            *(("method", self.udf.method) if self.udf.method != CALL else ()),
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
@@ -555,6 +596,8 @@ class MapBatchesSpec(StageKind):
             CodeIdentityError: If it has no stable identity.
         """
         udf = self.udf
+        if udf.is_factory:  # what it returns is part of the state
+            return ConstructorIdentity(self.code(pipeline).digest, False)
         given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
         try:
             files = local_files(pipeline, self)
@@ -716,6 +759,12 @@ class JoinSpec(StageKind):
             found |= taken
         return found
 
+    def declares_columns(self, pipeline: Pipeline) -> bool:
+        """False if it takes all columns of a node that does not declare them."""
+        return all(
+            node in self.columns or declares_columns(pipeline, node) for node in self.upstream
+        )
+
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """The columns that are taken; for a list, the columns of its elements."""
         shape = self.shape(pipeline)
@@ -805,6 +854,10 @@ class WriteSpec(StageKind):
             *(part for option in options for part in option),
         ]
 
+    def declares_columns(self, pipeline: Pipeline) -> bool:
+        """As its input does."""
+        return declares_columns(pipeline, self.upstream[0])
+
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
         return open_publisher(self.target, partition)
@@ -853,6 +906,16 @@ def with_upstream(pipeline: Pipeline, node: str) -> set[str]:
     """
     above = () if node == SOURCE else pipeline[node].spec.upstream
     return {node}.union(*(with_upstream(pipeline, upstream) for upstream in above))
+
+
+def declares_columns(pipeline: Pipeline, node: str) -> bool:
+    """Return whether the names of a node's columns are known without the source.
+
+    Args:
+        pipeline: The pipeline.
+        node: The stage, or the source.
+    """
+    return node != SOURCE and pipeline[node].spec.declares_columns(pipeline)
 
 
 def check_id(location: str, id: str, schema: pa.Schema) -> None:

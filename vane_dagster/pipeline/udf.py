@@ -6,13 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
+from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.contracts import BatchCall, Contract
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
+CALL: Final = "__call__"
+"""The method that calls use unless a stage names another."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +24,16 @@ class Udf:
     """A user's function or class with its arguments, from which a worker creates the callable.
 
     Attributes:
-        target: The function, or the class that a worker constructs once.
-        stateful: Whether it is a class.
+        target: The function, or the class or factory that a worker calls once to construct the
+            callable.
+        stateful: Whether it is constructed, by a class or a factory.
         style: How a call produces its result: returned, yielded, awaited or both.
+        method: The method of the constructed object that is called.
+        is_factory: Whether the target is a function that returns the callable.
         args: Passed to each call after the batch.
         kwargs: Passed to each call.
-        constructor_args: Passed to the class.
-        constructor_kwargs: Passed to the class.
+        constructor_args: Passed to the class or factory.
+        constructor_kwargs: Passed to the class or factory.
         version: Replaces the code identity, if the user sets it.
         label: Display name. Default: the target's name.
     """
@@ -40,6 +47,8 @@ class Udf:
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     version: str | None = None
     label: str = ""
+    method: str = CALL
+    is_factory: bool = False
 
     @property
     def name(self) -> str:
@@ -48,6 +57,13 @@ class Udf:
             return self.label
         target = self.target.func if isinstance(self.target, functools.partial) else self.target
         return str(getattr(target, "__qualname__", repr(target)))
+
+    @property
+    def call(self) -> Any:
+        """What is called with rows: the function, or the class's method; None for a factory."""
+        if not self.stateful:
+            return self.target
+        return None if self.is_factory else getattr(unwrapped(self.target), self.method)
 
     @property
     def is_async(self) -> bool:
@@ -64,17 +80,21 @@ def make_udf(
     constructor_args: Sequence[Any] = (),
     constructor_kwargs: Mapping[str, Any] | None = None,
     version: str | None = None,
+    method: str = CALL,
+    contract: Contract | None = None,
 ) -> Udf:
     """Validate a user's function or class and its arguments.
 
     Args:
         where: The stage, for messages.
         target: The function or class.
-        args: Passed to each call after the batch.
+        args: Passed to each call after the rows.
         kwargs: Passed to each call.
         constructor_args: Passed to the class.
         constructor_kwargs: Passed to the class.
         version: Replaces the code identity in fragment keys.
+        method: The class's method that is called.
+        contract: How it is called. Default: with a batch.
 
     Raises:
         DefinitionError: If the target is an instance, is not callable, or does not accept the
@@ -89,23 +109,78 @@ def make_udf(
                 f"{where}: {_name(target)} is a function, so fn_constructor_args and "
                 "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
             )
-    elif not callable(_members(target).get("__call__")):
+    elif not callable(_members(target).get(method)):
         raise DefinitionError(
-            f"{where}: class {_name(target)} has no __call__; define __call__(self, batch), which "
-            "a worker calls for each batch"
+            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
+            "which a worker calls"
         )
     udf = Udf(
         target=target,
         stateful=stateful,
-        style=_style(target.__call__ if stateful else target),
+        style=_style(getattr(target, method) if stateful else target),
         args=positional(where, "fn_args", args),
         kwargs=mapping(where, "fn_kwargs", kwargs),
         constructor_args=positional(where, "fn_constructor_args", constructor_args),
         constructor_kwargs=mapping(where, "fn_constructor_kwargs", constructor_kwargs),
         version=None if version is None else str(version),
+        method=method,
     )
-    _check_arguments(where, udf)
+    _check_arguments(where, udf, contract or BatchCall())
     return udf
+
+
+def make_factory(
+    where: str,
+    target: Any,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    version: str | None = None,
+) -> Udf:
+    """Validate a function that loads a model and returns the function to call with rows.
+
+    Args:
+        where: The stage, for messages.
+        target: The factory, or a `functools.partial` of it.
+        args: Passed to the factory.
+        kwargs: Passed to the factory.
+        version: Replaces the code identity in fragment keys.
+
+    Raises:
+        DefinitionError: If the target is no function, or does not accept the arguments.
+    """
+    keep_arguments(args, kwargs)
+    if inspect.isclass(target):
+        raise DefinitionError(
+            f"{where}: class {_name(target)} was given; expected a function that loads the model "
+            "and returns the function to call. For a class use map or map_batches"
+        )
+    _refuse_other_than_function(where, target)
+    udf = Udf(
+        target=target,
+        stateful=True,
+        style="plain",
+        constructor_args=positional(where, "fn_constructor_args", args),
+        constructor_kwargs=mapping(where, "fn_constructor_kwargs", kwargs),
+        version=None if version is None else str(version),
+        is_factory=True,
+    )
+    given = (udf.constructor_args, udf.constructor_kwargs)
+    _bind(where, target, *given, "(*fn_constructor_args, **fn_constructor_kwargs)")
+    return udf
+
+
+def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
+    """Return the function that is called with rows, and whether its first parameter is `self`.
+
+    Args:
+        target: The function or class.
+        method: The class's method.
+    """
+    if not inspect.isclass(target):
+        return target, False
+    is_static = isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
+    return getattr(target, method), not is_static
 
 
 def _refuse_other_than_function(where: str, target: Any) -> None:
@@ -147,12 +222,11 @@ def _style(function: Any) -> CallStyle:
     return "plain"
 
 
-def _check_arguments(where: str, udf: Udf) -> None:
-    call: Any = udf.target
-    if inspect.isclass(udf.target):
-        call = _members(udf.target)["__call__"]
-    given = (None, None) if udf.stateful else (None,)
-    _bind(where, call, (*given, *udf.args), udf.kwargs, "(batch, *fn_args, **fn_kwargs)")
+def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
+    call, has_self = called_function(udf.target, udf.method)
+    given, named = contract.arguments()
+    placed = (*(None,) * has_self, *given, *udf.args)
+    _bind(where, call, placed, {**named, **udf.kwargs}, contract.form)
     if inspect.isclass(udf.target):
         arguments = (udf.constructor_args, udf.constructor_kwargs)
         _bind(where, udf.target, *arguments, "(*fn_constructor_args, **fn_constructor_kwargs)")

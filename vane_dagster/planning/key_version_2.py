@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vane_dagster.fingerprint.hashing import combine, digest
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.model_stages import ModelStageSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
@@ -23,6 +24,7 @@ from vane_dagster.pipeline.specs import (
     StageSpec,
     WriteSpec,
 )
+from vane_dagster.pipeline.udf import CALL
 from vane_dagster.providers.registry import built_in_name
 
 VERSION = 2
@@ -108,7 +110,9 @@ def _asked(spec: ModelStageSpec, pipeline: Pipeline) -> list[object]:
     name = _PROVIDERS.get(built_in_name(spec.provider) or "")
     if name is None or spec.model_task.classes or _names_a_path(spec.model):
         raise _NotPlainError(spec.name)
-    given = [part for n, v in spec.model_task.keyed.items() for part in (n, _keyed(v))]
+    given = [
+        part for n, v in spec.model_task.keyed(spec.include).items() for part in (n, _keyed(v))
+    ]
     options = _value(_Unordered(spec.options))
     nulls = spec.failures.on_error == "null"
     return [digest(name, _PROMPTS), spec.model, options, *given, nulls]
@@ -127,7 +131,9 @@ def _mapped(spec: MapBatchesSpec, pipeline: Pipeline) -> list[object]:
         target = target.func if isinstance(target, functools.partial) else target.__func__
     call = target.__call__ if udf.stateful else target
     module = getattr(target, "__module__", None) or "__main__"
-    if udf.version is None or target is not udf.target or module in ("__main__", "__mp_main__"):
+    is_new = spec.include or not isinstance(spec.contract, BatchCall) or udf.method != CALL
+    in_script = module in ("__main__", "__mp_main__")
+    if udf.version is None or target is not udf.target or in_script or is_new:
         raise _NotPlainError(spec.name)
     model = digest(
         combine("version", module, target.__qualname__, udf.version),
@@ -140,7 +146,7 @@ def _mapped(spec: MapBatchesSpec, pipeline: Pipeline) -> list[object]:
         _value(_named(call, udf.kwargs)),
         spec.schema.to_string(show_schema_metadata=False),
         spec.columns,
-        spec.batch_format,
+        spec.contract.keyed,
         spec.cardinality,
         spec.children,
         spec.failures.on_error == "null",

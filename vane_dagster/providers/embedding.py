@@ -33,15 +33,14 @@ class EmbedTask(TextTask):
         """A vector of 32-bit floats, of a fixed size if the stage sets `dimensions`."""
         return pa.schema([pa.field(self.output, pa.list_(pa.float32(), self.dimensions or -1))])
 
-    @property
-    def keyed(self) -> Mapping[str, Any]:
+    def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
         return {
             "column": self.column,
             "output_column": self.output,
             "dimensions": self.dimensions,
             "normalize": self.normalize,
-            "include_columns": self.carried,
+            "include_columns": include,
         }
 
     def describe(self, model: str) -> str:

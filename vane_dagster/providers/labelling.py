@@ -48,14 +48,13 @@ class ClassifyTask(TextTask):
         """The label, and the model's confidence."""
         return pa.schema({self.output: pa.string(), f"{self.output}_score": pa.float64()})
 
-    @property
-    def keyed(self) -> Mapping[str, Any]:
+    def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
         return {
             "column": self.column,
             "output_column": self.output,
             "labels": self.labels,
-            "include_columns": self.carried,
+            "include_columns": include,
         }
 
     def describe(self, model: str) -> str:

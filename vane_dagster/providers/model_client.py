@@ -21,10 +21,6 @@ class ModelTask(Protocol):
         """The columns that it reads."""
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """The columns that it passes through."""
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns that it adds."""
 
@@ -36,9 +32,12 @@ class ModelTask(Protocol):
     def sums(self) -> Mapping[str, Sequence[str]]:
         """Fields of its added struct columns that are summed for each part."""
 
-    @property
-    def keyed(self) -> Mapping[str, Any]:
-        """The values that change the output."""
+    def keyed(self, include: Any) -> Mapping[str, Any]:
+        """Return the values that change the output, in a frozen order.
+
+        Args:
+            include: The stage's ``include_columns``.
+        """
 
     @property
     def classes(self) -> tuple[type, ...]:

@@ -30,7 +30,6 @@ class PromptTask:
         output: The column of answers; the column of `USAGE` is named after it.
         sampling: See `Request`. A value ``"{column}"`` is read from the row.
         format: The format of an answer.
-        carried: Columns that are passed through.
         explain: How often to send a model the problem of its answer, and ask again.
     """
 
@@ -38,15 +37,14 @@ class PromptTask:
     output: str
     sampling: Mapping[str, Any] = field(default_factory=dict)
     format: Format = field(default_factory=Format)
-    carried: tuple[str, ...] = ()
     explain: int = 0
 
     method = "submit"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of its template and its sampling parameters, and those passed through."""
-        return tuple(dict.fromkeys((*self.template.fields, *self.own.values(), *self.carried)))
+        """The columns of its template and its sampling parameters."""
+        return tuple(dict.fromkeys((*self.template.fields, *self.own.values())))
 
     @functools.cached_property
     def own(self) -> Mapping[str, str]:
@@ -74,15 +72,14 @@ class PromptTask:
         """The counts of the answers' usage."""
         return {self.usage: COUNTS}
 
-    @property
-    def keyed(self) -> Mapping[str, Any]:
+    def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
         return {
             "messages": (self.template.text, self.template.system),
             "sampling_params": self.sampling,
             "return_format": (self.format.schema, self.format.choices, self.format.model),
             "output_column": self.output,
-            "include_columns": self.carried,
+            "include_columns": include,
             "explain_errors": self.explain,
         }
 
@@ -169,7 +166,7 @@ def _summed(former: Answer, answer: Answer) -> Answer:
 def _columns(
     batch: pa.Table, prompt: PromptTask, answers: Sequence[tuple[Any, Answer]]
 ) -> dict[str, Any]:
-    given = {name: batch.column(name) for name in (batch.column_names[0], *prompt.carried)}
+    given = {batch.column_names[0]: batch.column(0)}
     usage = [{field.name: getattr(answer, field.name) for field in USAGE} for _, answer in answers]
     values = pa.array([value for value, _ in answers], prompt.format.type)
     return {**given, prompt.output: values, prompt.usage: pa.array(usage, USAGE)}

@@ -18,12 +18,10 @@ class TextTask:
     Attributes:
         column: The text column. A null is a row error.
         output: The output column.
-        carried: Columns that are passed through.
     """
 
     column: str
     output: str
-    carried: tuple[str, ...]
 
     order = None
     classes = ()
@@ -35,8 +33,8 @@ class TextTask:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The text column, and the columns that are passed through."""
-        return tuple(dict.fromkeys((self.column, *self.carried)))
+        """The text column."""
+        return (self.column,)
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
         """Return a result for each text.
@@ -81,7 +79,7 @@ class TextTask:
             kept = [place for place in kept if place not in errors]
             found = error.rows
         taken = batch.take(pa.array(kept, pa.int64()))
-        given = {name: taken.column(name) for name in (batch.column_names[0], *self.carried)}
+        given = {batch.column_names[0]: taken.column(0)}
         if errors:
             rows = {**given, **self.made(found)} if kept else None
             raise RowErrors(dict(sorted(errors.items())), rows)

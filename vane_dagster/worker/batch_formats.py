@@ -60,6 +60,11 @@ def to_format(batch: pa.Table, form: BatchFormat) -> Any:
     return {name: _to_numpy(batch.column(name)) for name in batch.column_names}
 
 
+def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
+    """Return the Python value of each row of a column, for functions that get one row at a time."""
+    return list(column.to_pylist())
+
+
 def _to_numpy(column: pa.ChunkedArray) -> Any:
     kind = column.type
     if pa.types.is_fixed_size_list(kind) and not column.null_count:
@@ -85,7 +90,12 @@ class Result:
 
 
 def from_result(
-    result: Any, schema: pa.Schema, carried: Collection[str], id: str, location: str
+    result: Any,
+    schema: pa.Schema,
+    ids: Collection[str],
+    id: str,
+    location: str,
+    passed_on: Collection[str] = (),
 ) -> Result:
     """Convert a user's result to a table of `schema`, without the ids that it leaves out.
 
@@ -95,22 +105,34 @@ def from_result(
         result: A table in any form that exports Arrow streams (`__arrow_c_stream__`): pyarrow,
             polars, DuckDB, nanoarrow; a pandas data frame; or a dict of column to array.
         schema: The declared columns with the ids.
-        carried: The ids, which may be left out.
+        ids: The ids, which may be left out.
         id: The id among them that matches output rows to input rows.
         location: Stage and fragment, for messages.
+        passed_on: Columns that are taken from the input. They may be left out, or be in a form that
+            does not hold all values of their type.
 
     Raises:
         UdfError: If the result has another form, a column is missing, or a type does not fit.
     """
     columns, rows, index = _columns(result, schema, id, location)
-    missing = [name for name in schema.names if name not in columns and name not in carried]
+    optional = {*ids, *passed_on}
+    missing = [name for name in schema.names if name not in columns and name not in optional]
     if missing:
         raise UdfError(
             f"{location}: {names(missing)} is declared in the schema and was not returned; "
             f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
         )
-    fields = [field for field in schema if field.name in columns]
-    arrays = [_fitted(columns[field.name], field, location) for field in fields]
+    fields, arrays = [], []
+    for field in schema:
+        if field.name in columns:
+            try:
+                array = fitted(columns[field.name], field, location)
+            except UdfError:
+                if field.name in passed_on:
+                    continue
+                raise
+            fields.append(field)
+            arrays.append(array)
     lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
     if len(set(lengths.values())) > 1:
         raise UdfError(f"{location}: the columns returned differ in length: {lengths}")
@@ -254,7 +276,17 @@ def put_together(
     return rows if np.array_equal(index, places) else rows.take(order)
 
 
-def _fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
+def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
+    """Convert one column of a result to the type of its field.
+
+    Args:
+        values: An array, a tensor, an Arrow column, or a list with a value for each row.
+        field: The column's name and type.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If the values do not fit the type.
+    """
     kind = field.type
     try:
         array = _to_arrow(values, kind)
@@ -408,7 +440,7 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
         _check_returned(returned, ids, work, op)
     if op.parent and work.id not in output.column_names:
         output = output.append_column(work.id, _numbered(output.column(origin)))
-    return _carried(output, batch, origin, op).select(work.schema.names).cast(work.schema)
+    return _carried(output, batch, origin, work, op).select(work.schema.names).cast(work.schema)
 
 
 def _indistinguishable(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
@@ -468,16 +500,44 @@ def _numbered(parents: pa.ChunkedArray) -> pa.Array:
     return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
 
 
-def _carried(output: pa.Table, batch: pa.Table, origin: str, op: CallUdf) -> pa.Table:
-    """Add the ids that the batch's rows were made from to the output."""
-    if len(op.ids) == 1:
+def _equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    """Return whether columns are equal. NaN equals null: formats such as pandas confuse them."""
+    if len(some) != len(other) or some.equals(other):
+        return len(some) == len(other)
+    if pa.types.is_floating(some.type):
+        return bool(_without_nan(some).equals(_without_nan(other)))
+    if is_list(some.type):
+        same = pc.list_value_length(some).equals(pc.list_value_length(other))
+        return same and _equal(pc.list_flatten(some), pc.list_flatten(other))
+    if pa.types.is_struct(some.type):
+        same = some.is_null().equals(other.is_null())
+        return same and all(
+            _equal(pc.struct_field(some, index), pc.struct_field(other, index))
+            for index in range(some.type.num_fields)
+        )
+    return False
+
+
+def _without_nan(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.if_else(pc.is_nan(numbers), None, numbers)
+
+
+def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: CallUdf) -> pa.Table:
+    """Add the ids that the batch's rows were made from, and the columns that are passed on."""
+    ids, given, included = output.column(origin), batch.column(op.ids[0]), op.carried(work)
+    if not included and len(op.ids) == 1:
         return output
-    ids, given = output.column(origin), batch.column(op.ids[0])
     positions = None if ids.equals(given) else pc.index_in(ids, value_set=given.combine_chunks())
-    for name in op.ids[1:]:
+    for name in (*op.ids[1:], *included):
         column = batch.column(name)
         carried = column if positions is None else column.take(positions)
         if name in output.column_names:
+            if name in included and not _equal(output.column(name), carried):
+                raise UdfError(
+                    f"{work.location}: column {name!r} is passed on from the input by "
+                    "include_columns, and other values were returned for it. Declare it in the "
+                    "schema, or return it unchanged"
+                )
             output = output.drop_columns([name])
         output = output.append_column(name, carried)
     return output

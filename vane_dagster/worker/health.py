@@ -10,6 +10,7 @@ from typing import Any
 
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors
+from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.frameworks import is_dead
 from vane_dagster.worker.isolation import begin_user_code, one_process
 from vane_dagster.worker.watchdog import deadline
@@ -53,13 +54,13 @@ class Health:
 
     Args:
         target: The model.
-        loop: The event loop that runs its coroutines.
+        events: The event loop that runs its coroutines.
     """
 
-    def __init__(self, target: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, target: Any, events: EventLoop) -> None:
         found = getattr(target, PROBE, None)
         self._probe: Callable[[], Any] | None = found if callable(found) else None
-        self._loop = loop
+        self._events = events
         self._asked = time.monotonic()
 
     def check(self, now_and_then: bool = False) -> None:
@@ -79,11 +80,7 @@ class Health:
             with deadline(_ANSWER_SECONDS), one_process():
                 answer = self._probe()
                 if inspect.isawaitable(answer):
-                    waiting = _awaited(answer)
-                    if self._loop is None:
-                        asyncio.run(waiting)
-                    else:
-                        asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
+                    self._events.run(_awaited(answer))
         except BaseException as error:
             if is_shutdown(error):
                 raise

@@ -30,18 +30,19 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
+from vane_dagster.pipeline.contracts import Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import (
-    BatchFormat,
     Cardinality,
     JoinHow,
     RowOrder,
     WorkerLifecycle,
 )
-from vane_dagster.pipeline.udf import CallStyle
+from vane_dagster.pipeline.udf import CALL, CallStyle
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.retry import Policy, RowLoss
 
 IDLE_SECONDS = 600.0
@@ -165,13 +166,15 @@ class CallUdf:
     Attributes:
         arguments: The pickled positional and keyword arguments of each call.
         columns: The input columns that the code gets; None for all.
-        batch_format: The format of a batch.
+        contract: How the code is called with rows.
         batch_size: Rows of a batch; "auto" to measure the best size, None for one batch.
         cardinality: Number of output rows for each input row.
-        max_concurrency: Batches in flight, for async code.
+        max_concurrency: Calls in flight, for async code.
         ids: The input's key columns, its id first.
+        made: The output columns that the code returns.
         parent: The output column with the input's id, if one row yields many.
-        carried: The input's columns that are passed on.
+        method: The method of the model that is called.
+        style: How a call produces its result; see `pipeline.udf`.
         policy: How errors are handled.
         max_faults: Rows that may fail before the whole call does.
         version: The version of the code to call, if the worker may have several; see `ModelSpec`.
@@ -179,16 +182,29 @@ class CallUdf:
 
     arguments: bytes = field(repr=False)
     columns: tuple[str, ...] | None
-    batch_format: BatchFormat
+    contract: Contract
     batch_size: int | Literal["auto"] | None
     cardinality: Cardinality
     max_concurrency: int
     ids: tuple[str, ...]
+    made: tuple[str, ...]
     parent: str | None = None
-    carried: tuple[str, ...] = ()
+    method: str = CALL
+    style: CallStyle = "plain"
     policy: Policy = field(default_factory=Policy)
     max_faults: int = 0
     version: str = ""
+
+    def carried(self, work: Work) -> tuple[str, ...]:
+        """Return the input columns that are passed on, besides the ids.
+
+        Args:
+            work: The task, with the output schema.
+        """
+        own = {work.id, self.parent, *self.ids, *self.made}
+        if self.policy.on_error == "null":
+            own.add(ERROR_COLUMN)
+        return tuple(name for name in work.schema.names if name not in own)
 
 
 @dataclass(frozen=True)
@@ -508,8 +524,7 @@ class ModelSpec:
 
     Attributes:
         label: The user's class or function, for people.
-        stateful: Whether it is a class.
-        style: How a call returns its results; see `pipeline.udf`.
+        stateful: Whether it is constructed.
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
         packages: The installed packages that the code imports. Parts record their versions.
@@ -520,7 +535,6 @@ class ModelSpec:
 
     label: str
     stateful: bool
-    style: CallStyle
     code: str
     payload: bytes = field(repr=False)
     packages: tuple[str, ...] = ()
@@ -535,7 +549,7 @@ class ModelSpec:
     @property
     def content(self) -> str:
         """Digest of everything that is sent to the worker."""
-        parts = (self.code.encode(), self.payload, self.style.encode())
+        parts = (self.code.encode(), self.payload)
         return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
 
 

@@ -62,8 +62,9 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
         op: The call.
     """
     columns = {}
+    passed_on = {*op.ids, *op.carried(work)}
     for field in work.schema:
-        if field.name in op.ids or field.name in op.carried:
+        if field.name in passed_on:
             columns[field.name] = fault.batch.column(field.name)
         elif field.name == ERROR_COLUMN:
             text = masked(f"{fault.name}: {fault.error}")[:_MAX_CHARACTERS]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
-import inspect
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,18 +16,21 @@ from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
+from vane_dagster.pipeline.udf import CALL
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.worker import contracts
 from vane_dagster.worker.batch_formats import (
     Result,
     from_result,
-    given_batch,
     put_together,
     with_ids,
 )
 from vane_dagster.worker.batch_size import BatchSizer
+from vane_dagster.worker.contracts import Revoked, UserCode, within
+from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, check_alive, worst
-from vane_dagster.worker.isolation import begin_user_code, one_process, protect_tasks
+from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
@@ -38,12 +38,10 @@ from vane_dagster.worker.watchdog import deadline
 
 _FAULTS_REPORTED = 3
 _REVOKED_SECONDS = 0.5
-_GRACE_SECONDS = 1.0
-"""Seconds past its deadline that a coroutine may take to end before its process is ended."""
 
 
 class UdfCaller:
-    """A constructed model, or a function, and the event loop of its async calls.
+    """A constructed model, or a function, and what its calls share.
 
     Attributes:
         sizes: The batch sizes that the worker has learned.
@@ -53,16 +51,11 @@ class UdfCaller:
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
         self._target = target
         self._label = model.label
-        self._style = model.style
         self._packages = installed(model.packages)
         self.sizes = BatchSizer()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._rooms: list[asyncio.Semaphore] = []
-        if model.style in ("async", "async_generator"):
-            self._loop = asyncio.new_event_loop()
-            protect_tasks(self._loop)
-            threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
-        self.health = Health(target, self._loop)
+        self._events = EventLoop()
+        self._rooms: dict[int, asyncio.Semaphore] = {}
+        self.health = Health(target, self._events)
 
     def of_version(self, model: ModelSpec, target: Callable[..., Any]) -> UdfCaller:
         """Return a caller of another version of the code.
@@ -74,9 +67,9 @@ class UdfCaller:
             target: Its instance or function.
         """
         other = copy.copy(self)
-        other._target, other._label, other._style = target, model.label, model.style
+        other._target, other._label = target, model.label
         other._packages = installed(model.packages)
-        other.health = Health(target, self._loop)
+        other.health = Health(target, self._events)
         return other
 
     def call(
@@ -102,10 +95,12 @@ class UdfCaller:
         self.health.check(now_and_then=True)
         args, kwargs = cloudpickle.loads(op.arguments)
         keep_arguments(args, kwargs)
-        run = _TableCalls(self, op, work, args, kwargs, revoked)
+        call = getattr(self._target, op.method) if op.method != CALL else self._target
+        run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))
         started = time.perf_counter()
         batches = self.sizes.cut(table, op.batch_size)
-        outcomes = self._run_async(run, list(batches)) if self._loop else run.one_by_one(batches)
+        is_async = op.style in ("async", "async_generator")
+        outcomes = self._run_async(run, batches) if is_async else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
         rows = pa.concat_tables(tables) if tables else work.schema.empty_table()
@@ -133,51 +128,12 @@ class UdfCaller:
             faults=tuple(describe_fault(fault, op.ids[0]) for fault in faults[:_FAULTS_REPORTED]),
         )
 
-    def _run_async(self, run: _TableCalls, batches: list[pa.Table]) -> list[BatchOutcome]:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(run.together(batches), self._loop).result()
+    def _run_async(self, run: _TableCalls, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
+        return self._events.run(run.together(list(batches)))
 
     def room(self, size: int) -> asyncio.Semaphore:
-        """Return the semaphore that bounds the worker's batches in flight, over all slices."""
-        if not self._rooms:
-            self._rooms.append(asyncio.Semaphore(size))
-        return self._rooms[0]
-
-    def answers(self, given: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """Call the user's code, and yield its one result or several.
-
-        Args:
-            given: The batch in the user's format.
-            args: Further positional arguments.
-            kwargs: Keyword arguments.
-        """
-        result = self._target(given, *args, **kwargs)
-        if self._style == "generator" or inspect.isgenerator(result):
-            yield from result
-        else:
-            yield result
-
-    async def answers_later(self, given: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        """Call async user code, and yield its one result or several.
-
-        Args:
-            given: The batch in the user's format.
-            args: Further positional arguments.
-            kwargs: Keyword arguments.
-        """
-        result = self._target(given, *args, **kwargs)
-        if self._style == "async_generator":
-            async for item in result:
-                yield item
-        else:
-            yield await result
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop forever; asyncio stops it when a task of the user's raises SystemExit."""
-    while not loop.is_closed():
-        with contextlib.suppress(BaseException):
-            loop.run_forever()
+        """Return the semaphore that bounds a stage's calls in flight, over all slices."""
+        return self._rooms.setdefault(size, asyncio.Semaphore(size))
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
@@ -189,17 +145,9 @@ def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
 class _TableCalls:
     """The calls for the batches of one table."""
 
-    def __init__(
-        self,
-        caller: UdfCaller,
-        op: CallUdf,
-        work: Work,
-        args: Any,
-        kwargs: Any,
-        revoked: Callable[[], bool],
-    ) -> None:
-        self.caller, self.op, self.work = caller, op, work
-        self.args, self.kwargs, self.revoked = args, kwargs, revoked
+    def __init__(self, caller: UdfCaller, code: UserCode) -> None:
+        self.caller, self.op, self.work, self.revoked = caller, code.op, code.work, code.revoked
+        self.user_code = contracts.caller(code)
         self.seconds = 0.0
         self.calls = 0
         self.stopped = False
@@ -239,14 +187,15 @@ class _TableCalls:
         started = time.perf_counter()
         self.calls += 1
         answer: Answer
-        with deadline(self.op.policy.timeout_s):  # an exception may run user code too
+        with deadline(self._limit):  # an exception may run user code too
             try:
                 with one_process():
                     _failpoints.at_call(self.work.stage, batch.column(self.op.ids[0]))
-                    answers = self.caller.answers(given, self.args, self.kwargs)
-                    results = [self._taken(answer) for answer in answers]
+                    results = [self._taken(result) for result in self.user_code.results(given)]
                     seconds = time.perf_counter() - started
                     answer = self._fitted(results, batch)
+            except Revoked:
+                return None
             except BaseException as raised:
                 if is_shutdown(raised):
                     raise
@@ -280,44 +229,44 @@ class _TableCalls:
                     await asyncio.sleep(step.seconds)
                     answer = None
                     continue
+                if self.op.contract.by_row:  # each row takes room of its own
+                    answer = await self._called_later(step.batch, room)
+                    continue
                 async with room:
                     if not self.revoked():
-                        answer = await self._called_later(step.batch)
+                        answer = await self._called_later(step.batch, room)
         except StopIteration as stop:
             return cast(BatchOutcome, stop.value)
         return None
 
-    async def _called_later(self, batch: pa.Table) -> Answer:
+    async def _called_later(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
         self.calls += 1
-        limit = self.op.policy.timeout_s
-        # The deadline ends the process if a call blocks the loop, or ignores its cancellation.
-        with deadline(None if limit is None else limit + _GRACE_SECONDS):
-            call = asyncio.ensure_future(self._answered(batch))
-            try:
-                if not (await asyncio.wait([call], timeout=limit))[0]:
-                    call.cancel()
-                    await asyncio.wait([call])
-                    return TimeoutError(f"took longer than timeout_s={limit:g}")
-            finally:
-                call.cancel()
-        # Only the user's code can have cancelled this task: our cancellation never gets here.
-        answer = contained(asyncio.CancelledError()) if call.cancelled() else call.result()
-        if not isinstance(answer, pa.Table):
+        calls = self._answered(batch, room)
+        answer: Answer = await (calls if self.op.contract.by_row else within(self._limit, calls))
+        if not isinstance(answer, pa.Table) and answer is not None:
             await self.caller.health.check_after_error_async()
         return answer
 
-    async def _answered(self, batch: pa.Table) -> Answer:
+    async def _answered(self, batch: pa.Table, room: asyncio.Semaphore) -> Answer:
         """Return the rows of an async call, or its error, including its own cancellation."""
-        given = self._given(batch)
-        begin_user_code()
         try:
             with one_process():
                 await _failpoints.at_call_later(self.work.stage, batch.column(self.op.ids[0]))
-                answers = self.caller.answers_later(given, self.args, self.kwargs)
-                results = [self._taken(answer) async for answer in answers]
-                return self._fitted(results, batch)
+                answers = self.user_code.results_later(self._given(batch), room)
+                return self._fitted([self._taken(answer) async for answer in answers], batch)
+        except Revoked:
+            return None
+        except asyncio.CancelledError as raised:
+            if self.op.contract.by_row:  # user code runs in tasks of its own
+                raise
+            return self._failed(raised, batch)
         except BaseException as raised:
             return self._failed(raised, batch)
+
+    @property
+    def _limit(self) -> float | None:
+        """Time limit of a call in seconds; a row-wise caller has one for each row instead."""
+        return None if self.op.contract.by_row else self.op.policy.timeout_s
 
     def _failed(self, raised: BaseException, batch: pa.Table) -> Answer:
         """Return the answer of a call that raised.
@@ -359,19 +308,21 @@ class _TableCalls:
             rows += outcome.tables[index : index + 1]
         return rows
 
-    def _given(self, batch: pa.Table) -> Any:
-        """Return the batch in the user's format."""
-        if self.op.columns is not None:
-            batch = batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
-        return given_batch(batch, self.op.batch_format)
+    def _given(self, batch: pa.Table) -> pa.Table:
+        """Return the columns of a batch that the user's code gets."""
+        if self.op.columns is None:
+            return batch
+        return batch.select(list(dict.fromkeys([self.op.ids[0], *self.op.columns])))
 
     def _taken(self, result: Any) -> Result:
         """Convert one result, and copy it before the user's code can write into it again."""
         work, op = self.work, self.op
-        carried = {work.id, *op.ids, *([op.parent] if op.parent else [])}
+        ids = {work.id, *op.ids, *([op.parent] if op.parent else [])}
         if op.policy.on_error == "null":
-            carried.add(ERROR_COLUMN)
-        return from_result(result, work.schema, carried, op.parent or op.ids[0], work.location)
+            ids.add(ERROR_COLUMN)
+        origin = op.parent or op.ids[0]
+        result = self.user_code.as_batch(result)
+        return from_result(result, work.schema, ids, origin, work.location, op.carried(work))
 
     def _fitted(
         self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None

@@ -9,14 +9,17 @@ import pytest
 
 import vane_dagster as vd
 
-METHODS = ("map_batches", "prompt", "embed", "classify", "project", "write", "join")
+METHODS = (
+    "map_batches", "map", "flat_map", "filter", "predict_batch", "prompt", "embed", "classify",
+    "project", "write", "join",
+)  # fmt: skip
 TYPES = {
     "concurrency": "int | tuple[int, int] | None",
-    "max_concurrency": "int",
+    "max_concurrency": "int | None",
     "gpus_per_actor": "float",
     "num_cpus": "float",
     "memory": "int",
-    "include_columns": "Sequence[str]",
+    "include_columns": "bool | Sequence[str]",
 }
 
 

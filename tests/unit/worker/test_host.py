@@ -7,6 +7,7 @@ import sys
 import cloudpickle
 import pyarrow as pa
 
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.host import Host
@@ -23,10 +24,10 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
         host.revoke("lease")
         return batch
 
-    host.models.hold(ModelSpec("told_to_stop", False, "plain", "", b""), told_to_stop)
+    host.models.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
-        CallUdf(cloudpickle.dumps(((), {})), None, "pyarrow", 5, "one_to_one", 16, ("id",)),
+        CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
         (TableRows(0),),
         pa.schema({"id": pa.int64()}),
         "id",

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vane_dagster.errors import UdfError
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.worker.batch_formats import with_ids
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
@@ -21,7 +22,7 @@ def work(schema: pa.Schema, id: str) -> Work:
 
 
 def call(cardinality: str, ids: tuple[str, ...] = ("id",), parent: str | None = None) -> CallUdf:
-    return CallUdf(b"", None, "pyarrow", None, cardinality, 1, ids, parent)
+    return CallUdf(b"", None, BatchCall(), None, cardinality, 1, ids, (), parent)
 
 
 @given(

@@ -26,8 +26,9 @@ from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import constructor_identity
+from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.pipeline.udf import make_udf
+from vane_dagster.pipeline.udf import CallStyle, make_udf
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.model_versions import MAX_VERSIONS, VersionLock, view
@@ -97,17 +98,17 @@ class Worker:
         """Loads a version as a run does; gives the report and how the run calls it."""
         bundle, udf, separable = self.packed(name)
         model = ModelSpec(
-            name, udf.stateful, udf.style, bundle.digest, bundle.payload,
+            name, udf.stateful, bundle.digest, bundle.payload,
             shares_state=separable if shared is None else shared, exact=exact,
         )  # fmt: skip
         report = self.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
-        return report, lambda *ids: self.call(model, *ids)
+        return report, lambda *ids: self.call(model, *ids, style=udf.style)
 
-    def call(self, model: ModelSpec, *ids: int) -> list[int]:
+    def call(self, model: ModelSpec, *ids: int, style: CallStyle = "plain") -> list[int]:
         table = pa.table({"id": pa.array(ids, pa.int64())})
         op = CallUdf(
-            cloudpickle.dumps(((), {})), None, "pyarrow", None, "one_to_one", 4, ("id",),
-            version=model.version,
+            cloudpickle.dumps(((), {})), None, BatchCall(), None, "one_to_one", 4, ("id",),
+            ("out",), version=model.version, style=style,
         )  # fmt: skip
         work = Work("stage 'docs/m', fragment 0", op, (TableRows(0),), SCHEMA, "id", None, True)
         rows, report = self.host.run(work, table)
@@ -229,9 +230,9 @@ def test_code_that_cannot_be_imported_twice_is_not_shared(worker, monkeypatch):
     once = "import parts.later\nimport sys\nassert not hasattr(sys, 'imported'), 'once'\n"
     worker.project.write(once=once)
     worker.project.edit("defs.py", "LOADS = []", "LOADS = []\nimport once")
-    bundle, udf, _ = worker.packed("Model")
+    bundle, _, _ = worker.packed("Model")
     monkeypatch.setattr(sys, "imported", True, raising=False)
-    model = ModelSpec("Model", True, udf.style, bundle.digest, bundle.payload, shares_state=True)
+    model = ModelSpec("Model", True, bundle.digest, bundle.payload, shares_state=True)
     report = worker.host.load(model, bundle.archive, 0, {}, WorkerLifecycle())
     assert "cannot take over this run's code (AssertionError: once)" in report.outdated
     assert call(1) == [101]
@@ -483,12 +484,11 @@ def test_a_view_shares_the_state_of_an_instance():
 
 
 def test_the_content_of_a_model_names_all_that_travels():
-    model = ModelSpec("m", True, "plain", "code", b"payload", shares_state=True)
+    model = ModelSpec("m", True, "code", b"payload", shares_state=True)
     others = [
         replace(model, code="other"), replace(model, payload=b"other"),
-        replace(model, style="async"),
     ]  # fmt: skip
-    assert len({each.content for each in (model, *others)}) == 4
+    assert len({each.content for each in (model, *others)}) == 3
     assert model.version == model.content
     assert replace(model, shares_state=False).version == ""
     assert replace(model, exact=True, label="x").content == model.content

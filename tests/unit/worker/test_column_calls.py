@@ -1,0 +1,129 @@
+"""Factories written for Spark: what `predict` gets, and what it returns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.udf_calls import row_stage, run_stage
+
+ROWS = pa.table(
+    {
+        "id": [1, 2, 3],
+        "a": pa.array([1, 2, 3], pa.float32()),
+        "b": pa.array([10, 20, 30], pa.float32()),
+        "flat": pa.array([[1, 2, 3, 4]] * 3, pa.list_(pa.float32())),
+        "text": ["x", None, "z"],
+    }
+)
+
+
+def predicted(factory: Any, inputs: list[str], return_type: Any, **options: Any) -> pa.Table:
+    stage = row_stage("predict_batch", factory, inputs=inputs, return_type=return_type, **options)
+    return run_stage(stage, ROWS)
+
+
+def returning(predict: Any) -> Any:
+    """A factory that was given its model."""
+    return lambda: predict
+
+
+def test_each_column_is_an_array():
+    given: list[Any] = []
+
+    def predict(first, second):
+        given.append((first, second))
+        return first + second
+
+    table = predicted(returning(predict), ["a", "b"], "float")
+    assert table.schema.field("out").type == pa.float32()
+    assert table["out"].to_pylist() == [11, 22, 33]
+    ((first, second),) = given
+    assert first.dtype == second.dtype == np.float32
+    assert first.shape == (3,)
+
+
+def test_one_parameter_gets_several_columns_as_one_array():
+    table = predicted(returning(lambda x: x.sum(axis=1)), ["a", "b"], "double")
+    assert table["out"].to_pylist() == [11, 22, 33]
+
+
+@pytest.mark.parametrize("shapes", [[[2, 2]], {0: [2, 2]}])
+def test_a_flat_list_is_a_tensor_of_its_shape(shapes):
+    def predict(images):
+        assert images.shape == (3, 2, 2)
+        return images.reshape(len(images), -1)
+
+    table = predicted(returning(predict), ["flat"], "array<float>", input_tensor_shapes=shapes)
+    assert table["out"].to_pylist() == [[1, 2, 3, 4]] * 3
+
+
+def test_a_wrong_shape_names_column_and_shape():
+    with pytest.raises(vd.UdfError, match=r"column 'flat' does not have shape \[3, 3\]"):
+        predicted(returning(lambda x: x), ["flat"], "array<float>", input_tensor_shapes=[[3, 3]])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda a: {"label": np.array(["l"] * len(a)), "score": a},
+        lambda a: [{"label": "l", "score": score} for score in a],
+    ],
+)
+@pytest.mark.parametrize("output", [None, "preds"])
+def test_structs_are_columns_or_one_column(result, output):
+    options = {"output_column": output} if output else {}
+    table = predicted(
+        returning(result), ["a"], "label string, score float", include_columns=["b"], **options
+    )
+    rows = [{"label": "l", "score": float(n)} for n in (1, 2, 3)]
+    assert table["b"].to_pylist() == [10, 20, 30]
+    found = (
+        table.select(["label", "score"]).to_pylist() if not output else table[output].to_pylist()
+    )
+    assert found == rows
+
+
+def test_a_missing_field_of_a_struct_is_named():
+    with pytest.raises(vd.UdfError, match="no 'score'"):
+        predicted(returning(lambda a: {"label": a}), ["a"], "label float, score float",
+                  output_column="preds")  # fmt: skip
+
+
+def test_text_is_an_array_of_objects():
+    table = predicted(returning(lambda t: np.array([x or "-" for x in t])), ["text"], "string")
+    assert table["out"].to_pylist() == ["x", "-", "z"]
+
+
+def scale(factor: float, *, offset: float = 0) -> Any:
+    return lambda a: a * factor + offset
+
+
+def test_arguments_of_the_factory():
+    for factory, options in (
+        (functools.partial(scale, 2.0, offset=1), {}),
+        (scale, {"fn_constructor_args": [2.0], "fn_constructor_kwargs": {"offset": 1}}),
+    ):
+        assert predicted(factory, ["a"], "float", **options)["out"].to_pylist() == [3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "words"),
+    [
+        (scale, {}, "missing a required argument: 'factor'"),
+        (vd.Pipeline, {}, "expected a function that loads the model"),
+        (returning(None), {"inputs": []}, "expected the input columns"),
+        (returning(None), {"return_type": "flaot"}, "flaot"),
+        (returning(None), {"input_tensor_shapes": {3: [2]}}, "input_tensor_shapes has 3"),
+        (returning(None), {"input_tensor_shapes": [[0]]}, "sizes from 1 up"),
+    ],
+)
+def test_mistakes_are_refused_where_they_are_written(factory, options, words):
+    given = {"inputs": ["a"], "return_type": "float", **options}
+    with pytest.raises((vd.DefinitionError, vd.SchemaError), match=words):
+        row_stage("predict_batch", factory, **given)

@@ -1,0 +1,321 @@
+"""Functions that are called row by row: what they get, what they return, and rows that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import pydantic
+import pytest
+
+import vane_dagster as vd
+from support.udf_calls import row_stage, run_stage
+
+TEXTS = pa.table(
+    {
+        "id": [1, 2, 3],
+        "text": ["a", "bb", None],
+        "n": [10, 20, 30],
+        "vector": pa.array([[1.0, 2.0], [3.0], []], pa.list_(pa.float32())),
+    }
+)
+
+
+def mapped(fn: Any, *, table: pa.Table = TEXTS, **options: Any) -> pa.Table:
+    return run_stage(row_stage("map", fn, **options), table)
+
+
+def column(fn: Any, **options: Any) -> list[Any]:
+    return mapped(fn, **options)["out"].to_pylist()
+
+
+# What a function gets
+
+
+def test_a_parameter_gets_the_column_of_its_name():
+    def fn(n: int, text: str) -> str:
+        return f"{text}{n}"
+
+    assert column(fn) == ["a10", "bb20", "None30"]
+
+
+def test_inputs_name_the_columns_of_other_parameters():
+    def fn(a: int, b: int = 1) -> int:
+        return a + b
+
+    assert column(fn, inputs={"a": "n"}) == [11, 21, 31]
+    assert column(fn, inputs={"a": "n", "b": "id"}) == [11, 22, 33]
+
+
+def test_arguments_come_after_the_values_of_the_row():
+    def fn(text: str | None, end: str, *, times: int) -> str:
+        return (text or "") * times + end
+
+    assert column(fn, fn_args=["!"], fn_kwargs={"times": 2}) == ["aa!", "bbbb!", "!"]
+
+
+def test_keyword_only_parameters_get_columns_too():
+    def fn(*, n: int, id: int) -> int:
+        return n - id
+
+    assert column(fn) == [9, 18, 27]
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+def test_one_parameter_for_the_row_gets_a_dict(annotated):
+    def row_(row):
+        return f"{sorted(row)}{row['n']}"
+
+    def dict_(item: dict[str, Any]) -> str:
+        return row_(item)
+
+    found = column(dict_ if annotated else row_, schema="VARCHAR", columns=["n"])
+    assert found == ["['id', 'n']10", "['id', 'n']20", "['id', 'n']30"]
+
+
+def test_lists_are_lists_unless_the_function_takes_arrays():
+    def kind(vector) -> str:
+        return type(vector).__name__
+
+    def size(vector: np.ndarray) -> int:
+        return int(vector.size)
+
+    assert column(kind) == ["list"] * 3
+    assert column(size) == [2, 1, 0]
+
+
+def test_a_builtin_without_a_signature_needs_inputs():
+    assert column(max, inputs={"a": "n", "b": "id"}, schema="BIGINT") == [10, 20, 30]
+    with pytest.raises(vd.DefinitionError, match="inputs"):
+        row_stage("map", max, schema="BIGINT")
+
+
+# What it returns
+
+
+class Point(NamedTuple):
+    x: int
+    label: str
+
+
+@dataclasses.dataclass
+class Labelled:
+    label: str
+    points: list[Point]
+
+
+class Typed(TypedDict):
+    label: str
+    score: float
+
+
+class Model(pydantic.BaseModel):
+    label: str
+    score: float | None
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda n: Point(n, "p"), {"x": [10, 20, 30], "label": ["p"] * 3}),
+        (lambda n: Typed(label="t", score=n / 4), {"label": ["t"] * 3, "score": [2.5, 5.0, 7.5]}),
+        (lambda n: Model(label="m", score=None), {"label": ["m"] * 3, "score": [None] * 3}),
+        (
+            lambda n: Labelled("l", [Point(n, "p")]),
+            {"label": ["l"] * 3, "points": [[{"x": n, "label": "p"}] for n in (10, 20, 30)]},
+        ),
+    ],
+)
+def test_objects_become_columns_or_one_struct(fn, expected):
+    kinds = {"x": Point, "score": Typed, "points": Labelled}
+    fn.__annotations__["return"] = next(
+        Model if "m" in expected.get("label", []) else kind
+        for name, kind in kinds.items()
+        if name in expected
+    )
+    assert mapped(fn).drop_columns(["id"]).to_pydict() == expected
+    structs = mapped(fn, output_column="doc")
+    assert structs.column_names == ["id", "doc"]
+    assert structs["doc"].to_pylist() == [
+        dict(zip(expected, row)) for row in zip(*expected.values())
+    ]
+
+
+def test_types_follow_the_return_annotation():
+    def fn(n: int) -> list[float] | None:
+        return None if n == 20 else [n]
+
+    table = mapped(fn)
+    assert table.schema.field("out").type == pa.list_(pa.float64())
+    assert table["out"].to_pylist() == [[10.0], None, [30.0]]
+
+    def colour(n: int) -> Colour:
+        return Colour.RED
+
+    assert column(colour) == ["red"] * 3
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_schema_of_one_column_takes_values_and_dicts(single):
+    def fn(n):
+        return n * 2 if single else {"doubled": n * 2, "beyond": 1}
+
+    assert mapped(fn, schema={"doubled": "BIGINT"})["doubled"].to_pylist() == [20, 40, 60]
+
+
+def test_a_generator_yields_the_one_value_of_a_row():
+    def fn(n: int) -> Iterator[int]:
+        yield n + 1
+
+    assert column(fn) == [11, 21, 31]
+
+    def many(n: int) -> Iterator[int]:
+        yield from (n, n)
+
+    with pytest.raises(TypeError, match=r"2 values for one row.*flat_map"):
+        column(many)
+
+
+def test_flat_map_makes_a_row_of_each_value():
+    def split(text: str | None) -> list[str]:
+        return list(text or "")
+
+    stage = row_stage("flat_map", split, id="part", include_columns=["n"])
+    table = run_stage(stage, TEXTS)
+    assert table.column_names == ["part", "id", "n", "out"]
+    assert table.to_pydict() == {
+        "part": ["1-0", "2-0", "2-1"], "id": [1, 2, 2], "n": [10, 20, 20], "out": ["a", "b", "b"],
+    }  # fmt: skip
+
+
+def test_flat_map_refuses_a_single_value():
+    with pytest.raises(TypeError, match="returned str; expected a list"):
+        run_stage(row_stage("flat_map", lambda text: "ab", id="part", schema="VARCHAR"), TEXTS)
+
+
+def test_filter_keeps_rows_and_their_columns():
+    table = run_stage(row_stage("filter", lambda n: n > 10), TEXTS)
+    assert table.equals(TEXTS.slice(1))
+    with pytest.raises(TypeError, match="returned int; expected a bool"):
+        run_stage(row_stage("filter", lambda n: n), TEXTS)
+
+
+# Rows that fail
+
+
+def odd(n: int) -> int:
+    if n == 20:
+        raise ValueError(f"bad {n}")
+    return n
+
+
+async def odd_later(n: int) -> int:
+    await asyncio.sleep(0)
+    return odd(n)
+
+
+@pytest.mark.parametrize("fn", [odd, odd_later])
+def test_the_error_of_a_row_is_its_own(fn):
+    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
+    calls: list[int] = []
+    table = run_stage(stage, TEXTS, counts=calls)
+    assert table.to_pydict() == {"id": [1, 3], "out": [10, 30]}
+    assert calls == [1], "no row was computed twice"
+    with pytest.raises(ValueError, match="bad 20"):
+        mapped(fn)
+
+
+@pytest.mark.parametrize("fn", [odd, odd_later])
+def test_a_failed_row_may_stay_with_nulls(fn):
+    stage = row_stage("map", fn, on_error="null", max_error_rate=0.5, include_columns=["text"])
+    assert run_stage(stage, TEXTS).to_pylist()[1] == {
+        "id": 2, "text": "bb", "out": None, "error": "ValueError: bad 20",
+    }  # fmt: skip
+
+
+def test_a_value_of_another_type_is_an_error_of_its_row():
+    def fn(n: int) -> int:
+        return "x" if n == 20 else n  # type: ignore[return-value]  # the mistake that is tested
+
+    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
+    assert run_stage(stage, TEXTS)["out"].to_pylist() == [10, 30]
+    with pytest.raises(vd.UdfError, match="column 'out': expected int64"):
+        mapped(fn)
+
+
+def test_a_missing_field_is_an_error_of_its_row():
+    def fn(n: int) -> Typed:
+        return {"label": "x"} if n == 20 else {"label": "x", "score": 1.0}  # type: ignore[typeddict-item]  # the mistake that is tested
+
+    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
+    assert run_stage(stage, TEXTS)["id"].to_pylist() == [1, 3]
+
+
+def test_transient_errors_are_retried_for_their_rows_alone():
+    seen: list[int] = []
+
+    def fn(n: int) -> int:
+        seen.append(n)
+        if seen.count(20) == 1 and n == 20:
+            raise ConnectionError("passing")
+        return n
+
+    assert column(fn) == [10, 20, 30]
+    assert seen == [10, 20, 30, 20]
+
+
+def test_a_slow_row_is_timed_out_alone():
+    async def fn(n: int) -> int:
+        await asyncio.sleep(30 if n == 20 else 0)
+        return n
+
+    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5, timeout_s=0.2)
+    started = time.monotonic()
+    assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == [10, 30]
+    assert time.monotonic() - started < 10
+
+
+def test_rows_in_flight_are_bounded():
+    state = {"now": 0, "most": 0}
+
+    async def fn(n: int) -> int:
+        state["now"] += 1
+        state["most"] = max(state["most"], state["now"])
+        await asyncio.sleep(0.01)
+        state["now"] -= 1
+        return n
+
+    table = pa.table({"id": range(50), "n": range(50)})
+    assert column(fn, table=table, max_concurrency=7) == list(range(50))
+    assert state["most"] == 7
+
+
+def test_an_async_generator_is_a_row_too():
+    async def fn(n: int) -> AsyncIterator[int]:
+        yield n
+
+    assert column(fn) == [10, 20, 30]
+
+
+def test_a_revoked_lease_stops_between_two_rows():
+    seen: list[int] = []
+    stopped = threading.Event()
+
+    def fn(n: int) -> int:
+        seen.append(n)
+        stopped.set()
+        return n
+
+    assert run_stage(row_stage("map", fn), TEXTS, revoked=stopped.is_set) is None
+    assert seen == [10]

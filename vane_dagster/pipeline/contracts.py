@@ -1,0 +1,212 @@
+"""Contracts: how a user's callable is called with the rows of a stage, and what it returns.
+
+A contract is derived from the declaration and travels to the workers with each call;
+`worker/contracts.py` makes the calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Union, get_origin
+
+import numpy as np
+
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.pipeline.options import BatchFormat
+from vane_dagster.types.annotations import hints
+
+RowResult = Literal["value", "values", "bool"]
+"""What a row-wise function returns: one value, any number of values, or whether to keep the row."""
+
+
+@dataclass(frozen=True)
+class BatchCall:
+    """``fn(batch)`` returns a table, or a dict of column to array.
+
+    Attributes:
+        format: The type of a batch.
+        by_row: Whether the callable is called for each row.
+        form: The form of a call, for messages.
+    """
+
+    format: BatchFormat = "pyarrow"
+
+    by_row: ClassVar[bool] = False
+    form: ClassVar[str] = "(batch, *fn_args, **fn_kwargs)"
+
+    @property
+    def keyed(self) -> object:
+        """The part of a stage's definition; frozen, because stores hold parts under these keys."""
+        return self.format
+
+    def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
+        """Return placeholders for the arguments of a call."""
+        return (None,), {}
+
+
+@dataclass(frozen=True)
+class ColumnsCall:
+    """``fn(column, ...)`` gets an array for each input column, and returns one column or several.
+
+    Attributes:
+        columns: The input columns, in the order of the parameters.
+        format: The type of an array: a column of a batch of that format.
+        shapes: The shape of a row's tensor for each column; None for a column as it is.
+        output: The one column that the result is; None if its fields are columns.
+        stacks: Whether a callable with one parameter gets several columns as one array of shape
+            (rows, columns).
+    """
+
+    columns: tuple[str, ...]
+    format: BatchFormat = "numpy"
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
+    output: str | None = None
+    stacks: bool = False
+
+    by_row: ClassVar[bool] = False
+    form: ClassVar[str] = "(column, ..., *fn_args, **fn_kwargs)"
+
+    @property
+    def keyed(self) -> object:
+        """The part of a stage's definition."""
+        return ("columns", self.columns, self.format, self.shapes, self.output, self.stacks)
+
+    def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
+        """Return placeholders for the arguments of a call."""
+        return (None,) * len(self.columns), {}
+
+
+@dataclass(frozen=True)
+class RowCall:
+    """``fn(value, ...)`` is called for each row.
+
+    Attributes:
+        inputs: Parameters and the columns that they get; None if the callable gets the row as a
+            dict.
+        positional: The number of leading inputs that are passed by position.
+        arrays: Columns of lists whose rows are passed as numpy arrays.
+        output: The one column that the result is; None if its fields are columns.
+        result: What the callable returns.
+    """
+
+    inputs: tuple[tuple[str, str], ...] | None
+    positional: int = 0
+    arrays: tuple[str, ...] = ()
+    output: str | None = None
+    result: RowResult = "value"
+
+    by_row: ClassVar[bool] = True
+    form: ClassVar[str] = "(value, ..., *fn_args, **fn_kwargs)"
+
+    @property
+    def keyed(self) -> object:
+        """The part of a stage's definition."""
+        return ("rows", self.inputs, self.positional, self.arrays, self.output, self.result)
+
+    def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
+        """Return placeholders for the arguments of a call."""
+        if self.inputs is None:
+            return (None,), {}
+        named = {parameter: None for parameter, _ in self.inputs[self.positional :]}
+        return (None,) * self.positional, named
+
+
+Contract = Union[BatchCall, ColumnsCall, RowCall]
+
+
+def row_call(
+    location: str,
+    call: Callable[..., Any],
+    inputs: Mapping[str, str] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    output: str | None,
+    result: RowResult,
+    has_self: bool = False,
+) -> RowCall:
+    """Derive the contract of a row-wise callable from its signature.
+
+    A parameter gets the column of its name, or the one that `inputs` gives it. A parameter with a
+    default keeps it unless `inputs` names it. A callable with the one parameter ``row``, or one
+    annotated as a dict, gets the whole row.
+
+    Args:
+        location: The stage, for messages.
+        call: The function or method.
+        inputs: Columns by parameter.
+        args: The positional arguments of each call after the row's values.
+        kwargs: The keyword arguments of each call.
+        output: See `RowCall`.
+        result: See `RowCall`.
+        has_self: Whether the first parameter is the instance.
+
+    Raises:
+        DefinitionError: If parameters and columns do not fit.
+    """
+    given = dict(inputs or {})
+    parameters = _parameters(call, has_self)
+    if parameters is None:
+        if inputs is None:
+            raise DefinitionError(
+                f"{location}: {_name(call)} has no signature to match with columns; name them, as "
+                'inputs={"text": "review"}'
+            )
+        return RowCall(tuple(given.items()), len(given), (), output, result)
+    by_name = {each.name: each for each in parameters}
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    if unknown := [name for name in given if name not in by_name and not open_ended]:
+        raise DefinitionError(
+            f"{location}: inputs names {names(unknown)}, which {_name(call)} does not take; it "
+            f"takes {names(by_name, 20)}"
+        )
+    if twice := [name for name in given if name in kwargs]:
+        raise DefinitionError(f"{location}: {names(twice)} is in both inputs and fn_kwargs")
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    free = [each for each in parameters if each.kind not in variadic and each.name not in kwargs]
+    needed = [each for each in free if each.default is each.empty or each.name in given]
+    if args:
+        needed = needed[: -len(args)] if len(args) < len(needed) else []
+    annotations = hints(call)
+    if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
+        return RowCall(None, 0, (), output, result)
+    extra = [name for name in given if name not in by_name]
+    if not needed and not extra:
+        raise DefinitionError(
+            f"{location}: {_name(call)} takes no column; give it a parameter named after one, or "
+            "one parameter `row`"
+        )
+    named = {each.name: given.get(each.name, each.name) for each in needed}
+    named |= {name: given[name] for name in extra}
+    leading = 0
+    for before, each in zip(free, needed):
+        if before is not each or each.kind is each.KEYWORD_ONLY:
+            break
+        leading += 1
+    arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
+    return RowCall(tuple(named.items()), leading, arrays, output, result)
+
+
+def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(call).parameters.values())[has_self:]
+    except (TypeError, ValueError):  # builtins and extension types may have no signature
+        return None
+
+
+def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> bool:
+    if parameter.name not in annotations:
+        return parameter.name == "row"
+    kind = annotations[parameter.name]
+    return (get_origin(kind) or kind) in (dict, Mapping) or (
+        parameter.name == "row" and kind is Any
+    )
+
+
+def _is_array(annotation: Any) -> bool:
+    return (get_origin(annotation) or annotation) is np.ndarray
+
+
+def _name(call: Any) -> str:
+    return str(getattr(call, "__qualname__", type(call).__name__))

@@ -1,0 +1,684 @@
+"""Stages that call a user's function or class: with batches, rows or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pyarrow as pa
+
+from vane_dagster._arguments import (
+    environment_variables,
+    list_of_names,
+    mapping,
+    one_of,
+    parse_concurrency,
+    positional,
+    positive,
+)
+from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
+from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.pipeline.contracts import (
+    BatchCall,
+    ColumnsCall,
+    Contract,
+    RowResult,
+    row_call,
+)
+from vane_dagster.pipeline.options import (
+    AUTO,
+    BatchFormat,
+    Cardinality,
+    OnError,
+    Resources,
+    asset_options,
+    parse_failures,
+    parse_include,
+    parse_lifecycle,
+)
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
+from vane_dagster.types import spark
+from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.pipeline import Pipeline, Stage
+
+_IN_FLIGHT = 16
+
+
+@dataclass(frozen=True)
+class MapSpec(MapBatchesSpec):
+    """A stage that calls a function for each row."""
+
+    kind = "map"
+
+
+@dataclass(frozen=True)
+class FlatMapSpec(MapBatchesSpec):
+    """A stage that calls a function for each row, and makes a row of each of its results."""
+
+    kind = "flat_map"
+
+
+@dataclass(frozen=True)
+class FilterSpec(MapBatchesSpec):
+    """A stage that keeps the rows for which a function returns True."""
+
+    kind = "filter"
+
+
+@dataclass(frozen=True)
+class PredictBatchSpec(MapBatchesSpec):
+    """A stage that calls the function that a factory returns, with an array for each column."""
+
+    kind = "predict_batch"
+
+
+class MapRows:
+    """Rows that a stage with a user's function can read."""
+
+    pipeline: Pipeline
+    _node: str
+
+    def map_batches(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        schema: SchemaLike,
+        columns: Sequence[str] | None = None,
+        include_columns: bool | Sequence[str] = (),
+        batch_format: BatchFormat = "pyarrow",
+        batch_size: int | Literal["auto"] | None = None,
+        cardinality: Cardinality = "one_to_one",
+        concurrency: int | tuple[int, int] | None = None,
+        max_concurrency: int | None = None,
+        num_cpus: float = 0,
+        gpus: float = 0,
+        memory: int = 0,
+        accelerator_type: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Sequence[Any] = (),
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        version: str | None = None,
+        env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
+        id: str | None = None,
+        parent_id: str | None = None,
+        column_lineage: Mapping[str, Sequence[str]] | None = None,
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 3,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        max_rss: int | None = None,
+        **asset: Any,
+    ) -> Stage:
+        """Add a stage that applies a function, or a class constructed once per worker, to batches.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
+                may return, yield, or be async. The result is a table in any form that exports Arrow
+                streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data
+                frame, or a dict of column to array.
+            schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
+                is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
+                dropped.
+            columns: Input columns that `fn` reads; the id is always included. Default: all.
+            include_columns: Input columns to pass on beside those that `fn` returns; True for all.
+                They keep the input's values. A column that the schema declares is the function's.
+            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". If `fn`
+                returns a pandas frame without the id, its rows are matched by the frame's index.
+            batch_size: Rows per call. The last batch of a fragment may be smaller. "auto": workers
+                double it as long as throughput rises. Default: all rows of a worker's task, a
+                number that follows the worker's speed and so differs between runs.
+            cardinality: "one_to_one": every row must be returned; "filter": rows may be dropped;
+                "one_to_many": each row becomes one or more; "zero_to_many": each row becomes any
+                number of rows.
+            concurrency: Workers, or (min, max) depending on the cluster's free resources. Default:
+                1 for a class, up to the cluster's CPUs for a function.
+            max_concurrency: Calls that run at the same time: in one worker if `fn` is async,
+                default 16. A worker runs one call of a synchronous `fn` at a time, so there it is
+                the number of workers, as `concurrency`.
+            num_cpus: CPUs that a worker reserves. Default: none.
+            gpus: GPUs that a worker reserves; fractions share one. For a class only.
+            memory: Bytes of memory that a worker reserves.
+            accelerator_type: The GPU type, as Ray names it.
+            resources: Custom cluster resources that a worker reserves.
+            fn_args: Passed to each call after the batch. In this and the following arguments, the
+                path of a local file or folder counts in fragment keys with its content, unless runs
+                change that content: a folder that contains the pipeline's source, target, store or
+                code.
+            fn_kwargs: Passed to each call.
+            fn_constructor_args: Passed to the class.
+            fn_constructor_kwargs: Passed to the class.
+            version: Replaces the identity of the code, and of the content of files that arguments
+                name, in fragment keys. An edit then recomputes nothing until the version changes.
+                Arguments without an identity count by their type.
+            env_vars: Names of environment variables. Their values are sent to the worker with each
+                run, and never stored, keyed or logged.
+            keyed_env_vars: The same for variables that change results, such as the language of a
+                model. A new value makes new fragment keys and new workers. Only a digest of the
+                value is used, and nothing of it is stored or logged. Do not name secrets: rotating
+                a secret would recompute everything.
+            id: For a fan-out, the column of the new id, which keys the downstream stages. Unless
+                the schema has it, each row gets ``<parent id>-<number>``.
+            parent_id: For a fan-out, the column returned by `fn` with the id of the parent row.
+                Default: the input's id.
+            column_lineage: The input columns that output columns depend on, shown in Dagster.
+                Default: all columns that `fn` reads.
+            on_error: How a failed batch is handled. "raise" fails the partition. "quarantine"
+                halves the batch until the failed rows are isolated, stores those with their errors
+                beside the output, and continues. "null" keeps them in the output as nulls, with the
+                error in a column "error".
+            max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
+                fails.
+            max_retries: Retries of a call, with exponential backoff, after a transient error: a
+                connection error, a time-out, HTTP 429 or 5xx.
+            retry_on: Further exception classes, or their names, to treat as transient.
+            timeout_s: Time limit of a call in seconds. A worker that exceeds it is replaced. Rows
+                that hang or kill their workers are isolated like rows that raise.
+            startup_timeout_s: Time limit in seconds for constructing `fn` in a worker. The error
+                says what the worker was executing. Default: 1800.
+            max_batches_per_actor: Calls after which a worker is replaced by a new one, for models
+                or libraries that leak memory.
+            max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
+                private memory of its processes, without mapped files and shared tables.
+            **asset: Arguments of `dg.AssetSpec`; see `project`.
+
+        Returns:
+            The new stage.
+
+        Raises:
+            DefinitionError: If `fn` is an instance, or an argument is invalid.
+            SchemaError: If a type is unknown.
+        """
+        location = self.pipeline._location(name)
+        contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
+        udf = make_udf(
+            location,
+            fn,
+            args=fn_args,
+            kwargs=fn_kwargs,
+            constructor_args=fn_constructor_args,
+            constructor_kwargs=fn_constructor_kwargs,
+            version=version,
+            contract=contract,
+        )
+        return self._add_udf_stage(
+            MapBatchesSpec,
+            name,
+            udf,
+            contract,
+            parse_schema(schema, location),
+            columns=list_of_names(location, "columns", columns),
+            include_columns=include_columns,
+            batch_size=batch_size,
+            cardinality=cardinality,
+            concurrency=concurrency,
+            max_concurrency=max_concurrency,
+            num_cpus=num_cpus,
+            gpus=gpus,
+            memory=memory,
+            accelerator_type=accelerator_type,
+            resources=resources,
+            env_vars=env_vars,
+            keyed_env_vars=keyed_env_vars,
+            id=id,
+            parent_id=parent_id,
+            column_lineage=column_lineage,
+            on_error=on_error,
+            max_error_rate=max_error_rate,
+            max_retries=max_retries,
+            retry_on=retry_on,
+            timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s,
+            max_batches_per_actor=max_batches_per_actor,
+            max_rss=max_rss,
+            **asset,
+        )
+
+    def map(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        schema: SchemaLike | str | pa.DataType | None = None,
+        inputs: Mapping[str, str] | None = None,
+        output_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        include_columns: bool | Sequence[str] = (),
+        **options: Any,
+    ) -> Stage:
+        """Add a stage that calls a function, or an instance of a class, for each row.
+
+        A parameter gets the column of its name; one with a default keeps it, unless `inputs` names
+        it. The one parameter of ``fn(row)`` gets the whole row as a dict, if it is called ``row``
+        or is annotated as a dict. `fn` may be async, or a generator that yields one value. An error
+        is an error of its row alone, and `timeout_s` is the time limit of a row.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            fn: A function, or a class with ``__call__`` that is constructed once per worker.
+            schema: The type of the result as an SQL string or Arrow type; or several columns, as a
+                mapping of name to type or a `pyarrow.Schema`. Default: the return annotation, a
+                scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model.
+            inputs: Columns by parameter, for parameters that are not named after their column.
+            output_column: The one column of the results. Default: for a single value, the stage's
+                name; a dict, dataclass or model makes a column of each field.
+            columns: The columns in the dict that `fn` gets, besides the id. Default: all.
+            include_columns: Input columns to pass on beside the results; True for all.
+            **options: Further arguments of `map_batches`, except `batch_format`, `batch_size` and
+                `cardinality`. With an async `fn`, `max_concurrency` is the number of rows in flight
+                in one worker.
+
+        Returns:
+            The new stage.
+
+        Raises:
+            DefinitionError: If the parameters fit no columns, the result's type is unknown, or an
+                argument is invalid.
+            SchemaError: If a type is unknown.
+        """
+        given = (schema, inputs, output_column, columns, include_columns)
+        return self._add_row_stage(MapSpec, name, fn, "value", *given, **options)
+
+    def flat_map(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        id: str,
+        schema: SchemaLike | str | pa.DataType | None = None,
+        inputs: Mapping[str, str] | None = None,
+        output_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        include_columns: bool | Sequence[str] = (),
+        **options: Any,
+    ) -> Stage:
+        """Add a stage that makes any number of rows of each row.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            fn: As in `map`, but it returns a list, or yields, a value for each new row.
+            id: The column of the new id, which keys the downstream stages. Unless the results have
+                it, each row gets ``<parent id>-<number>``.
+            schema: The type of one value; see `map`. Default: the return annotation's element type.
+            inputs: See `map`.
+            output_column: See `map`.
+            columns: See `map`.
+            include_columns: Input columns to pass on to each new row; True for all.
+            **options: See `map`.
+
+        Returns:
+            The new stage.
+
+        Raises:
+            DefinitionError: See `map`.
+            SchemaError: If a type is unknown.
+        """
+        given = (schema, inputs, output_column, columns, include_columns)
+        options = {**options, "id": id, "cardinality": "zero_to_many"}
+        return self._add_row_stage(FlatMapSpec, name, fn, "values", *given, **options)
+
+    def filter(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        inputs: Mapping[str, str] | None = None,
+        columns: Sequence[str] | None = None,
+        include_columns: bool | Sequence[str] = True,
+        **options: Any,
+    ) -> Stage:
+        """Add a stage that keeps the rows for which a function returns True.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            fn: As in `map`; it returns a bool.
+            inputs: See `map`.
+            columns: See `map`.
+            include_columns: Input columns of the rows that are kept. Default: all.
+            **options: See `map`.
+
+        Returns:
+            The new stage.
+
+        Raises:
+            DefinitionError: See `map`.
+        """
+        given = (None, inputs, None, columns, include_columns)
+        options = {**options, "cardinality": "filter"}
+        return self._add_row_stage(FilterSpec, name, fn, "bool", *given, **options)
+
+    def predict_batch(
+        self,
+        name: str,
+        make_predict_fn: Callable[..., Any],
+        *,
+        inputs: Sequence[str],
+        return_type: Any,
+        batch_size: int | Literal["auto"] | None = None,
+        input_tensor_shapes: Sequence[Sequence[int] | None]
+        | Mapping[int, Sequence[int]]
+        | None = None,
+        output_column: str | None = None,
+        include_columns: bool | Sequence[str] = (),
+        fn_constructor_args: Sequence[Any] = (),
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        version: str | None = None,
+        **options: Any,
+    ) -> Stage:
+        """Add a stage that runs a factory written for Spark's ``predict_batch_udf``.
+
+        Args:
+            name: The stage's name; its asset is ``<pipeline>/<name>``.
+            make_predict_fn: A function that loads a model and returns ``predict(array, ...)``. It
+                is called once per worker, which keeps the model warm.
+            inputs: The input columns, in the order of predict's parameters. Each is a numpy array
+                of shape (batch,), or (batch, *shape). A predict function with one parameter gets
+                several columns as one array of shape (batch, columns).
+            return_type: Spark's type of the result, as a DDL string ("float", "array<float>",
+                "a float, b string") or a `pyspark.sql.types.DataType`.
+            batch_size: Rows per call; see `map_batches`.
+            input_tensor_shapes: The shape of a row of each input, without the batch dimension, by
+                position or by index; None for a scalar column. Lists are read as flattened tensors.
+            output_column: The one column of the results. Default: for a single value, the stage's
+                name; a struct makes a column of each field.
+            include_columns: Input columns to pass on beside the results; True for all.
+            fn_constructor_args: Passed to the factory.
+            fn_constructor_kwargs: Passed to the factory.
+            version: See `map_batches`.
+            **options: Further arguments of `map_batches`.
+
+        Returns:
+            The new stage.
+
+        Raises:
+            DefinitionError: If an argument is invalid.
+            SchemaError: If the return type is unknown.
+        """
+        location = self.pipeline._location(name)
+        given = list_of_names(location, "inputs", inputs) or ()
+        if not given:
+            raise DefinitionError(f"{location}: inputs is {inputs!r}; expected the input columns")
+        kind = spark.parse_return_type(return_type, location)
+        fields = list(kind) if pa.types.is_struct(kind) and output_column is None else None
+        output = None if fields else output_column or name
+        contract = ColumnsCall(
+            given,
+            "numpy",
+            _tensor_shapes(location, input_tensor_shapes, len(given)),
+            output,
+            stacks=True,
+        )
+        udf = make_factory(
+            location,
+            make_predict_fn,
+            args=fn_constructor_args,
+            kwargs=fn_constructor_kwargs,
+            version=version,
+        )
+        return self._add_udf_stage(
+            PredictBatchSpec,
+            name,
+            udf,
+            contract,
+            parse_schema(pa.schema(fields or [(output, kind)]), location),
+            columns=given,
+            include_columns=include_columns,
+            batch_size=batch_size,
+            **options,
+        )
+
+    def _add_row_stage(
+        self,
+        kind: type[MapBatchesSpec],
+        name: str,
+        fn: Any,
+        result: RowResult,
+        schema: Any,
+        inputs: Mapping[str, str] | None,
+        output_column: str | None,
+        columns: Sequence[str] | None,
+        include_columns: bool | Sequence[str],
+        *,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Sequence[Any] = (),
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        version: str | None = None,
+        **options: Any,
+    ) -> Stage:
+        """Add a stage with a row-wise function; the arguments are those of `map`."""
+        location = self.pipeline._location(name)
+        call, has_self = called_function(fn)
+        declared, output = _result_schema(location, name, call, result, schema, output_column)
+        contract = row_call(
+            location,
+            call,
+            mapping(location, "inputs", inputs) if inputs is not None else None,
+            positional(location, "fn_args", fn_args),
+            mapping(location, "fn_kwargs", fn_kwargs),
+            output,
+            result,
+            has_self,
+        )
+        udf = make_udf(
+            location,
+            fn,
+            args=fn_args,
+            kwargs=fn_kwargs,
+            constructor_args=fn_constructor_args,
+            constructor_kwargs=fn_constructor_kwargs,
+            version=version,
+            contract=contract,
+        )
+        read = list_of_names(location, "columns", columns)
+        if contract.inputs is not None:
+            if read is not None:
+                raise DefinitionError(
+                    f"{location}: columns is for a function that gets the whole row; this one "
+                    f"reads {names(column for _, column in contract.inputs)}"
+                )
+            read = tuple(dict.fromkeys(column for _, column in contract.inputs))
+        return self._add_udf_stage(
+            kind,
+            name,
+            udf,
+            contract,
+            declared,
+            columns=read,
+            include_columns=include_columns,
+            **options,
+        )
+
+    def _add_udf_stage(
+        self,
+        kind: type[MapBatchesSpec],
+        name: str,
+        udf: Udf,
+        contract: Contract,
+        schema: pa.Schema,
+        *,
+        columns: tuple[str, ...] | None,
+        include_columns: bool | Sequence[str] = (),
+        batch_size: int | Literal["auto"] | None = None,
+        cardinality: Cardinality = "one_to_one",
+        concurrency: int | tuple[int, int] | None = None,
+        max_concurrency: int | None = None,
+        num_cpus: float = 0,
+        gpus: float = 0,
+        memory: int = 0,
+        accelerator_type: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        env_vars: Sequence[str] = (),
+        keyed_env_vars: Sequence[str] = (),
+        id: str | None = None,
+        parent_id: str | None = None,
+        column_lineage: Mapping[str, Sequence[str]] | None = None,
+        on_error: OnError = "raise",
+        max_error_rate: float = DEFAULT_ERROR_RATE,
+        max_retries: int = 3,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        timeout_s: float | None = None,
+        startup_timeout_s: float | None = None,
+        max_batches_per_actor: int | None = None,
+        max_rss: int | None = None,
+        **asset: Any,
+    ) -> Stage:
+        """Add a stage that calls a UDF; the arguments are those of `map_batches`."""
+        location = self.pipeline._location(name)
+        needs = Resources(
+            num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
+        )
+        needs.validate(location)
+        if gpus and not udf.stateful:
+            raise DefinitionError(
+                f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
+                "each batch; make it a class that loads the model in __init__"
+            )
+        workers = parse_concurrency(location, concurrency)
+        in_flight = positive(location, "max_concurrency", max_concurrency)
+        if in_flight and not udf.is_async:
+            if workers:
+                raise DefinitionError(
+                    f"{location}: {udf.name} is synchronous, so max_concurrency is the number of "
+                    "workers, which concurrency says too; leave one of them out"
+                )
+            workers = (in_flight, in_flight)
+        auto = batch_size == AUTO
+        forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
+        spec = kind(
+            name=name,
+            upstream=(self._node,),
+            asset=asset_options(location, asset),
+            udf=udf,
+            schema=schema,
+            columns=columns,
+            contract=contract,
+            batch_size=None if auto else positive(location, "batch_size", batch_size),
+            auto_batch=auto,
+            cardinality=one_of(location, "cardinality", cardinality, get_args(Cardinality)),
+            concurrency=workers or ((1, 1) if udf.stateful else None),
+            max_concurrency=in_flight or _IN_FLIGHT,
+            resources=needs,
+            env_vars=forwarded,
+            keyed_env_vars=keyed,
+            children=self._children(location, cardinality, id, parent_id),
+            failures=parse_failures(
+                location, on_error, max_error_rate, max_retries, retry_on, timeout_s
+            ),
+            lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, max_rss),
+            reads={
+                name: list_of_names(location, f"column_lineage[{name!r}]", listed) or ()
+                for name, listed in mapping(location, "column_lineage", column_lineage).items()
+            },
+            include=parse_include(location, include_columns),
+        )
+        takes = spec.children is None and ERROR_COLUMN not in spec.schema.names
+        if spec.failures.on_error == "null" and not takes:
+            raise DefinitionError(
+                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
+                "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
+            )
+        if unknown := [name for name in spec.reads if name not in spec.schema.names]:
+            raise DefinitionError(
+                f"{location}: column_lineage names {names(unknown)}, which the schema does not "
+                f"declare; it has {names(spec.schema.names, 20)}"
+            )
+        return self.pipeline._add(spec)
+
+    def _children(
+        self, location: str, cardinality: str, id: str | None, parent_id: str | None
+    ) -> tuple[str, str] | None:
+        """Return the columns of the new id and the parent's id for a fan-out."""
+        if cardinality not in ("one_to_many", "zero_to_many"):
+            if id is not None or parent_id is not None:
+                raise DefinitionError(
+                    f"{location}: id and parent_id are given, but cardinality is {cardinality!r}; "
+                    'they are for "one_to_many" and "zero_to_many", the others keep their id'
+                )
+            return None
+        if not isinstance(id, str) or not id:
+            raise DefinitionError(
+                f"{location}: cardinality={cardinality!r} makes many rows of one, which need an id "
+                'of their own; give its column, as id="chunk_id"'
+            )
+        return id, parent_id or self.pipeline.keys(self._node)[0].column
+
+
+def _result_schema(
+    location: str,
+    name: str,
+    call: Any,
+    result: RowResult,
+    schema: Any,
+    output_column: str | None,
+) -> tuple[pa.Schema, str | None]:
+    """Return the columns that a row-wise function makes, and the one that its result is.
+
+    Raises:
+        DefinitionError: If the result's type is unknown.
+        SchemaError: If a type is unknown.
+    """
+    if result == "bool":
+        return pa.schema([]), None
+    output = output_column or name
+    if isinstance(schema, (str, pa.DataType)):
+        return parse_schema({output: schema}, location), output
+    if schema is not None:
+        declared = parse_schema(schema, location)
+        if output_column is None:
+            return declared, None
+        return parse_schema({output: pa.struct(list(declared))}, location), output
+    returned = hints(call).get("return")
+    if result == "values" or is_stream(returned):
+        returned = element_of(returned)
+    if returned is None:
+        raise DefinitionError(
+            f"{location}: the result's type is unknown; annotate what {_name(call)} returns, or "
+            'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}'
+        )
+    try:
+        fields = field_types(returned) if output_column is None else None
+        found: Any = fields or {output: arrow_type(returned)}
+    except SchemaError as error:
+        raise SchemaError(f"{location}: {_name(call)} returns {error}") from None
+    return parse_schema(found, location), None if fields else output
+
+
+def _name(call: Any) -> str:
+    return str(getattr(call, "__qualname__", type(call).__name__))
+
+
+def _tensor_shapes(location: str, shapes: Any, inputs: int) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the shape of each input, None for a scalar; empty if no input has one."""
+    if isinstance(shapes, Mapping):
+        if wrong := [index for index in shapes if index not in range(inputs)]:
+            raise DefinitionError(
+                f"{location}: input_tensor_shapes has {names(wrong)}; expected the position of an "
+                f"input, from 0 to {inputs - 1}"
+            )
+        shapes = [shapes.get(index) for index in range(inputs)]
+    listed = list(shapes or ())
+    if listed and len(listed) not in (1, inputs):
+        raise DefinitionError(
+            f"{location}: input_tensor_shapes has {len(listed)} shapes for {inputs} inputs; give "
+            "each input its shape, None for a scalar column"
+        )
+    for shape in listed:
+        if shape and not all(type(size) is int and size > 0 for size in shape):
+            raise DefinitionError(
+                f"{location}: input_tensor_shapes has {shape!r}; expected a list of sizes from 1 "
+                "up, without the batch dimension"
+            )
+    return tuple(tuple(shape) if shape else None for shape in listed)

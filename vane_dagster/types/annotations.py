@@ -1,0 +1,171 @@
+"""Column types of Python annotations, such as the return type of a user's function."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import dataclasses
+import datetime as dt
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pyarrow as pa
+
+from vane_dagster.errors import SchemaError
+
+_SCALARS: Mapping[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+    dt.datetime: pa.timestamp("us"),
+    dt.date: pa.date32(),
+    dt.time: pa.time64("us"),
+    dt.timedelta: pa.duration("us"),
+}
+_LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Collection, abc.Iterable)
+_STREAMS = (abc.Iterator, abc.Generator, abc.Iterable, abc.AsyncIterator, abc.AsyncGenerator,
+            abc.AsyncIterable)  # fmt: skip
+
+
+def hints(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function's parameters and of its result, as far as they resolve.
+
+    Args:
+        function: The function; one without a readable signature has no annotations.
+    """
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # a name only type checkers import, or a builtin
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def element_of(annotation: Any) -> Any:
+    """Return the annotation of what an iterator, generator or list yields; None for another."""
+    annotation = _without_none(annotation)
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (*_STREAMS, *_LISTS) and arguments:
+        return arguments[0]
+    return None
+
+
+def is_stream(annotation: Any) -> bool:
+    """Return whether an annotation is that of a generator's result."""
+    return get_origin(annotation) in _STREAMS
+
+
+def arrow_type(annotation: Any) -> pa.DataType:
+    """Return the Arrow type of a Python annotation.
+
+    Args:
+        annotation: A scalar, list, dict, dataclass, TypedDict, NamedTuple, pydantic model, enum or
+            ``Literal``; one of them or None; a numpy scalar type; an Arrow type, or
+            ``Annotated[..., Arrow type]``; an object with ``to_arrow_dtype()``, such as Daft's
+            types.
+
+    Raises:
+        SchemaError: If the annotation does not determine a type.
+    """
+    return _arrow(annotation, ())
+
+
+def field_types(annotation: Any) -> dict[str, pa.DataType] | None:
+    """Return the fields of a dataclass, TypedDict, NamedTuple or pydantic model; None for others.
+
+    Args:
+        annotation: The annotation.
+
+    Raises:
+        SchemaError: If the type of a field is not determined.
+    """
+    fields = _fields(_without_none(annotation))
+    return None if fields is None else {name: arrow_type(kind) for name, kind in fields.items()}
+
+
+def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
+    annotation = _without_none(annotation)
+    if isinstance(annotation, pa.DataType):
+        return annotation
+    if callable(to_arrow := getattr(annotation, "to_arrow_dtype", None)):
+        found: pa.DataType = to_arrow()
+        return found
+    if annotation in above:
+        raise SchemaError(f"{_name(annotation)} contains itself, and a column has a fixed depth")
+    above = (*above, annotation)
+    if (fields := _fields(annotation)) is not None:
+        return pa.struct([pa.field(name, _arrow(kind, above)) for name, kind in fields.items()])
+    if isinstance(annotation, type):
+        if annotation in _SCALARS:
+            return _SCALARS[annotation]
+        if issubclass(annotation, enum.Enum):
+            return _common([member.value for member in annotation], annotation)
+        if issubclass(annotation, np.generic):
+            return _numpy_type(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _common(arguments, annotation)
+    if origin in _LISTS and arguments and (origin is not tuple or len(set(_items(arguments))) == 1):
+        return pa.list_(_arrow(arguments[0], above))
+    if origin in (dict, abc.Mapping) and len(arguments) == 2:
+        return pa.map_(_arrow(arguments[0], above), _arrow(arguments[1], above))
+    raise SchemaError(
+        f"{_name(annotation)} does not determine the type of a column; expected a scalar, "
+        "list[...], dataclass, TypedDict, NamedTuple or pydantic model. Declare it by schema="
+    )
+
+
+def _items(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the element types of a tuple; ``tuple[int, ...]`` has one."""
+    return arguments[:1] if arguments[-1] is Ellipsis else arguments
+
+
+def _without_none(annotation: Any) -> Any:
+    """Return the annotation without ``| None``, and the Arrow type in ``Annotated``."""
+    while True:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            given = [each for each in arguments[1:] if isinstance(each, pa.DataType)]
+            annotation = given[0] if given else arguments[0]
+        elif origin in (Union, types.UnionType):
+            left = [each for each in arguments if each is not type(None)]
+            if len(left) != 1:
+                return annotation
+            annotation = left[0]
+        else:
+            return annotation
+
+
+def _fields(annotation: Any) -> dict[str, Any] | None:
+    if not isinstance(annotation, type):
+        return None
+    if isinstance(model := getattr(annotation, "model_fields", None), Mapping):
+        return {name: field.annotation for name, field in model.items()}
+    if dataclasses.is_dataclass(annotation):
+        found = hints(annotation)
+        return {field.name: found[field.name] for field in dataclasses.fields(annotation)}
+    if typing.is_typeddict(annotation) or hasattr(annotation, "_fields"):
+        return hints(annotation)
+    return None
+
+
+def _common(values: Any, annotation: Any) -> pa.DataType:
+    try:
+        return pa.array([value for value in values if value is not None]).type
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{_name(annotation)} has values of several types: {error}") from None
+
+
+def _numpy_type(annotation: type[np.generic]) -> pa.DataType:
+    try:
+        return pa.from_numpy_dtype(np.dtype(annotation))
+    except pa.ArrowNotImplementedError:
+        raise SchemaError(f"{_name(annotation)} has no column type") from None
+
+
+def _name(annotation: Any) -> str:
+    plain = isinstance(annotation, type) and not get_args(annotation)
+    return annotation.__qualname__ if plain else str(annotation)

@@ -1,0 +1,108 @@
+"""Arguments and results of functions that get an array for each input column."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vane_dagster.errors import UdfError
+from vane_dagster.pipeline.contracts import ColumnsCall
+from vane_dagster.worker.batch_formats import fitted, given_batch
+from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.row_results import fields_of, plain
+
+
+def column_arguments(
+    contract: ColumnsCall, batch: pa.Table, call: Callable[..., Any], location: str
+) -> list[Any]:
+    """Return the positional arguments of a call: a copy of each input column as an array.
+
+    Args:
+        contract: The contract.
+        batch: The rows.
+        call: What is called.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If a column does not have its declared shape, or the number of columns does not
+            fit the function.
+    """
+    given = given_batch(batch.select(list(contract.columns)), contract.format)
+    columns = [given[name] for name in contract.columns]
+    if contract.stacks and len(columns) > 1 and _takes_one(call):
+        stacked = np.stack([np.asarray(column) for column in columns], axis=1)
+        return [_shaped(stacked, contract.shapes[:1], "inputs", location)]
+    return [
+        _shaped(column, contract.shapes[index : index + 1], name, location)
+        for index, (name, column) in enumerate(zip(contract.columns, columns))
+    ]
+
+
+def _takes_one(call: Callable[..., Any]) -> bool:
+    try:
+        return len(inspect.signature(call).parameters) == 1
+    except (TypeError, ValueError):  # builtins and extension types may have no signature
+        return False
+
+
+def _shaped(column: Any, shapes: Sequence[tuple[int, ...] | None], name: str, location: str) -> Any:
+    """Return a column as an array of shape (rows, *shape)."""
+    shape = shapes[0] if shapes else None
+    if not shape:
+        return column
+    array = np.asarray(column)
+    try:
+        if array.dtype == object:
+            array = np.stack([np.asarray(row) for row in column])
+        shaped = array.reshape(-1, *shape)
+        if len(shaped) != len(column):
+            raise ValueError(f"a row has {array[0].size} elements")
+    except (ValueError, TypeError) as error:
+        raise UdfError(
+            f"{location}: column {name!r} does not have shape {list(shape)} in each row: {error}. "
+            "Expected lists of equal length without nulls; change input_tensor_shapes or the column"
+        ) from None
+    return shaped
+
+
+def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
+    """Return the result of a call as a table or a dict of column to array.
+
+    Args:
+        contract: The contract.
+        result: One column, a dict of arrays, or a list with a dict or object for each row.
+        work: The task: its schema and location.
+
+    Raises:
+        UdfError: If the result has another form.
+    """
+    if contract.output is None:
+        if not isinstance(result, (list, tuple)):
+            return result
+        rows = _mappings(result, work)
+        return {name: [row.get(name) for row in rows] for name in rows[0]} if rows else {}
+    field = work.schema.field(contract.output)
+    if not pa.types.is_struct(field.type):
+        return {field.name: result}
+    if isinstance(result, Mapping):
+        if missing := [child.name for child in field.type if child.name not in result]:
+            raise UdfError(
+                f"{work.location}: the result has no {missing[0]!r}, which {field.type} declares; "
+                f"it has {list(result)}"
+            )
+        arrays = [fitted(result[c.name], c, work.location).combine_chunks() for c in field.type]
+        return {field.name: pa.StructArray.from_arrays(arrays, fields=list(field.type))}
+    if isinstance(result, (list, tuple)):
+        return {field.name: [plain(row, field.type) for row in _mappings(result, work)]}
+    return {field.name: result}
+
+
+def _mappings(rows: Sequence[Any], work: Work) -> list[Mapping[str, Any]]:
+    try:
+        return [fields_of(row) for row in rows]
+    except TypeError as error:
+        raise UdfError(f"{work.location}: {error}") from None

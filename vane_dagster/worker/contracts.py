@@ -1,0 +1,235 @@
+"""Calls of user code with the rows of a batch, as the stage's contract says.
+
+A caller turns a batch into the arguments of the user's function or method, and the results into a
+form that `batch_formats.from_result` converts. There is one for each class of
+`pipeline.contracts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from vane_dagster._user_errors import contained
+from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall
+from vane_dagster.worker.batch_formats import given_batch
+from vane_dagster.worker.column_results import as_columns, column_arguments
+from vane_dagster.worker.isolation import begin_user_code
+from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.row_results import RowResults, row_arguments
+from vane_dagster.worker.watchdog import deadline
+
+_GRACE_SECONDS = 1.0
+"""Seconds past its deadline that a coroutine may take to end before its process is ended."""
+
+
+class Revoked(Exception):
+    """The lease ended between two rows of a batch."""
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """What is called, and how.
+
+    Attributes:
+        call: The function or method.
+        op: The call: its contract, style and policy.
+        work: The task: its schema, id and location.
+        args: Positional arguments after the rows.
+        kwargs: Keyword arguments.
+        revoked: Returns whether to stop.
+    """
+
+    call: Callable[..., Any]
+    op: CallUdf
+    work: Work
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    revoked: Callable[[], bool]
+
+    def results(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Call synchronous code, and yield its one result or several."""
+        result = self.call(*args, *self.args, **kwargs, **self.kwargs)
+        if self.op.style == "generator" or inspect.isgenerator(result):
+            yield from result
+        else:
+            yield result
+
+    async def results_later(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Call async code, and yield its one result or several."""
+        result = self.call(*args, *self.args, **kwargs, **self.kwargs)
+        if self.op.style == "async_generator":
+            async for item in result:
+                yield item
+        else:
+            yield await result
+
+
+class Caller(Protocol):
+    """Calls user code with the rows of a batch."""
+
+    def results(self, batch: pa.Table) -> Iterator[Any]:
+        """Call synchronous code with a batch, and yield its results."""
+
+    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
+        """Call async code with a batch, and yield its results.
+
+        Args:
+            batch: The rows.
+            room: Bounds the calls in flight.
+        """
+
+    def as_batch(self, result: Any) -> Any:
+        """Return a result as a table or a dict of column to array."""
+
+
+class BatchCaller:
+    """Calls ``fn(batch)``."""
+
+    def __init__(self, contract: BatchCall, code: UserCode) -> None:
+        self._format, self._code = contract.format, code
+
+    def results(self, batch: pa.Table) -> Iterator[Any]:
+        """See `Caller`."""
+        return self._code.results(given_batch(batch, self._format))
+
+    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
+        """See `Caller`. The caller's task holds the room."""
+        begin_user_code()
+        return self._code.results_later(given_batch(batch, self._format))
+
+    def as_batch(self, result: Any) -> Any:
+        """See `Caller`."""
+        return result
+
+
+class ColumnsCaller:
+    """Calls ``fn(column, ...)``."""
+
+    def __init__(self, contract: ColumnsCall, code: UserCode) -> None:
+        self._contract, self._code = contract, code
+
+    def results(self, batch: pa.Table) -> Iterator[Any]:
+        """See `Caller`."""
+        given = column_arguments(self._contract, batch, self._code.call, self._code.work.location)
+        return self._code.results(*given)
+
+    def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
+        """See `Caller`. The caller's task holds the room."""
+        begin_user_code()
+        given = column_arguments(self._contract, batch, self._code.call, self._code.work.location)
+        return self._code.results_later(*given)
+
+    def as_batch(self, result: Any) -> Any:
+        """See `Caller`."""
+        return as_columns(self._contract, result, self._code.work)
+
+
+class RowCaller:
+    """Calls ``fn(value, ...)`` for each row. The error of a row is that row's alone."""
+
+    def __init__(self, contract: RowCall, code: UserCode) -> None:
+        self._contract, self._code = contract, code
+        self._limit = code.op.policy.timeout_s
+
+    def results(self, batch: pa.Table) -> Iterator[Any]:
+        """See `Caller`.
+
+        Raises:
+            RowErrors: With the results of the other rows.
+            Revoked: If the lease ended.
+        """
+        results = RowResults(self._contract, batch, self._code.op, self._code.work)
+        for place, (args, kwargs) in enumerate(row_arguments(self._contract, batch)):
+            if self._code.revoked():
+                raise Revoked
+            try:
+                if self._limit is None:
+                    results.add(place, self._code.results(*args, **kwargs))
+                else:
+                    with deadline(self._limit):
+                        results.add(place, self._code.results(*args, **kwargs))
+            except BaseException as raised:
+                results.fail(place, raised)
+        yield results.table()
+
+    async def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
+        """See `Caller`. Each row takes room of its own.
+
+        Raises:
+            RowErrors: With the results of the other rows.
+            Revoked: If the lease ended.
+        """
+        results = RowResults(self._contract, batch, self._code.op, self._code.work)
+        rows = enumerate(row_arguments(self._contract, batch))
+
+        async def next_rows() -> None:
+            for place, (args, kwargs) in rows:
+                async with room:
+                    if self._code.revoked():
+                        raise Revoked
+                    answer = await within(self._limit, self._row(args, kwargs))
+                if isinstance(answer, BaseException):
+                    results.fail(place, answer)
+                else:
+                    results.add(place, iter(answer))
+
+        in_flight = min(self._code.op.max_concurrency, batch.num_rows)
+        tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        yield results.table()
+
+    async def _row(self, args: Any, kwargs: Any) -> list[Any]:
+        begin_user_code()
+        return [result async for result in self._code.results_later(*args, **kwargs)]
+
+    def as_batch(self, result: Any) -> Any:
+        """See `Caller`."""
+        return result
+
+
+def caller(code: UserCode) -> Caller:
+    """Return the caller for a contract.
+
+    Args:
+        code: What is called, and how.
+    """
+    contract = code.op.contract
+    if isinstance(contract, RowCall):
+        return RowCaller(contract, code)
+    if isinstance(contract, ColumnsCall):
+        return ColumnsCaller(contract, code)
+    return BatchCaller(contract, code)
+
+
+async def within(seconds: float | None, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of user code's coroutine, or the exception that it raised.
+
+    Args:
+        seconds: The time limit of the call; None for no limit. A coroutine that exceeds it is
+            cancelled, and its process ended if that takes longer than a second.
+        coroutine: The coroutine.
+    """
+    # The deadline ends the process if a call blocks the loop, or ignores its cancellation.
+    with deadline(None if seconds is None else seconds + _GRACE_SECONDS):
+        call = asyncio.ensure_future(coroutine)
+        try:
+            if not (await asyncio.wait([call], timeout=seconds))[0]:
+                call.cancel()
+                await asyncio.wait([call])
+                return TimeoutError(f"took longer than timeout_s={seconds:g}")
+        finally:
+            call.cancel()
+    # Only the user's code can have cancelled this task: our cancellation never gets here.
+    if call.cancelled():
+        return contained(asyncio.CancelledError())
+    return call.exception() or call.result()
