@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._secrets import holds_password
@@ -166,7 +166,8 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     """
     if value is None:
         return None
-    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    if not listed or not all(isinstance(item, str) for item in value):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
     return tuple(value)
 

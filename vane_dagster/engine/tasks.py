@@ -434,7 +434,7 @@ def _write(spec: WriteSpec, pipeline: Pipeline, version: str) -> Op:
 
 @operation.register
 def _project(spec: ProjectSpec, pipeline: Pipeline, version: str) -> Op:
-    return Project(spec.columns, spec.where)
+    return Project(spec.columns, spec.where, bool(spec.include))
 
 
 @operation.register

@@ -21,7 +21,15 @@ from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Children, JoinHow, asset_options
-from vane_dagster.pipeline.specs import SOURCE, JoinSpec, StageSpec, Types, check_id, with_upstream
+from vane_dagster.pipeline.specs import (
+    SOURCE,
+    JoinSpec,
+    StageSpec,
+    Types,
+    check_id,
+    declares_columns,
+    with_upstream,
+)
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.stored import as_source
@@ -134,7 +142,9 @@ class Pipeline(Rows):
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
     def __str__(self) -> str:
-        """The tree of the stages with their columns; types that only the source knows are `?`.
+        """The tree of the stages with their columns.
+
+        Types that only the source knows are `?`, further columns of the source `...`.
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
@@ -146,6 +156,7 @@ class Pipeline(Rows):
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
                 columns = [f"{name} {_type_name(kind)}" for name, kind in types[spec.name].items()]
+                columns += [] if declares_columns(self, spec.name) else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
                 yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"

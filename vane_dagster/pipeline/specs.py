@@ -283,10 +283,12 @@ class ProjectSpec(StageKind):
     Attributes:
         columns: Output column and SQL expression, in order.
         where: The filter as an SQL condition; None for all rows.
+        include: Further input columns that pass through unchanged; True for all.
     """
 
     columns: tuple[tuple[str, str], ...]
     where: str | None = None
+    include: IncludeColumns = ()
 
     kind = "project"
     runs_udf: ClassVar[Literal[False]] = False
@@ -300,7 +302,13 @@ class ProjectSpec(StageKind):
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """DuckDB's types for expressions, and the input's types for columns that pass through."""
         location = pipeline._location(self.name)
-        schema = sql.bind(self.columns, self.where, inputs[self.upstream[0]], location)
+        first = inputs[self.upstream[0]]
+        if missing := [name for name in _listed(self.include) if name not in first.names]:
+            raise SchemaError(
+                f"{location}: include_columns names {names(missing)}, which {self.upstream[0]!r} "
+                f"does not have; it has {names(first.names, 20)}"
+            )
+        schema = sql.bind(self._pairs(first.names), self.where, first, location)
         check_id(location, pipeline.keys(self.name)[0].column, schema)
         return schema
 
@@ -308,7 +316,7 @@ class ProjectSpec(StageKind):
         """The types of the expressions that read only columns of known types."""
         given = {name: kind for name, kind in inputs[self.upstream[0]].items() if kind is not None}
         location, found = pipeline._location(self.name), Types()
-        for name, expression in self.columns:
+        for name, expression in self._pairs(inputs[self.upstream[0]]):
             none = sql.unused("none", sql.referenced_columns(expression, location))
             known = pa.schema(given or {none: pa.bool_()})  # SQL has no table without columns
             try:
@@ -320,7 +328,7 @@ class ProjectSpec(StageKind):
     def column_lineage(self, pipeline: Pipeline, schemas: Schemas) -> dict[str, list[Column]]:
         """The columns that each expression names."""
         first, lineage = self.upstream[0], {}
-        for name, expression in self.columns:
+        for name, expression in self._pairs(schemas[first].names):
             named = {other.lower() for other in sql.referenced_columns(expression, self.name)}
             lineage[name] = [(first, n) for n in schemas[first].names if n.lower() in named]
         return lineage
@@ -342,7 +350,9 @@ class ProjectSpec(StageKind):
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
     ) -> tuple[str, ...] | None:
         """The ids, and the columns that the expressions and the condition name."""
-        texts = [expression for _, expression in self.columns]
+        if self.include is True:
+            return None
+        texts = [expression for _, expression in self._pairs(schema.names)]
         texts += [self.where] if self.where else []
         named = {n.lower() for text in texts for n in sql.referenced_columns(text, self.name)}
         return tuple(name for name in schema.names if name in ids or name.lower() in named)
@@ -350,7 +360,24 @@ class ProjectSpec(StageKind):
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The expressions as tokens, independent of their layout."""
         columns = [part for name, text in self.columns for part in (name, sql.tokens(text))]
-        return [*columns, "where", None if self.where is None else sql.tokens(self.where)]
+        included = ("include_columns", self.include) if self.include else ()
+        where = None if self.where is None else sql.tokens(self.where)
+        return [*columns, "where", where, *included]
+
+    def declares_columns(self, pipeline: Pipeline) -> bool:
+        """False if it passes on all columns of an input that does not declare them."""
+        return self.include is not True or declares_columns(pipeline, self.upstream[0])
+
+    def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """Return all columns with their expressions.
+
+        Args:
+            columns: The input's columns.
+        """
+        made = {name.lower() for name, _ in self.columns}
+        included = columns if self.include is True else self.include
+        passed = [(name, sql.quote(name)) for name in included if name.lower() not in made]
+        return (*self.columns, *passed)
 
 
 @dataclass(frozen=True)
@@ -455,7 +482,7 @@ class MapBatchesSpec(StageKind):
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
         first, location = inputs[self.upstream[0]], pipeline._location(self.name)
-        needed = dict.fromkeys([*(self.columns or ()), *self._listed])
+        needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
         if missing := [column for column in needed if column not in first.names]:
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
             hint = _NAME_INPUTS if by_row else ""
@@ -490,11 +517,6 @@ class MapBatchesSpec(StageKind):
         check_id(location, own[0], schema)
         return schema
 
-    @property
-    def _listed(self) -> tuple[str, ...]:
-        """The columns that `include` names."""
-        return () if self.include is True else self.include
-
     def carried(self, columns: Iterable[str], ids: Collection[str]) -> list[str]:
         """Return the input columns that pass through, besides the ids.
 
@@ -502,7 +524,7 @@ class MapBatchesSpec(StageKind):
             columns: The input's columns.
             ids: The stage's key columns.
         """
-        chosen = columns if self.include is True else self._listed
+        chosen = columns if self.include is True else self.include
         return [name for name in chosen if name not in ids and name not in self.schema.names]
 
     def declares_columns(self, pipeline: Pipeline) -> bool:
@@ -554,7 +576,7 @@ class MapBatchesSpec(StageKind):
         """The ids, the declared input columns, and those that pass through."""
         if self.columns is None or self.include is True:
             return None
-        return tuple(dict.fromkeys((*ids, *self.columns, *self._listed)))
+        return tuple(dict.fromkeys((*ids, *self.columns, *self.include)))
 
     def definition(self, pipeline: Pipeline) -> Sequence[object]:
         """The code, its arguments, and its input and output columns."""
@@ -861,6 +883,11 @@ class WriteSpec(StageKind):
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
         return open_publisher(self.target, partition)
+
+
+def _listed(include: IncludeColumns) -> tuple[str, ...]:
+    """Return the columns that `include` names."""
+    return () if include is True else include
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]

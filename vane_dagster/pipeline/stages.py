@@ -16,7 +16,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
-from vane_dagster.pipeline.options import asset_options
+from vane_dagster.pipeline.options import asset_options, parse_include
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
@@ -38,6 +38,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         columns: Mapping[str, str] | Sequence[str],
         *,
         where: str | None = None,
+        include_columns: bool | Sequence[str] = (),
         **asset: Any,
     ) -> Stage:
         """Add a stage of columns and SQL expressions, executed by DuckDB.
@@ -48,6 +49,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 The id and the ids of the rows that it was made from are added if they are omitted.
                 An expression that is just a column name keeps the column's Arrow type.
             where: SQL condition. Rows for which it is not true are dropped.
+            include_columns: Input columns to pass on beside `columns`; True for all.
             **asset: Arguments of `dg.AssetSpec`: description, group_name, owners, tags, kinds,
                 metadata, deps, automation_condition, freshness_policy.
 
@@ -73,7 +75,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
         carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
         pairs = (*carried, *pairs)
         options = asset_options(location, asset)
-        return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where))
+        include = parse_include(location, include_columns)
+        return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where, include))
 
     def write(
         self,

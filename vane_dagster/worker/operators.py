@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -78,6 +79,10 @@ def project(
     Returns:
         The rows, and the number of rows before the filter.
     """
+    if op.includes:
+        made = {name for name, _ in op.columns}
+        passed = [(name, quote(name)) for name in work.schema.names if name not in made]
+        op = replace(op, columns=(*op.columns, *passed))
     if not isinstance(rows, SourceRows):
         return _projected(op, resolve(rows, tables, work), work)
     if (pushed := scan_projected(op, rows, work)) is not None:

@@ -153,10 +153,17 @@ Rows = Union[SourceRows, PartRows, TableRows, SampledRows]
 
 @dataclass(frozen=True)
 class Project:
-    """SQL columns and a filter over one input."""
+    """SQL columns and a filter over one input.
+
+    Attributes:
+        columns: Output columns and their expressions.
+        where: The filter; None for none.
+        includes: Whether further columns of the output are columns of the input.
+    """
 
     columns: tuple[tuple[str, str], ...]
     where: str | None
+    includes: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""Input columns that a stage passes on beside those that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.udf_calls import row_stage, run_stage
+from vane_dagster.pipeline.specs import StageSpec
+
+GIVEN = pa.schema({"id": pa.int64(), "text": pa.string(), "n": pa.int64()})
+ROWS = pa.table({"id": [1, 2], "text": ["a", None], "n": [None, 5]}, GIVEN)
+
+
+def pipeline() -> vd.Pipeline:
+    return vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+
+
+def columns(stage: vd.Stage, given: pa.Schema = GIVEN) -> list[str]:
+    spec: StageSpec = stage.spec
+    return list(spec.output_schema(stage.pipeline, {spec.upstream[0]: given}).names)
+
+
+def stages(**include: Any) -> dict[str, vd.Stage]:
+    docs = pipeline()
+    model = {"provider": "openai", "model": "m", **include}
+    return {
+        "project": docs.project("a", {"m": "n + 1"}, **include),
+        "map_batches": docs.map_batches("b", len, schema={"m": "BIGINT"}, **include),
+        "map": docs.map("m", len, inputs={"obj": "text"}, schema="BIGINT", **include),
+        "prompt": docs.prompt("d", "{text}", output_column="m", **model),
+        "embed": docs.embed("e", "text", output_column="m", **model),
+    }
+
+
+@pytest.mark.parametrize("kind", ["project", "map_batches", "map", "prompt", "embed"])
+def test_every_kind_of_stage_passes_on_columns(kind):
+    own = set(columns(stages()[kind]))
+    assert set(columns(stages(include_columns=["text"])[kind])) == {*own, "text"}
+    assert set(columns(stages(include_columns=True)[kind])) == {*own, "text", "n"}
+    assert set(columns(stages(include_columns=False)[kind])) == own
+
+
+@pytest.mark.parametrize("kind", ["project", "map_batches", "map", "prompt", "embed"])
+def test_a_column_that_is_missing_is_named(kind):
+    with pytest.raises(vd.SchemaError, match="'lost'"):
+        columns(stages(include_columns=["lost"])[kind])
+
+
+def test_a_column_of_the_schema_is_the_functions():
+    def shout(text: str | None) -> str:
+        return (text or "").upper()
+
+    stage = row_stage("map", shout, output_column="text", include_columns=True)
+    assert run_stage(stage, ROWS).to_pylist() == [
+        {"id": 1, "n": None, "text": "A"}, {"id": 2, "n": 5, "text": ""},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
+def test_a_batch_that_is_returned_with_a_new_column(form):
+    def fn(batch):
+        return {**{name: batch[name] for name in ("id", "text", "n")}, "new": [1, 2]}
+
+    given = {"schema": {"new": "BIGINT"}, "batch_format": form, "include_columns": True}
+    table = run_stage(row_stage("map_batches", fn, **given), ROWS)
+    assert table.select(ROWS.column_names).equals(ROWS)
+    assert table["new"].to_pylist() == [1, 2]
+
+
+def test_other_values_of_a_column_that_is_passed_on_are_refused():
+    def fn(batch):
+        return {"text": ["x", "y"], "new": [1, 2]}
+
+    stage = row_stage("map_batches", fn, schema={"new": "BIGINT"}, include_columns=True)
+    with pytest.raises(vd.UdfError, match=r"'text' is passed on .* other values"):
+        run_stage(stage, ROWS)
+
+
+def test_a_tree_says_that_there_are_more_columns():
+    docs = pipeline()
+    first = docs.project("some", {"m": "1"}, include_columns=True)
+    first.embed("vectors", "text", provider="openai", model="m", include_columns=["n"])
+    assert "id ?, m INTEGER, ...\n" in str(docs)
+
+
+@pytest.mark.parametrize("wrong", ["text", 3, [1]])
+def test_include_columns_is_a_list_or_a_bool(wrong):
+    with pytest.raises(vd.DefinitionError, match="include_columns"):
+        pipeline().project("a", {"m": "1"}, include_columns=wrong)
+
+
+def test_keys_change_only_if_columns_are_included():
+    plain, named, every = (
+        stages(**given)["project"].spec.definition(pipeline())
+        for given in ({}, {"include_columns": ["n"]}, {"include_columns": True})
+    )
+    assert len({str(plain), str(named), str(every)}) == 3
+    assert "include_columns" not in plain
