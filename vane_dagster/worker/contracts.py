@@ -144,16 +144,18 @@ class RowCaller:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
-        results = RowResults(self._contract, batch, self._code.op, self._code.work)
+        code, limit = self._code, self._limit
+        call, extra, named, revoked = code.call, code.args, code.kwargs, code.revoked
+        results = RowResults(self._contract, batch, code.op, code.work)
         for place, (args, kwargs) in enumerate(row_arguments(self._contract, batch)):
-            if self._code.revoked():
+            if revoked():
                 raise Revoked
             try:
-                if self._limit is None:
-                    results.add(place, self._code.results(*args, **kwargs))
+                if limit is None:
+                    results.add(place, call(*args, *extra, **kwargs, **named))
                 else:
-                    with deadline(self._limit):
-                        results.add(place, self._code.results(*args, **kwargs))
+                    with deadline(limit):
+                        results.add(place, call(*args, *extra, **kwargs, **named))
             except BaseException as raised:
                 results.fail(place, raised)
         yield results.table()
@@ -173,11 +175,9 @@ class RowCaller:
                 async with room:
                     if self._code.revoked():
                         raise Revoked
-                    answer = await within(self._limit, self._row(args, kwargs))
+                    answer = await within(self._limit, self._row(results, place, args, kwargs))
                 if isinstance(answer, BaseException):
                     results.fail(place, answer)
-                else:
-                    results.add(place, iter(answer))
 
         in_flight = min(self._code.op.max_concurrency, batch.num_rows)
         tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
@@ -188,9 +188,14 @@ class RowCaller:
                 task.cancel()
         yield results.table()
 
-    async def _row(self, args: Any, kwargs: Any) -> list[Any]:
+    async def _row(self, results: RowResults, place: int, args: Any, kwargs: Any) -> None:
         begin_user_code()
-        return [result async for result in self._code.results_later(*args, **kwargs)]
+        code = self._code
+        result = code.call(*args, *code.args, **kwargs, **code.kwargs)
+        if code.op.style == "async_generator":
+            results.add_yielded(place, [item async for item in result])
+        else:
+            results.add(place, await result)
 
     def as_batch(self, result: Any) -> Any:
         """See `Caller`."""

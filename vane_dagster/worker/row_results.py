@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +19,12 @@ from vane_dagster.types.kinds import is_list
 from vane_dagster.worker.batch_formats import fitted, row_values
 from vane_dagster.worker.protocol import CallUdf, Work
 
+_NO_NAMES: Mapping[str, Any] = {}
+
 
 def row_arguments(
     contract: RowCall, batch: pa.Table
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     """Yield the positional and keyword arguments of the call for each row.
 
     Args:
@@ -28,19 +32,14 @@ def row_arguments(
         batch: The rows.
     """
     if contract.inputs is None:
-        columns = [row_values(column) for column in batch.columns]
-        rows = zip(*columns) if columns else iter([()] * batch.num_rows)
-        for row in rows:
-            yield (dict(zip(batch.column_names, row)),), {}
-        return
+        names_, columns = batch.column_names, [row_values(column) for column in batch.columns]
+        return (((dict(zip(names_, row)),), _NO_NAMES) for row in zip(*columns))
     values = [_column(contract, batch, column) for _, column in contract.inputs]
-    if contract.positional == len(values):
-        for row in zip(*values):
-            yield row, {}
-        return
-    parameters = [parameter for parameter, _ in contract.inputs[contract.positional :]]
-    for row in zip(*values):
-        yield row[: contract.positional], dict(zip(parameters, row[contract.positional :]))
+    placed = contract.positional
+    if placed == len(values):
+        return zip(zip(*values), itertools.repeat(_NO_NAMES))
+    parameters = [parameter for parameter, _ in contract.inputs[placed:]]
+    return ((row[:placed], dict(zip(parameters, row[placed:]))) for row in zip(*values))
 
 
 def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
@@ -62,36 +61,56 @@ class RowResults:
 
     def __init__(self, contract: RowCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
         self._contract, self._batch, self._op, self._work = contract, batch, op, work
-        self._values: dict[int, list[Any]] = {}
+        self._takes_value = contract.result == "value"
+        self._places: list[int] = []
+        self._values: list[Any] = []
         self._errors: dict[int, BaseException] = {}
 
-    def add(self, place: int, answers: Iterator[Any]) -> None:
-        """Add the results of a row's call.
+    def add(self, place: int, returned: Any) -> None:
+        """Add what the call for a row has returned.
 
         Args:
             place: The row's position in the batch.
-            answers: What the call returned or yielded.
+            returned: The result; a generator is run to its end.
 
         Raises:
-            TypeError: If the function did not return what its contract says.
+            TypeError: If it is not what the contract says.
         """
-        result = self._contract.result
-        values = list(answers)
-        if result == "values":
-            self._values[place] = _several(values, self._op.style)
-            return
-        if len(values) != 1:
+        if isinstance(returned, types.GeneratorType):
+            self.add_yielded(place, list(returned))
+        elif self._takes_value:
+            self._places.append(place)
+            self._values.append(returned)
+        elif self._contract.result == "values":
+            self.add_yielded(place, _several(returned))
+        elif not isinstance(returned, (bool, np.bool_)):
             raise TypeError(
-                f"yielded {len(values)} values for one row; yield one, or use flat_map, which "
+                f"returned {type(returned).__name__}; expected a bool: whether to keep the row"
+            )
+        elif returned:
+            self._places.append(place)
+            self._values.append(None)
+
+    def add_yielded(self, place: int, yielded: Sequence[Any]) -> None:
+        """Add what the call for a row has yielded.
+
+        Args:
+            place: The row's position in the batch.
+            yielded: The values.
+
+        Raises:
+            TypeError: If the contract expects one value.
+        """
+        if self._contract.result == "values":
+            self._places.extend([place] * len(yielded))
+            self._values.extend(yielded)
+        elif len(yielded) == 1:
+            self.add(place, yielded[0])
+        else:
+            raise TypeError(
+                f"yielded {len(yielded)} values for one row; yield one, or use flat_map, which "
                 "makes a row of each"
             )
-        if result == "bool":
-            if not isinstance(values[0], (bool, np.bool_)):
-                raise TypeError(
-                    f"returned {type(values[0]).__name__}; expected a bool: whether to keep the row"
-                )
-            values = [None] if values[0] else []
-        self._values[place] = values
 
     def fail(self, place: int, raised: BaseException) -> None:
         """Record the error of a row.
@@ -122,38 +141,38 @@ class RowResults:
         return table
 
     def _table(self) -> pa.Table:
-        op, schema = self._op, self._work.schema
-        made = [schema.field(name) for name in op.made if name in schema.names]
-        places = sorted(self._values)
+        if self._places != sorted(self._places):  # async calls end in any order
+            order = sorted(range(len(self._places)), key=self._places.__getitem__)
+            self._places = [self._places[index] for index in order]
+            self._values = [self._values[index] for index in order]
         try:
-            columns = self._columns(made, places)
+            columns = self._columns(self._values)
         except (UdfError, TypeError):
-            self._drop_unfit(made, places)
-            places = sorted(self._values)
-            columns = self._columns(made, places)
-        counts = [len(self._values[place]) for place in places]
-        owners = pa.array(np.repeat(np.array(places, np.int64), counts))
-        origin = op.parent or op.ids[0]
+            self._drop_unfit()
+            columns = self._columns(self._values)
+        origin = self._op.parent or self._op.ids[0]
         if origin not in columns:
-            columns[origin] = self._batch.column(op.ids[0]).take(owners)
+            owners = pa.array(self._places, pa.int64())
+            columns[origin] = self._batch.column(self._op.ids[0]).take(owners)
         return pa.table(columns)
 
-    def _columns(self, made: Sequence[pa.Field], places: Sequence[int]) -> dict[str, Any]:
-        values = [value for place in places for value in self._values[place]]
-        location = self._work.location
+    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
+        schema, location = self._work.schema, self._work.location
         if self._contract.result == "bool":
             return {}
         if self._contract.output is not None:
-            field = self._work.schema.field(self._contract.output)
-            return {field.name: fitted([plain(v, field.type) for v in values], field, location)}
-        rows = [self._fields(value) for value in values]
+            field = schema.field(self._contract.output)
+            return {field.name: fitted(_plain_column(values, field.type), field, location)}
+        first = self._op.made[0]
+        rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
         own_ids = {self._work.id, *self._op.ids, self._op.parent}
         found = {}
-        for field in made:
-            if field.name in own_ids and not all(field.name in row for row in rows):
+        for name in self._op.made:
+            if name in own_ids and not all(name in row for row in rows):
                 continue  # the id is added for all rows
-            column = [plain(_item(row, field.name), field.type) for row in rows]
-            found[field.name] = fitted(column, field, location)
+            field = schema.field(name)
+            column = _plain_column([_item(row, name) for row in rows], field.type)
+            found[name] = fitted(column, field, location)
         return found
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
@@ -162,25 +181,24 @@ class RowResults:
             return {self._op.made[0]: value}
         return fields_of(value)
 
-    def _drop_unfit(self, made: Sequence[pa.Field], places: Sequence[int]) -> None:
+    def _drop_unfit(self) -> None:
         """Move the rows with results that do not fit the schema to the errors."""
-        for place in places:
+        for place, value in zip(self._places, self._values):
             try:
-                self._columns(made, [place])
+                self._columns([value])
             except (UdfError, TypeError) as error:
                 self._errors[place] = error
-                del self._values[place]
+        kept = [i for i, place in enumerate(self._places) if place not in self._errors]
+        self._places = [self._places[index] for index in kept]
+        self._values = [self._values[index] for index in kept]
 
 
-def _several(values: list[Any], style: str) -> list[Any]:
-    """Return the values that a call returned as one iterable, or yielded.
+def _several(returned: Any) -> list[Any]:
+    """Return the values of an iterable that a call has returned.
 
     Raises:
         TypeError: If the call returned a single value.
     """
-    if style in ("generator", "async_generator"):
-        return values
-    (returned,) = values if len(values) == 1 else (values,)
     if returned is None:
         return []
     if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, Mapping)):
@@ -226,6 +244,14 @@ def _item(row: Mapping[str, Any], name: str) -> Any:
         raise TypeError(
             f"column {name!r} is declared and was not returned; returned: {names(row, 20)}"
         ) from None
+
+
+def _plain_column(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+    """Return values that Arrow reads as `kind`; see `plain`."""
+    nested = pa.types.is_struct(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type))
+    if nested or any(isinstance(value, enum.Enum) for value in values[:1]):
+        return [plain(value, kind) for value in values]
+    return values
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:
