@@ -21,7 +21,7 @@ from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.row_results import RowResults, row_arguments
+from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 1.0
@@ -135,6 +135,7 @@ class RowCaller:
 
     def __init__(self, contract: RowCall, code: UserCode) -> None:
         self._contract, self._code = contract, code
+        self._call = row_function(contract, code.call, code.args, code.kwargs)
         self._limit = code.op.policy.timeout_s
 
     def results(self, batch: pa.Table) -> Iterator[Any]:
@@ -144,18 +145,17 @@ class RowCaller:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
-        code, limit = self._code, self._limit
-        call, extra, named, revoked = code.call, code.args, code.kwargs, code.revoked
+        code, limit, call = self._code, self._limit, self._call
         results = RowResults(self._contract, batch, code.op, code.work)
-        for place, (args, kwargs) in enumerate(row_arguments(self._contract, batch)):
-            if revoked():
+        for place, values in enumerate(row_arguments(self._contract, batch)):
+            if code.revoked():
                 raise Revoked
             try:
                 if limit is None:
-                    results.add(place, call(*args, *extra, **kwargs, **named))
+                    results.add(place, call(*values))
                 else:
                     with deadline(limit):
-                        results.add(place, call(*args, *extra, **kwargs, **named))
+                        results.add(place, call(*values))
             except BaseException as raised:
                 results.fail(place, raised)
         yield results.table()
@@ -171,11 +171,11 @@ class RowCaller:
         rows = enumerate(row_arguments(self._contract, batch))
 
         async def next_rows() -> None:
-            for place, (args, kwargs) in rows:
+            for place, values in rows:
                 async with room:
                     if self._code.revoked():
                         raise Revoked
-                    answer = await within(self._limit, self._row(results, place, args, kwargs))
+                    answer = await within(self._limit, self._row(results, place, values))
                 if isinstance(answer, BaseException):
                     results.fail(place, answer)
 
@@ -188,11 +188,10 @@ class RowCaller:
                 task.cancel()
         yield results.table()
 
-    async def _row(self, results: RowResults, place: int, args: Any, kwargs: Any) -> None:
+    async def _row(self, results: RowResults, place: int, values: Any) -> None:
         begin_user_code()
-        code = self._code
-        result = code.call(*args, *code.args, **kwargs, **code.kwargs)
-        if code.op.style == "async_generator":
+        result = self._call(*values)
+        if self._code.op.style == "async_generator":
             results.add_yielded(place, [item async for item in result])
         else:
             results.add(place, await result)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,9 @@ from vane_dagster.types.kinds import is_list
 from vane_dagster.worker.batch_formats import fitted, row_values
 from vane_dagster.worker.protocol import CallUdf, Work
 
-_NO_NAMES: Mapping[str, Any] = {}
 
-
-def row_arguments(
-    contract: RowCall, batch: pa.Table
-) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Yield the positional and keyword arguments of the call for each row.
+def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield for each row the values that its call gets.
 
     Args:
         contract: The contract.
@@ -33,13 +28,28 @@ def row_arguments(
     """
     if contract.inputs is None:
         names_, columns = batch.column_names, [row_values(column) for column in batch.columns]
-        return (((dict(zip(names_, row)),), _NO_NAMES) for row in zip(*columns))
-    values = [_column(contract, batch, column) for _, column in contract.inputs]
-    placed = contract.positional
-    if placed == len(values):
-        return zip(zip(*values), itertools.repeat(_NO_NAMES))
-    parameters = [parameter for parameter, _ in contract.inputs[placed:]]
-    return ((row[:placed], dict(zip(parameters, row[placed:]))) for row in zip(*values))
+        return ((dict(zip(names_, row)),) for row in zip(*columns))
+    return zip(*(_column(contract, batch, column) for _, column in contract.inputs))
+
+
+def row_function(
+    contract: RowCall, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a function that is called with the values of a row alone.
+
+    Args:
+        contract: The contract.
+        call: The user's function or method.
+        args: Positional arguments after the values.
+        kwargs: Keyword arguments.
+    """
+    placed = 1 if contract.inputs is None else contract.positional
+    named = [parameter for parameter, _ in (contract.inputs or ())[contract.positional :]]
+    if not named and not args and not kwargs:
+        return call
+    return lambda *values: call(
+        *values[:placed], *args, **dict(zip(named, values[placed:])), **kwargs
+    )
 
 
 def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
@@ -76,11 +86,12 @@ class RowResults:
         Raises:
             TypeError: If it is not what the contract says.
         """
-        if isinstance(returned, types.GeneratorType):
-            self.add_yielded(place, list(returned))
-        elif self._takes_value:
+        is_generator = type(returned) is types.GeneratorType
+        if self._takes_value and not is_generator:
             self._places.append(place)
             self._values.append(returned)
+        elif is_generator:
+            self.add_yielded(place, list(returned))
         elif self._contract.result == "values":
             self.add_yielded(place, _several(returned))
         elif not isinstance(returned, (bool, np.bool_)):

@@ -1,0 +1,210 @@
+"""What each contract costs, against the same function as `map_batches`.
+
+``python -m benchmarks.contracts`` creates its data in a temporary folder, and prints a table. The
+functions do as little as possible, so a ratio shows what a contract adds at worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vane_dagster as vd
+from benchmarks.report import machine
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.events import Committed, Event
+from vane_dagster.orchestration.run import run_pipeline
+
+PARTITIONS = 5
+ELEMENTS = 64
+SHARE = {"text": 1, "flat": 4}
+"""By how much the rows of each kind of data are fewer."""
+
+
+def length(text: str) -> int:
+    """Return the number of characters."""
+    return len(text)
+
+
+def length_of_row(row: dict[str, Any]) -> int:
+    """Return the number of characters of a row's text."""
+    return len(row["text"])
+
+
+def lengths(batch: pa.Table) -> dict[str, Any]:
+    """Call `length` for each row of a batch."""
+    return {"out": [length(text) for text in batch["text"].to_pylist()]}
+
+
+def lengths_of_rows(batch: pa.Table) -> dict[str, Any]:
+    """Call `length_of_row` for each row of a batch."""
+    return {"out": [length_of_row(row) for row in batch.to_pylist()]}
+
+
+def make_total() -> Callable[[Any], Any]:
+    """Return a function of arrays, as Spark's ``predict_batch_udf`` takes it."""
+    return lambda vectors: vectors.sum(axis=1)
+
+
+class Total:
+    """The same as a class that gets batches."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Sum each vector."""
+        return {"out": batch["vector"].sum(axis=1)}
+
+
+class Double:
+    """Doubles vectors, flat or as tensors."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Double each element."""
+        return {"out": batch["vector"] * np.float32(2)}
+
+
+class DoubleFlat:
+    """Doubles tensors that are stored as flat lists."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Double each element."""
+        tensors = batch["vector"].reshape(-1, 8, 8)
+        return {"out": (tensors * np.float32(2)).reshape(len(tensors), -1)}
+
+
+def _by_row(rows: vd.Pipeline) -> vd.Stage:
+    return rows.map("out", length)
+
+
+def _by_row_in_batches(rows: vd.Pipeline) -> vd.Stage:
+    return rows.map_batches("out", lengths, schema={"out": "BIGINT"}, columns=["text"])
+
+
+def _dict(rows: vd.Pipeline) -> vd.Stage:
+    return rows.map("out", length_of_row, columns=["text"])
+
+
+def _dict_in_batches(rows: vd.Pipeline) -> vd.Stage:
+    return rows.map_batches("out", lengths_of_rows, schema={"out": "BIGINT"}, columns=["text"])
+
+
+def _predict(rows: vd.Pipeline) -> vd.Stage:
+    return rows.predict_batch("out", make_total, inputs=["vector"], return_type="float")
+
+
+def _predict_in_batches(rows: vd.Pipeline) -> vd.Stage:
+    given: dict[str, Any] = {"columns": ["vector"], "batch_format": "numpy"}
+    return rows.map_batches("out", Total, schema={"out": "FLOAT"}, **given)
+
+
+def _tensors(rows: vd.Pipeline) -> vd.Stage:
+    given: dict[str, Any] = {"columns": ["vector"], "batch_format": "numpy"}
+    return rows.map_batches("out", Double, schema={"out": vd.tensor("float32", (8, 8))}, **given)
+
+
+def _flat_lists(rows: vd.Pipeline) -> vd.Stage:
+    given: dict[str, Any] = {"columns": ["vector"], "batch_format": "numpy"}
+    return rows.map_batches("out", DoubleFlat, schema={"out": f"FLOAT[{ELEMENTS}]"}, **given)
+
+
+PAIRS: dict[str, tuple[str, Callable[..., vd.Stage], Callable[..., vd.Stage]]] = {
+    "map, by name": ("text", _by_row, _by_row_in_batches),
+    "map, a dict": ("text", _dict, _dict_in_batches),
+    "predict_batch": ("flat", _predict, _predict_in_batches),
+    "tensors of 8 x 8": ("flat", _tensors, _flat_lists),
+}
+"""For each contract its data, the stage, and the stage with the same function in `map_batches`."""
+
+
+def main() -> None:
+    """Run the measurements and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=400_000, help="of a partition")
+    parser.add_argument("--repeat", type=int, default=3)
+    given = parser.parse_args()
+    found = machine()
+    print(
+        f"{found['cores']} cores ({found['cpu']}), {found['memory']}, Python {found['python']}.\n"
+    )
+    print("| contract | rows/s | rows/s in `map_batches` | ratio |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        _write(root, given.rows)
+        for name, (data, contract, batches) in PAIRS.items():
+            repeats = []
+            for repeat in range(given.repeat):  # in turns, so noise affects both
+                pair = (contract, batches)[:: 1 if repeat % 2 else -1]
+                seconds = {
+                    each: _seconds(root, data, each, f"{name}-{repeat}-{i}")
+                    for i, each in enumerate(pair)
+                }
+                repeats.append((seconds[contract], seconds[batches]))
+            total = given.rows // SHARE[data] * (PARTITIONS - 1)
+            own, other = (statistics.median(column) for column in zip(*repeats))
+            ratio = statistics.median(other / own for own, other in repeats)
+            print(f"| {name} | {total / own:,.0f} | {total / other:,.0f} | {ratio:.2f} |")
+
+
+def _write(root: Path, rows: int) -> None:
+    random = np.random.default_rng(0)
+    few = rows // SHARE["flat"]
+    vectors = pa.FixedSizeListArray.from_arrays(
+        random.integers(0, 1000, few * ELEMENTS).astype(np.float32), ELEMENTS
+    )
+    tables = {
+        "text": pa.table(
+            {"id": range(rows), "text": [f"the text of row {i}" for i in range(rows)]}
+        ),
+        "flat": pa.table({"id": range(few), "vector": vectors}),
+    }
+    for name, table in tables.items():
+        for key in range(PARTITIONS):
+            path = root / name / str(key) / "rows.parquet"
+            path.parent.mkdir(parents=True)
+            pq.write_table(table, path)
+
+
+def _seconds(root: Path, data: str, add: Callable[..., vd.Stage], name: str) -> float:
+    """Return the seconds from the first partition's commit to the last."""
+    keys = [str(key) for key in range(PARTITIONS)]
+    pipeline = vd.Pipeline(
+        "rows",
+        source=vd.parquet(str(root / data / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    add(pipeline)
+    commits: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Committed):
+            commits.append(time.perf_counter())
+
+    store = vd.FragmentStore(root=str(root / "stores" / name)).open()
+    run_pipeline(
+        pipeline,
+        ["out"],
+        keys,
+        vd.LocalCompute(num_cpus=2),
+        store,
+        "run",
+        listen=listen,
+        log=lambda _: None,
+        check=lambda: None,
+        check_runner=CheckRunner(pipeline, store),
+    )
+    assert len(commits) == PARTITIONS
+    return commits[-1] - commits[0]
+
+
+if __name__ == "__main__":
+    main()
