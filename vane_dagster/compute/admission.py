@@ -24,7 +24,7 @@ def can_hold(capacity: Capacity, bundles: Sequence[Bundle]) -> bool:
 
 
 def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
-    """Check that the minimum number of workers of a pool can fit on the cluster.
+    """Check that the minimum number of workers of a pool can fit where the pool belongs.
 
     If the autoscaler does not report which nodes it may add, nothing is checked here: the
     autoscaler decides.
@@ -36,8 +36,9 @@ def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
     Raises:
         ComputeError: If the workers can never fit.
     """
-    message = unsatisfiable(capacity, pool.label, pool.workers, pool.bundle)
-    if message and capacity.growth is not None:
+    place = capacity.of(pool.on_driver)
+    message = unsatisfiable(place, pool.label, pool.workers, pool.bundle)
+    if message and place.growth is not None:
         raise ComputeError(message)
 
 
@@ -73,13 +74,14 @@ def unsatisfiable(
     if len(capacity.nodes) > 1:
         largest = max(capacity.nodes, key=lambda node: [node.get(name, 0.0) for name in bundle])
         has += f", the largest node {', '.join(f'{largest.get(n, 0.0):g} {n}' for n in bundle)},"
+    where = f"the cluster has {has} on {len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}"
     fix = "Lower concurrency or what a worker reserves, or use a larger cluster"
+    if not capacity.is_cluster:
+        where = f"this machine has {has} for subprocesses"
+        fix = "Lower concurrency or what a worker reserves, or use a larger machine"
     if least > 1 and fits(capacity.nodes, [bundle]):
         fix = f"Declare concurrency=(1, {workers[1]}) to take what there is, or {fix.lower()}"
-    return (
-        f"{label}: {least} workers of {wanted} each were asked for; the cluster has {has} on "
-        f"{len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}{grown}. {fix}"
-    )
+    return f"{label}: {least} workers of {wanted} each were asked for; {where}{grown}. {fix}"
 
 
 def _amounts(bundle: Bundle) -> str:
@@ -92,7 +94,7 @@ def plan_waves(
     upstream: Mapping[str, Sequence[str]],
     pools: Mapping[str, PoolSpec],
 ) -> list[list[str]]:
-    """Assign stages to waves such that all pools of a wave fit on the cluster together.
+    """Assign stages to waves such that all pools of a wave fit together where they belong.
 
     Args:
         capacity: Nodes of the cluster, and the node types that it may add.
@@ -131,7 +133,10 @@ def plan_waves(
 
 def _joins(capacity: Capacity, claimed: Mapping[str, PoolSpec], pool: PoolSpec) -> bool:
     merged = {**claimed, pool.identity: _larger(claimed.get(pool.identity), pool)}
-    return can_hold(capacity, [p.bundle for p in merged.values() for _ in range(p.workers[0])])
+    bundles: dict[bool, list[Bundle]] = {}
+    for each in merged.values():
+        bundles.setdefault(each.on_driver, []).extend([each.bundle] * each.workers[0])
+    return all(can_hold(capacity.of(place), asked) for place, asked in bundles.items())
 
 
 def _larger(one: PoolSpec | None, other: PoolSpec) -> PoolSpec:

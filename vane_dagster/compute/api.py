@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
+import pyarrow as pa
+
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
 from vane_dagster.compute.code_digest import Versions
@@ -39,11 +41,27 @@ class Capacity:
         object_bytes: Memory for tables between stages on all nodes together, in bytes.
         growth: The node types that an autoscaler may add: empty without an autoscaler, None if the
             autoscaler does not report them.
+        is_cluster: Whether workers run on a cluster; otherwise they are subprocesses of the driver.
+        driver: Resources of the driver's machine, for pools of subprocesses beside a cluster; None
+            if no stage of the run has such a pool.
     """
 
     nodes: tuple[Mapping[str, float], ...]
     object_bytes: int
     growth: tuple[NodeType, ...] | None = ()
+    is_cluster: bool = True
+    driver: Capacity | None = None
+
+    def of(self, on_driver: bool) -> Capacity:
+        """Resources for pools of one place.
+
+        Args:
+            on_driver: Whether the pools are subprocesses on the driver's machine.
+        """
+        if not on_driver or not self.is_cluster:
+            return self
+        assert self.driver is not None, "the run has no backend for subprocesses"
+        return self.driver
 
     def total(self, name: str) -> float:
         """Amount of a resource on all nodes."""
@@ -186,3 +204,43 @@ class Backend(Protocol):
             Cancelled: If `cancelled` was set during the wait.
             ComputeError: If the pools can never fit.
         """
+
+    def close(self) -> None:
+        """Release everything that must not outlive the run."""
+
+
+class TableLostError(Exception):
+    """A table between two tasks is lost; its fragment can start over."""
+
+
+class TableLease(Lease, Protocol):
+    """A lease with tables that this process can read and write, from any thread."""
+
+    def fetch(self, table: Any) -> pa.Table:
+        """Return a table that a worker has passed on.
+
+        Raises:
+            TableLostError: If it is lost.
+        """
+
+    def put(self, rows: pa.Table) -> Any:
+        """Store a table for the workers, and return the reference to it.
+
+        Raises:
+            OSError: If there is no room.
+            TableLostError: If the cluster could not store it.
+        """
+
+
+class TableBackend(Backend, Protocol):
+    """A backend whose leases let this process read and write tables."""
+
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
+    ) -> TableLease:
+        """See `Backend.lease`."""

@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
+import pyarrow as pa
+
 from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
 from vane_dagster.compute.admission import check_can_fit
-from vane_dagster.compute.api import CallResult, Capacity, Worker, forwarded
+from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker, forwarded
 from vane_dagster.compute.code_digest import Versions
 from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.placement import fits
@@ -29,7 +31,7 @@ from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import ComputeError, names
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
-from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
+from vane_dagster.worker.local_worker import CLOSED_STATUS, read_table, serve, write_table
 from vane_dagster.worker.protocol import (
     LoadCall,
     PoolRequest,
@@ -167,6 +169,7 @@ class LocalBackend:
         num_gpus: GPUs to use. Default: those of the machine.
         resources: Custom resources.
         start: Starts a worker process.
+        taken_gpus: How many of the machine's GPUs, from the first on, belong to others.
     """
 
     def __init__(
@@ -175,8 +178,9 @@ class LocalBackend:
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
         start: StartProcess = start_process,
+        taken_gpus: int = 0,
     ) -> None:
-        found = visible_gpus()
+        found = visible_gpus()[taken_gpus:]
         self._devices = found if num_gpus is None else (found or _numbers(num_gpus))[:num_gpus]
         cpus = num_cpus or os.cpu_count() or 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -191,7 +195,7 @@ class LocalBackend:
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
-        return Capacity((self._node,), shutil.disk_usage(self.folder).free)
+        return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
 
     def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
         """See `Backend.infeasible_reason`. A single machine does not grow."""
@@ -389,6 +393,17 @@ class LocalLease:
                 done.append(CallResult(ticket, None, lost=lost, worker_lost=True, timed_out=hung))
             process.tickets.clear()
         return done
+
+    def fetch(self, table: LocalTable) -> pa.Table:
+        """See `TableLease.fetch`. The rows stay in the file, mapped into memory."""
+        try:
+            return read_table(table.path)
+        except FileNotFoundError as error:
+            raise TableLostError(str(error)) from error
+
+    def put(self, rows: pa.Table) -> LocalTable:
+        """See `TableLease.put`."""
+        return LocalTable(write_table(rows, self._backend.folder))
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
     CallResult,
     Cancelled,
     Capacity,
+    TableLostError,
     Worker,
     forwarded,
     lease_expired,
@@ -108,6 +111,16 @@ class RayBackend:
         granted = self._acquired(request, cancelled or threading.Event(), waits)
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
+    def gpus_here(self) -> int:
+        """GPUs that this machine gives to the cluster; 0 if the machine is no node of it."""
+        import ray
+
+        if ray.util.client.ray.is_connected():
+            return 0
+        own = ray.get_runtime_context().get_node_id()
+        nodes = self._watch.call(ray.nodes)
+        return sum(int(n["Resources"].get("GPU", 0)) for n in nodes if n["NodeID"] == own)
+
     def close(self) -> None:
         """Stop watching the cluster. Warm pools stay."""
         if not self._watch.lost:  # if lost, the watch ends calls after which Ray would reconnect
@@ -166,6 +179,13 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
     return f"waiting for {labels}: the pool manager was restarted, or the cluster lost nodes"
+
+
+def _connection_lost(error: ConnectionError) -> ClusterLostError:
+    return ClusterLostError(
+        f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run again "
+        "when the cluster answers"
+    )
 
 
 class RayLease:
@@ -267,10 +287,7 @@ class RayLease:
         try:
             return self._ended(timeout)
         except ConnectionError as error:  # raised by Ray Client
-            raise ClusterLostError(
-                f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run "
-                "again when the cluster answers"
-            ) from error
+            raise _connection_lost(error) from error
 
     def _ended(self, timeout: float) -> list[CallResult]:
         import ray
@@ -305,6 +322,28 @@ class RayLease:
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
             return CallResult(ticket, None, lost=brief(error), worker_lost=True)
+
+    def fetch(self, table: Any) -> pa.Table:
+        """See `TableLease.fetch`. The rows come to this machine's object store if it has one."""
+        import ray
+
+        return self._stored(lambda: ray.get(table))
+
+    def put(self, rows: pa.Table) -> Any:
+        """See `TableLease.put`. This process owns the table."""
+        import ray
+
+        return self._stored(lambda: ray.put(rows))
+
+    def _stored(self, call: Callable[[], Any]) -> Any:
+        import ray
+
+        try:
+            return self._watch.call(call)
+        except ray.exceptions.RayError as error:
+            raise TableLostError(brief(error)) from error
+        except ConnectionError as error:  # raised by Ray Client
+            raise _connection_lost(error) from error
 
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""

@@ -155,7 +155,9 @@ def _compute(
             versions = {stage: model.version for stage, model in called.items() if model}
             given = (plan, store, state.parts, lease.id, state.run_id, state.faults_allowed)
             work_builder = WorkBuilder(*given, versions)
-            budget = int(capacity.object_bytes * _BUDGET_SHARE)
+            places = {False, *(pool.on_driver for pool in own.values())}
+            object_bytes = min(capacity.of(place).object_bytes for place in places)
+            budget = int(object_bytes * _BUDGET_SHARE)
             wave = (state, tuple(stages), lease, own, work_builder, budget, cancelled, part_repair)
             WaveScheduler(*wave, look_up, priority).run()
         finally:
@@ -234,7 +236,8 @@ def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
 def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> PoolSpec:
     spec = plan.pipeline[stage].spec
     assert spec.runs_udf
-    udf, cpus = spec.udf, checked.capacity.cpus
+    on_driver = spec.on_driver and checked.capacity.is_cluster
+    udf, cpus = spec.udf, checked.capacity.of(on_driver).cpus
     useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
     identity = plan.pool(spec)
@@ -256,6 +259,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
         archive=bundle.archive,
         env_vars=spec.env_vars,
         lifecycle=spec.lifecycle,
+        on_driver=on_driver,
     )
 
 

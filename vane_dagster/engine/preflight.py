@@ -19,6 +19,11 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
 
+_BESIDE_CLUSTER = (
+    "GPUs that this machine gives to the Ray cluster do not count, nor do the cluster's custom "
+    "resources: see `subprocesses` of RayCompute"
+)
+
 
 @dataclass(frozen=True)
 class PreflightFinding:
@@ -84,6 +89,7 @@ def check_all(
         capacity = Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
+            findings += misplaced(pipeline, stages, capacity)
             findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
         for asked in written:
             findings += asked.result()
@@ -152,13 +158,41 @@ def packed(
     return code, findings
 
 
+def misplaced(
+    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
+) -> list[PreflightFinding]:
+    """Find the stages that need a Ray cluster in a run without one.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+        capacity: Where the run computes.
+    """
+    findings = []
+    for stage in stages if not capacity.is_cluster else ():
+        spec = pipeline[stage].spec
+        if not spec.runs_udf or spec.execution_backend is None or spec.on_driver:
+            continue
+        declared = spec.execution_backend
+        findings.append(
+            PreflightFinding(
+                f"stage '{pipeline.name}/{stage}'",
+                f"declares execution_backend={declared!r}, but the compute resource of this run is "
+                "LocalCompute, which has no Ray cluster",
+                f'Write execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
+                "out to compute where the resource says; or give the run a RayCompute",
+            )
+        )
+    return findings
+
+
 def too_large(
     pipeline: Pipeline,
     stages: Sequence[str],
     capacity: Capacity,
     infeasible_reason: Callable[[Sequence[Bundle]], str | None] | None = None,
 ) -> list[PreflightFinding]:
-    """Find the workers that the cluster cannot hold even alone, with the stages that need them.
+    """Find the workers that do not fit where they belong even alone, with their stages.
 
     Args:
         pipeline: The pipeline.
@@ -166,17 +200,20 @@ def too_large(
         capacity: Resources of the cluster.
         infeasible_reason: See `unsatisfiable`.
     """
-    asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...]], list[str]] = {}
+    asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...], bool], list[str]] = {}
     for stage in stages:
         spec = pipeline[stage].spec
         if spec.runs_udf:
             bundle = tuple(sorted(spec.resources.bundle().items()))
-            asked.setdefault((spec.udf.name, spec.concurrency or (1, 1), bundle), []).append(stage)
+            needs = (spec.udf.name, spec.concurrency or (1, 1), bundle, spec.on_driver)
+            asked.setdefault(needs, []).append(stage)
     findings = []
-    for (udf, workers, bundle), who in asked.items():
-        if message := unsatisfiable(capacity, udf, workers, dict(bundle), infeasible_reason):
+    for (udf, workers, bundle, on_driver), who in asked.items():
+        place = capacity.of(on_driver)
+        if message := unsatisfiable(place, udf, workers, dict(bundle), infeasible_reason):
             where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
-            findings.append(PreflightFinding(where, message))
+            fix = _BESIDE_CLUSTER if place is not capacity else ""
+            findings.append(PreflightFinding(where, message, fix))
     return findings
 
 

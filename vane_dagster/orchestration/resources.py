@@ -94,8 +94,17 @@ class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         raise NotImplementedError
 
+    def with_subprocesses(self, backend: Backend) -> Backend:
+        """Return a backend that also hosts pools of subprocesses on this machine.
+
+        Args:
+            backend: The backend of a run. Closing the result closes it.
+        """
+        raise NotImplementedError
+
     def close(self, backend: Backend) -> None:
         """Release everything that must not outlive the run."""
+        backend.close()
 
     def is_up(self) -> bool:
         """Whether the backend is available without starting anything persistent."""
@@ -106,9 +115,13 @@ class RayCompute(Compute):
     """Compute on a Ray cluster, with warm actors that outlive the run.
 
     The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
+    `subprocesses` is a `LocalCompute` with what stages that declare a subprocess as
+    `execution_backend` may reserve on this machine. Default: its CPUs and memory, and the GPUs that
+    it does not give to the cluster.
     """
 
     cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
+    subprocesses: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
     address: str | None = Field(
         default=None,
         description="Address of a running cluster: 'host:port', 'ray://host:10001' or 'auto'.",
@@ -156,12 +169,26 @@ class RayCompute(Compute):
 
         return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
 
-    def close(self, backend: Backend) -> None:
-        """Implement `Compute.close`."""
+    def with_subprocesses(self, backend: Backend) -> Backend:
+        """Implement `Compute.with_subprocesses`.
+
+        Raises:
+            ComputeError: If `subprocesses` is not a `LocalCompute`.
+        """
+        from vane_dagster.compute.local_backend import LocalBackend
         from vane_dagster.compute.ray_backend import RayBackend
+        from vane_dagster.compute.routed_backend import RoutedBackend
 
         assert isinstance(backend, RayBackend)
-        backend.close()
+        own = LocalCompute() if self.subprocesses is None else self.subprocesses
+        if not isinstance(own, LocalCompute):
+            raise ComputeError(
+                f"RayCompute: subprocesses is a {type(own).__name__}; expected a LocalCompute"
+            )
+        local = LocalBackend(
+            own.num_cpus, own.num_gpus, own.resources, taken_gpus=backend.gpus_here()
+        )
+        return RoutedBackend(backend, local)
 
     def is_up(self) -> bool:
         """Implement `Compute.is_up`."""
@@ -296,9 +323,6 @@ class LocalCompute(Compute):
 
         return LocalBackend(self.num_cpus, self.num_gpus, self.resources)
 
-    def close(self, backend: Backend) -> None:
-        """Implement `Compute.close`."""
-        from vane_dagster.compute.local_backend import LocalBackend
-
-        assert isinstance(backend, LocalBackend)
-        backend.close()
+    def with_subprocesses(self, backend: Backend) -> Backend:
+        """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""
+        return backend

@@ -208,7 +208,7 @@ def recompute(
     Raises:
         VaneError: If the cluster cannot run the plan.
     """
-    backend = compute.backend(log)
+    backend = _connected(compute, plan.pipeline, plan.selected, log)
     given = (plan, backend, store, run_id)
     try:
         _on_a_thread(
@@ -221,6 +221,21 @@ def recompute(
         )
     finally:
         compute.close(backend)
+
+
+def _connected(
+    compute: Compute, pipeline: Pipeline, selected: Collection[str], log: Callable[[str], None]
+) -> Backend:
+    """Connect to the backend, with subprocesses beside it if a selected stage runs in them."""
+    backend = compute.backend(log)
+    specs = [stage.spec for stage in pipeline if stage.name in selected]
+    if not any(spec.runs_udf and spec.on_driver for spec in specs):
+        return backend
+    try:
+        return compute.with_subprocesses(backend)
+    except BaseException:
+        compute.close(backend)
+        raise
 
 
 @dataclass(frozen=True)
@@ -241,7 +256,7 @@ class _Diagnosis:
             PreflightError: If it is not reachable.
         """
         try:
-            return self.compute.backend(self.log)
+            return _connected(self.compute, self.pipeline, self.selected, self.log)
         except VaneError as error:
             refuse([error, *self._findings([error], None)])
             raise
@@ -255,7 +270,7 @@ class _Diagnosis:
             found = self._findings(errors, None)
         else:
             try:
-                backend = self.compute.backend(self.log)
+                backend = _connected(self.compute, self.pipeline, self.selected, self.log)
             except VaneError as error:
                 refuse([*_few(errors), error, *self._findings(errors, None)])
                 return

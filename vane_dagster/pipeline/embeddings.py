@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vane_dagster._arguments import positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import EmbedSpec, ModelStageRows, name_of
-from vane_dagster.pipeline.options import OnError
+from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.providers.embedding import EmbedTask
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class EmbedRows(ModelStageRows):
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
+        execution_backend: ExecutionBackend | None = None,
         provider_options: Mapping[str, Any] | None = None,
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
@@ -73,6 +74,7 @@ class EmbedRows(ModelStageRows):
             memory: Bytes of memory that a worker reserves.
             accelerator_type: The GPU type, as Ray names it.
             resources: Custom cluster resources that a worker reserves.
+            execution_backend: "ray_actor" or "subprocess_actor"; see `map_batches`.
             provider_options: Passed to the provider.
             env_vars: Names of environment variables that are sent to the workers.
             keyed_env_vars: Environment variables with values that count in fragment keys; see
@@ -116,6 +118,7 @@ class EmbedRows(ModelStageRows):
             memory=memory,
             accelerator_type=accelerator_type,
             resources=resources,
+            execution_backend=execution_backend,
             env_vars=env_vars,
             keyed_env_vars=keyed_env_vars,
             on_error=on_error,

@@ -30,9 +30,11 @@ from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
     Cardinality,
+    ExecutionBackend,
     OnError,
     Resources,
     asset_options,
+    parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
@@ -101,6 +103,7 @@ class MapRows:
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
+        execution_backend: ExecutionBackend | None = None,
         fn_args: Sequence[Any] = (),
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Sequence[Any] = (),
@@ -153,6 +156,11 @@ class MapRows:
             memory: Bytes of memory that a worker reserves.
             accelerator_type: The GPU type, as Ray names it.
             resources: Custom cluster resources that a worker reserves.
+            execution_backend: Where the workers run: "ray_actor" (a class) or "ray_task" (a
+                function) on the Ray cluster; "subprocess_actor" or "subprocess_task" on the machine
+                of the run, as subprocesses, while other stages run on the cluster. For code that
+                needs a license, device or service of that machine. Default: where the compute
+                resource says.
             fn_args: Passed to each call after the batch. In this and the following arguments, the
                 path of a local file or folder counts in fragment keys with its content, unless runs
                 change that content: a folder that contains the pipeline's source, target, store or
@@ -230,6 +238,7 @@ class MapRows:
             memory=memory,
             accelerator_type=accelerator_type,
             resources=resources,
+            execution_backend=execution_backend,
             env_vars=env_vars,
             keyed_env_vars=keyed_env_vars,
             id=id,
@@ -520,6 +529,7 @@ class MapRows:
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
+        execution_backend: ExecutionBackend | None = None,
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
         id: str | None = None,
@@ -571,6 +581,9 @@ class MapRows:
             concurrency=workers or ((1, 1) if udf.stateful else None),
             max_concurrency=in_flight or _IN_FLIGHT,
             resources=needs,
+            execution_backend=parse_execution_backend(
+                location, execution_backend, udf.stateful, udf.name
+            ),
             env_vars=forwarded,
             keyed_env_vars=keyed,
             children=self._children(location, cardinality, id, parent_id),

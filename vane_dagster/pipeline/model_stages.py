@@ -24,11 +24,13 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
+    ExecutionBackend,
     Failures,
     IncludeColumns,
     OnError,
     Resources,
     asset_options,
+    parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
@@ -202,6 +204,7 @@ class ModelStageRows:
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
+        execution_backend: ExecutionBackend | None = None,
         env_vars: Sequence[str] = (),
         keyed_env_vars: Sequence[str] = (),
         on_error: OnError = "raise",
@@ -257,6 +260,9 @@ class ModelStageRows:
                 cardinality="one_to_one",
                 concurrency=workers,
                 resources=needs,
+                execution_backend=parse_execution_backend(
+                    location, execution_backend, udf.stateful, udf.name
+                ),
                 env_vars=forwarded,
                 keyed_env_vars=keyed,
                 failures=failures,

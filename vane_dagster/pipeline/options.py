@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, Union
+from typing import Any, Final, Literal, Protocol, Union, get_args
 
 import pyarrow as pa
 
@@ -58,6 +58,7 @@ JoinHow = Literal["inner", "left"]
 Children = Literal["rows", "list"]
 OnError = Literal["raise", "quarantine", "null"]
 
+ExecutionBackend = Literal["ray_actor", "ray_task", "subprocess_actor", "subprocess_task"]
 IncludeColumns = Union[Literal[True], tuple[str, ...]]
 """Input columns that a stage passes on beside what it makes: names, or True for all."""
 
@@ -145,6 +146,40 @@ class Resources:
             raise DefinitionError(
                 f"{where}: resources names {taken[0]!r}; use num_cpus, gpus or memory for it"
             )
+
+
+def parse_execution_backend(
+    location: str, value: Any, stateful: bool, name: str
+) -> ExecutionBackend | None:
+    """Validate the argument `execution_backend` of a stage.
+
+    Args:
+        location: The stage, for messages.
+        value: The argument.
+        stateful: Whether the stage has a class, constructed once in each worker.
+        name: The class or function, for messages.
+
+    Raises:
+        DefinitionError: If the value is unknown, or contradicts the class or function.
+    """
+    if value is None:
+        return None
+    found: ExecutionBackend = one_of(
+        location, "execution_backend", value, get_args(ExecutionBackend)
+    )
+    place, _, kind = found.partition("_")
+    if stateful and kind == "task":
+        raise DefinitionError(
+            f"{location}: execution_backend={found!r} is for a function, but {name} is constructed "
+            f'once and stays loaded; write execution_backend="{place}_actor"'
+        )
+    if not stateful and kind == "actor":
+        raise DefinitionError(
+            f"{location}: execution_backend={found!r} is for a class, but {name} is a function; "
+            f'write execution_backend="{place}_task", or make it a class that loads what it needs '
+            "in __init__"
+        )
+    return found
 
 
 @dataclass(frozen=True)

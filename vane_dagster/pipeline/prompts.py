@@ -11,7 +11,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
-from vane_dagster.pipeline.options import OnError
+from vane_dagster.pipeline.options import ExecutionBackend, OnError
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.template import parse_template
@@ -45,6 +45,7 @@ class PromptRows(ModelStageRows):
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
+        execution_backend: ExecutionBackend | None = None,
         provider_options: Mapping[str, Any] | None = None,
         prices: Mapping[str, float] | None = None,
         max_tokens: int | None = None,
@@ -93,6 +94,7 @@ class PromptRows(ModelStageRows):
             memory: Bytes of memory that a worker reserves.
             accelerator_type: The GPU type, as Ray names it.
             resources: Custom cluster resources that a worker reserves.
+            execution_backend: "ray_actor" or "subprocess_actor"; see `map_batches`.
             provider_options: Passed to the provider; see its class. Options that cannot change
                 answers, such as addresses and limits, are not part of fragment keys.
             prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
@@ -154,6 +156,7 @@ class PromptRows(ModelStageRows):
             memory=memory,
             accelerator_type=accelerator_type,
             resources=resources,
+            execution_backend=execution_backend,
             env_vars=env_vars,
             keyed_env_vars=keyed_env_vars,
             on_error=on_error,

@@ -36,6 +36,7 @@ from vane_dagster.pipeline.options import (
     AssetOptions,
     Cardinality,
     Children,
+    ExecutionBackend,
     Failures,
     IncludeColumns,
     JoinHow,
@@ -404,6 +405,7 @@ class MapBatchesSpec(StageKind):
         include: Input columns that pass through unchanged; True for all.
         order: The order in which workers receive a fragment's rows; None for the rows' own. Only
             set if `columns` lists the columns that are read.
+        execution_backend: Where its workers run; None if the compute resource decides.
     """
 
     udf: Udf
@@ -424,10 +426,16 @@ class MapBatchesSpec(StageKind):
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     include: IncludeColumns = ()
     order: RowOrder | None = None
+    execution_backend: ExecutionBackend | None = None
 
     kind = "map_batches"
     runs_udf: ClassVar[Literal[True]] = True
     publishes: ClassVar[Literal[False]] = False
+
+    @property
+    def on_driver(self) -> bool:
+        """Whether its workers have to be subprocesses on the driver's machine."""
+        return (self.execution_backend or "").startswith("subprocess")
 
     @property
     def makes_rows(self) -> bool:

@@ -49,7 +49,8 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     """Compute the identity of a stage's workers.
 
     A function's arguments count too: the function may cache the content of a file that an argument
-    names, and must not reuse it once the file has changed.
+    names, and must not reuse it once the file has changed. Subprocesses beside a cluster have an
+    identity of their own.
 
     Args:
         pipeline: The pipeline.
@@ -65,5 +66,6 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     constructed = spec.constructed(pipeline)
     model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
-    identity = digest(model, arguments, bundle, in_flight, *variables)[:16]
+    place = ["driver"] if spec.on_driver else []
+    identity = digest(model, arguments, bundle, in_flight, *variables, *place)[:16]
     return PoolIdentity(identity, constructed.shares_state)

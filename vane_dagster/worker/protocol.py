@@ -575,6 +575,8 @@ class PoolSpec:
         archive: The user's modules, as a zip.
         env_vars: Names of environment variables to forward.
         lifecycle: When a worker times out, or is replaced.
+        on_driver: Whether the workers are subprocesses on the driver's machine, wherever the run
+            computes.
     """
 
     identity: str
@@ -587,6 +589,7 @@ class PoolSpec:
     archive: bytes = field(default=b"", repr=False)
     env_vars: tuple[str, ...] = ()
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
+    on_driver: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,264 @@
+"""Routed backend: pools on a cluster, and subprocesses of the driver beside them, in one run.
+
+A worker reads tables of its own place alone. A table that the other place reads is copied there by
+the driver, once, when the first call needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.compute.api import (
+    CallResult,
+    Capacity,
+    TableBackend,
+    TableLease,
+    TableLostError,
+    Worker,
+)
+from vane_dagster.compute.code_digest import Versions
+from vane_dagster.compute.pool_state import Sharer
+from vane_dagster.compute.waits import Waits
+from vane_dagster.compute.work_claims import Claims
+from vane_dagster.worker.protocol import Fault, PoolSpec, Work, WorkReport
+
+_POLL_SECONDS = 0.005
+_COPY_THREADS = 4
+
+
+class RoutedBackend:
+    """A cluster, with subprocesses on the driver's machine for the pools that ask for them.
+
+    Args:
+        cluster: Hosts all other pools, the I/O workers included.
+        driver: Hosts the pools that are `on_driver`.
+    """
+
+    def __init__(self, cluster: TableBackend, driver: TableBackend) -> None:
+        self._cluster, self._driver = cluster, driver
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`."""
+        return replace(self._cluster.capacity(), driver=self._driver.capacity())
+
+    def infeasible_reason(self, bundles: Sequence[Mapping[str, float]]) -> str | None:
+        """See `Backend.infeasible_reason`. Only a cluster may grow."""
+        return self._cluster.infeasible_reason(bundles)
+
+    def versions(self) -> Mapping[str, Versions | str]:
+        """See `Backend.versions`. Subprocesses have the driver's."""
+        return self._cluster.versions()
+
+    def claims(self, run_id: str) -> Claims:
+        """See `Backend.claims`."""
+        return self._cluster.claims(run_id)
+
+    def lease(
+        self,
+        run_id: str,
+        pools: Sequence[PoolSpec],
+        cancelled: threading.Event | None = None,
+        priority: int = 0,
+        waits: Waits | None = None,
+    ) -> TableLease | RoutedLease:
+        """See `Backend.lease`. The driver's own pools never wait, so they are leased last."""
+        on_driver = [pool for pool in pools if pool.on_driver]
+        on_cluster = [pool for pool in pools if not pool.on_driver]
+        leased = self._cluster.lease(run_id, on_cluster, cancelled, priority, waits)
+        if not on_driver:
+            return leased
+        try:
+            own = self._driver.lease(run_id, on_driver, cancelled, priority, waits)
+        except BaseException:
+            leased.release()
+            raise
+        return RoutedLease(leased, own, [pool.identity for pool in on_driver])
+
+    def close(self) -> None:
+        """See `Backend.close`. The driver's pools end, and the cluster's stay warm."""
+        try:
+            self._driver.close()
+        finally:
+            self._cluster.close()
+
+
+class RoutedTable:
+    """A table between two tasks: a reference in its own place, and one in the other when needed.
+
+    Args:
+        home: The lease with the worker that made the table.
+        reference: The reference that `home` returned.
+    """
+
+    def __init__(self, home: TableLease, reference: Any) -> None:
+        self._home, self._reference = home, reference
+        self._copy: Future[Any] | None = None
+
+    def within(self, lease: TableLease, threads: Executor) -> Future[Any]:
+        """Return the reference for workers of a lease, once it is there.
+
+        Args:
+            lease: The table's own lease, or the other one.
+            threads: Copies the table if the lease is the other one, the first time.
+        """
+        if lease is self._home:
+            there: Future[Any] = Future()
+            there.set_result(self._reference)
+            return there
+        if self._copy is None:
+            self._copy = threads.submit(_copied, self._home, self._reference, lease)
+        return self._copy
+
+
+def _copied(home: TableLease, reference: Any, lease: TableLease) -> Any:
+    return lease.put(home.fetch(reference))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that waits for its tables, or for an earlier call of its worker."""
+
+    ticket: int
+    work: Work
+    tables: Sequence[Future[Any]]
+
+    @property
+    def is_ready(self) -> bool:
+        return all(table.done() for table in self.tables)
+
+
+class RoutedLease:
+    """Two leases as one. See `api.Lease`.
+
+    A worker gets its calls in the order in which they were made, whatever their tables wait for:
+    the scheduler takes the oldest call of a dead worker for the one that it was executing.
+
+    Args:
+        cluster: The lease on the cluster's pools.
+        driver: The lease on the pools of subprocesses.
+        on_driver: Identities of the pools of subprocesses.
+    """
+
+    def __init__(self, cluster: TableLease, driver: TableLease, on_driver: Sequence[str]) -> None:
+        self.id = cluster.id
+        self._cluster, self._driver = cluster, driver
+        self._on_driver = frozenset(on_driver)
+        self._tickets = itertools.count(1)
+        self._sent: dict[TableLease, dict[int, tuple[int, Worker]]] = {cluster: {}, driver: {}}
+        self._unsent: dict[Worker, deque[_Call]] = {}
+        self._failed: list[CallResult] = []
+        self._threads = ThreadPoolExecutor(_COPY_THREADS, "vane-tables")
+
+    def workers(self) -> Sequence[Worker]:
+        """See `Lease.workers`."""
+        return [*self._cluster.workers(), *self._driver.workers()]
+
+    def load(self, worker: Worker) -> int:
+        """See `Lease.load`."""
+        lease = self._lease_of(worker.pool)
+        return self._sent_as(lease, lease.load(worker), next(self._tickets), worker)
+
+    def sharers(self) -> Mapping[str, Sequence[Sharer]]:
+        """See `Lease.sharers`. No other run has the driver's subprocesses."""
+        return self._cluster.sharers()
+
+    def starting(self, worker: Worker) -> int:
+        """See `Lease.starting`."""
+        lease = self._lease_of(worker.pool)
+        return self._sent_as(lease, lease.starting(worker), next(self._tickets), worker)
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
+        """See `Lease.run`. The call is sent once its tables are where the worker is."""
+        lease, ticket = self._lease_of(worker.pool), next(self._tickets)
+        there = [table.within(lease, self._threads) for table in tables]
+        self._unsent.setdefault(worker, deque()).append(_Call(ticket, work, there))
+        self._send_ready()
+        return ticket
+
+    def wait(self, timeout: float) -> list[CallResult]:
+        """See `Lease.wait`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._send_ready()
+            done, self._failed = self._failed, []
+            left = 0.0 if done else max(0.0, deadline - time.monotonic())
+            if not self._unsent and not self._sent[self._driver]:
+                return done + self._answers(self._cluster, left)
+            done += self._answers(self._cluster, 0.0)
+            done += self._answers(self._driver, 0.0 if done else min(left, _POLL_SECONDS))
+            if done or time.monotonic() >= deadline:
+                return done
+
+    def replace(self, worker: Worker) -> Worker:
+        """See `Lease.replace`."""
+        for call in self._unsent.pop(worker, ()):
+            lost = f"worker {worker.name} was replaced"
+            self._failed.append(CallResult(call.ticket, None, lost=lost, worker_lost=True))
+        return self._lease_of(worker.pool).replace(worker)
+
+    def evict(self, pool: str) -> None:
+        """See `Lease.evict`."""
+        lease = self._lease_of(pool)
+        self._unsent = {w: calls for w, calls in self._unsent.items() if w.pool != pool}
+        sent = self._sent[lease]
+        self._sent[lease] = {own: call for own, call in sent.items() if call[1].pool != pool}
+        lease.evict(pool)
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        try:
+            self._driver.release()
+        finally:
+            self._cluster.release()
+
+    def _lease_of(self, pool: str) -> TableLease:
+        return self._driver if pool in self._on_driver else self._cluster
+
+    def _sent_as(self, lease: TableLease, own_ticket: int, ticket: int, worker: Worker) -> int:
+        """Record the ticket that a lease gave to a call."""
+        self._sent[lease][own_ticket] = (ticket, worker)
+        return ticket
+
+    def _send_ready(self) -> None:
+        """Send calls whose tables are there, each worker's in their order."""
+        for worker, calls in list(self._unsent.items()):
+            while calls and calls[0].is_ready:
+                self._send(worker, calls.popleft())
+            if not calls:
+                del self._unsent[worker]
+
+    def _send(self, worker: Worker, call: _Call) -> None:
+        lease = self._lease_of(worker.pool)
+        try:
+            tables = [table.result() for table in call.tables]
+        except TableLostError as error:
+            self._failed.append(CallResult(call.ticket, None, lost=str(error)))
+        except (OSError, pa.ArrowException) as error:
+            message = (
+                f"{call.work.location}: a table could not be copied to where worker {worker.name} "
+                f"runs: {type(error).__name__}: {error}"
+            )
+            report = WorkReport(fault=Fault("ComputeError", message))
+            self._failed.append(CallResult(call.ticket, report))
+        else:
+            self._sent_as(lease, lease.run(worker, call.work, tables), call.ticket, worker)
+
+    def _answers(self, lease: TableLease, timeout: float) -> list[CallResult]:
+        """Answers of a lease under this lease's tickets; none to calls of an evicted pool."""
+        done = []
+        for result in lease.wait(timeout):
+            if (sent := self._sent[lease].pop(result.ticket, None)) is None:
+                continue
+            table = None if result.table is None else RoutedTable(lease, result.table)
+            done.append(replace(result, ticket=sent[0], table=table))
+        return done
