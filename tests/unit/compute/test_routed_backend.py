@@ -1,0 +1,303 @@
+"""Two leases as one: where calls go, when tables are copied, and what a loss means."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.compute.api import CallResult, Capacity, TableLostError, Worker
+from vane_dagster.compute.routed_backend import RoutedBackend, RoutedLease, RoutedTable
+from vane_dagster.errors import ClusterLostError, ComputeError
+from vane_dagster.worker.protocol import Gather, LoadReport, PoolSpec, Work, WorkReport
+
+ON_CLUSTER, ON_DRIVER = PoolSpec("c", "C", (1, 1)), PoolSpec("d", "D", (1, 1), on_driver=True)
+CLUSTER, DRIVER, OTHER = Worker("c-1", "c"), Worker("d-1", "d"), Worker("d-2", "d")
+ROWS = pa.table({"id": [1, 2, 3]})
+
+
+def work(location: str = "here") -> Work:
+    return Work(location, Gather(), (), ROWS.schema, "id", None, keep=True)
+
+
+class Side:
+    """A lease whose tables are in a dict, and whose calls end when the test says so."""
+
+    def __init__(self, id: str, *workers: Worker) -> None:
+        self.id, self._workers = id, workers
+        self._tickets = itertools.count(1)
+        self.sent: list[tuple[Worker, str, list[Any]]] = []
+        self.answers: list[CallResult] = []
+        self.tables: dict[str, pa.Table] = {}
+        self.fetched: list[str] = []
+        self.evicted: list[str] = []
+        self.may_fetch = threading.Event()
+        self.may_fetch.set()
+        self.error: Exception | None = None
+        self.is_released = False
+
+    def workers(self) -> Sequence[Worker]:
+        return self._workers
+
+    def sharers(self) -> Mapping[str, Any]:
+        return {}
+
+    def load(self, worker: Worker) -> int:
+        return next(self._tickets)
+
+    starting = load
+
+    def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
+        self.sent.append((worker, work.location, list(tables)))
+        return next(self._tickets)
+
+    def wait(self, timeout: float) -> list[CallResult]:
+        done, self.answers = self.answers, []
+        if not done:
+            time.sleep(timeout)
+        return done
+
+    def fetch(self, table: str) -> pa.Table:
+        assert self.may_fetch.wait(10)
+        self.fetched.append(table)
+        if self.error:
+            raise self.error
+        return self.tables[table]
+
+    def put(self, rows: pa.Table) -> str:
+        name = f"{self.id} table {len(self.tables)}"
+        self.tables[name] = rows
+        return name
+
+    def replace(self, worker: Worker) -> Worker:
+        return Worker(f"{worker.name}'", worker.pool)
+
+    def evict(self, pool: str) -> None:
+        self.evicted.append(pool)
+
+    def release(self) -> None:
+        self.is_released = True
+        if self.error:
+            raise self.error
+
+
+class Pair:
+    """A routed lease, and the two sides of it."""
+
+    def __init__(self) -> None:
+        self.cluster, self.driver = Side("cluster", CLUSTER), Side("driver", DRIVER, OTHER)
+        self.lease = RoutedLease(self.cluster, self.driver, ["d"])
+
+    def table(self, side: Side) -> RoutedTable:
+        """A table that a worker of a side has made."""
+        return RoutedTable(side, side.put(ROWS))
+
+    def until_sent(self, side: Side, calls: int) -> None:
+        deadline = time.monotonic() + 10
+        while len(side.sent) < calls:
+            assert time.monotonic() < deadline, f"{len(side.sent)} of {calls} calls were sent"
+            assert self.lease.wait(0.01) == []
+
+
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    made.driver.error = made.cluster.error = None
+    made.lease.release()
+
+
+def test_each_pool_has_the_workers_of_its_place(pair):
+    assert pair.lease.workers() == [CLUSTER, DRIVER, OTHER]
+    for worker in (CLUSTER, DRIVER):
+        pair.lease.run(worker, work(), [])
+    assert [call[0] for call in pair.cluster.sent] == [CLUSTER]
+    assert [call[0] for call in pair.driver.sent] == [DRIVER]
+
+
+def test_answers_of_both_sides_have_tickets_of_their_own(pair):
+    tickets = [pair.lease.load(CLUSTER), pair.lease.load(DRIVER), pair.lease.starting(DRIVER)]
+    report = LoadReport(False, 1.0, 1, "cpu", "node")
+    pair.driver.answers = [CallResult(2, report), CallResult(1, report)]
+    pair.cluster.answers = [CallResult(1, None, lost="gone", worker_lost=True)]
+    done = pair.lease.wait(1)
+    assert [result.ticket for result in done] == [tickets[0], tickets[2], tickets[1]]
+    assert (done[0].lost, done[0].worker_lost) == ("gone", True)
+
+
+def test_a_table_is_copied_once_and_only_for_the_other_side(pair):
+    table = pair.table(pair.cluster)
+    pair.lease.run(CLUSTER, work(), [table])
+    assert pair.cluster.sent == [(CLUSTER, "here", ["cluster table 0"])]
+    assert pair.cluster.fetched == []
+
+    for worker in (DRIVER, OTHER, DRIVER):
+        pair.lease.run(worker, work(), [table])
+    pair.until_sent(pair.driver, 3)
+    assert {names[0] for _, _, names in pair.driver.sent} == {"driver table 0"}
+    assert pair.driver.tables["driver table 0"].equals(ROWS)
+    assert pair.cluster.fetched == ["cluster table 0"]
+
+
+def test_the_table_of_an_answer_belongs_to_its_side(pair):
+    ticket = pair.lease.run(DRIVER, work(), [])
+    pair.driver.answers = [CallResult(1, WorkReport(), pair.driver.put(ROWS))]
+    (done,) = pair.lease.wait(1)
+    assert done.ticket == ticket
+    pair.lease.run(CLUSTER, work(), [done.table])
+    pair.until_sent(pair.cluster, 1)
+    assert pair.cluster.sent == [(CLUSTER, "here", ["cluster table 0"])]
+    assert pair.cluster.tables["cluster table 0"].equals(ROWS)
+
+
+def test_a_worker_gets_its_calls_in_their_order_and_holds_back_no_other(pair):
+    pair.cluster.may_fetch.clear()
+    pair.lease.run(DRIVER, work("first"), [pair.table(pair.cluster)])
+    pair.lease.run(DRIVER, work("second"), [])
+    pair.lease.run(OTHER, work("third"), [])
+    assert pair.lease.wait(0.02) == []
+    assert [location for _, location, _ in pair.driver.sent] == ["third"]
+    pair.cluster.may_fetch.set()
+    pair.until_sent(pair.driver, 3)
+    assert [location for _, location, _ in pair.driver.sent] == ["third", "first", "second"]
+
+
+def test_a_lost_table_is_no_loss_of_the_worker(pair):
+    pair.cluster.error = TableLostError("its node is gone")
+    ticket = pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
+    (done,) = pair.lease.wait(5)
+    assert done == CallResult(ticket, None, lost="its node is gone")
+
+
+def test_a_table_without_room_is_a_fault_that_names_the_worker(pair):
+    pair.cluster.error = OSError(28, "No space left on device")
+    ticket = pair.lease.run(DRIVER, work("stage 'a/b'"), [pair.table(pair.cluster)])
+    (done,) = pair.lease.wait(5)
+    assert (done.ticket, done.lost) == (ticket, "")
+    message = done.report.fault.message
+    assert message.startswith("stage 'a/b': a table could not be copied to where worker d-1 runs:")
+    assert message.endswith("No space left on device")
+
+
+def test_a_lost_cluster_ends_the_wait(pair):
+    pair.cluster.error = ClusterLostError("the head is gone")
+    pair.cluster.may_fetch.clear()
+    pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
+    pair.cluster.may_fetch.set()
+    with pytest.raises(ClusterLostError, match="the head is gone"):
+        pair.lease.wait(5)
+
+
+def test_calls_that_wait_for_tables_are_lost_with_their_worker(pair):
+    pair.cluster.may_fetch.clear()
+    table = pair.table(pair.cluster)
+    tickets = [pair.lease.run(DRIVER, work(), [table]) for _ in range(2)]
+    kept = pair.lease.run(OTHER, work(), [table])
+    assert pair.lease.replace(DRIVER) == Worker("d-1'", "d")
+    done = pair.lease.wait(1)
+    assert [(result.ticket, result.worker_lost) for result in done] == [(t, True) for t in tickets]
+    pair.cluster.may_fetch.set()
+    pair.until_sent(pair.driver, 1)
+    pair.driver.answers = [CallResult(1, WorkReport())]
+    assert [result.ticket for result in pair.lease.wait(1)] == [kept]
+
+
+def test_an_evicted_pool_answers_nothing(pair):
+    pair.cluster.may_fetch.clear()
+    pair.lease.run(DRIVER, work(), [])
+    pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
+    ticket = pair.lease.run(CLUSTER, work(), [])
+    pair.lease.evict("d")
+    assert (pair.driver.evicted, pair.cluster.evicted) == (["d"], [])
+    pair.cluster.may_fetch.set()
+    pair.driver.answers = [CallResult(1, WorkReport())]
+    pair.cluster.answers = [CallResult(1, WorkReport())]
+    assert [result.ticket for result in pair.lease.wait(1)] == [ticket]
+    assert len(pair.driver.sent) == 1
+
+
+def test_both_leases_end_whatever_happens_to_one(pair):
+    pair.driver.error = OSError("no")
+    with pytest.raises(OSError, match="no"):
+        pair.lease.release()
+    assert pair.driver.is_released
+    assert pair.cluster.is_released
+
+
+class Host:
+    """A backend that leases one side, unless it refuses."""
+
+    def __init__(self, side: Side, capacity: Capacity, refusal: str = "") -> None:
+        self.side, self._capacity, self._refusal = side, capacity, refusal
+        self.asked: list[list[str]] = []
+        self.is_closed = False
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def infeasible_reason(self, bundles: Any) -> str:
+        return self.side.id
+
+    def versions(self) -> Mapping[str, Any]:
+        return {self.side.id: "1"}
+
+    def claims(self, run_id: str) -> Any:
+        return self.side.id
+
+    def lease(self, run_id: str, pools: Sequence[PoolSpec], *rest: Any) -> Side:
+        self.asked.append([pool.identity for pool in pools])
+        if self._refusal:
+            raise ComputeError(self._refusal)
+        return self.side
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def hosts(refusal: str = "") -> tuple[Host, Host]:
+    cluster = Host(Side("cluster", CLUSTER), Capacity(({"CPU": 64.0},), 100))
+    machine = Capacity(({"CPU": 2.0},), 10, is_cluster=False)
+    return cluster, Host(Side("driver", DRIVER), machine, refusal)
+
+
+def test_a_lease_without_subprocesses_is_the_clusters_own():
+    cluster, driver = hosts()
+    assert RoutedBackend(cluster, driver).lease("run", [ON_CLUSTER]) is cluster.side
+    assert driver.asked == []
+
+
+def test_pools_are_leased_where_they_belong():
+    cluster, driver = hosts()
+    leased = RoutedBackend(cluster, driver).lease("run", [ON_DRIVER, ON_CLUSTER])
+    assert (cluster.asked, driver.asked) == ([["c"]], [["d"]])
+    assert leased.workers() == [CLUSTER, DRIVER]
+    assert leased.id == "cluster"
+
+
+def test_a_lease_is_returned_if_the_machine_cannot_hold_the_rest():
+    cluster, driver = hosts("they do not fit on this machine")
+    with pytest.raises(ComputeError, match="do not fit on this machine"):
+        RoutedBackend(cluster, driver).lease("run", [ON_DRIVER, ON_CLUSTER])
+    assert cluster.side.is_released
+
+
+def test_capacity_is_known_for_each_place():
+    cluster, driver = hosts()
+    routed = RoutedBackend(cluster, driver)
+    capacity = routed.capacity()
+    assert (capacity.of(False).cpus, capacity.of(True).cpus) == (64, 2)
+    assert routed.versions() == {"cluster": "1"}
+    assert (routed.infeasible_reason([]), routed.claims("run")) == ("cluster", "cluster")
+    routed.close()
+    assert cluster.is_closed
+    assert driver.is_closed
+
+
+def test_all_pools_are_subprocesses_without_a_cluster():
+    machine = Capacity(({"CPU": 2.0},), 10, is_cluster=False)
+    assert machine.of(True) is machine.of(False) is machine
