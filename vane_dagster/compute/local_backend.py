@@ -180,8 +180,7 @@ class LocalBackend:
         start: StartProcess = start_process,
         taken_gpus: int = 0,
     ) -> None:
-        found = visible_gpus()[taken_gpus:]
-        self._devices = found if num_gpus is None else (found or _numbers(num_gpus))[:num_gpus]
+        self._devices = own_gpus(num_gpus, taken_gpus)
         cpus = num_cpus or os.cpu_count() or 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = {"GPU": len(self._devices)} if self._devices else {}
@@ -434,5 +433,15 @@ def visible_gpus() -> list[str]:
     return sorted((path[len("/dev/nvidia") :] for path in paths), key=int)
 
 
-def _numbers(count: int) -> list[str]:
-    return [str(number) for number in range(count)]
+def own_gpus(wanted: int | None, taken: int) -> list[str]:
+    """This machine's GPUs for workers.
+
+    Args:
+        wanted: How many to use, which counts even where no driver of NVIDIA lists GPUs; None for
+            all.
+        taken: How many, from the first on, belong to others.
+    """
+    found = visible_gpus()[taken:]
+    if wanted is None:
+        return found
+    return (found or [str(number) for number in range(wanted)])[:wanted]

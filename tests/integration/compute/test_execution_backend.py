@@ -8,10 +8,13 @@ import signal
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import failure
+from vane_dagster.compute.api import TableLostError
+from vane_dagster.compute.ray_backend import RayLease
 
 ROWS = 600
 
@@ -46,7 +49,10 @@ class Dies(Add):
 
 
 def double(batch):
-    return {"doubled": batch["both"] * 2, "function_parent": np.full(len(batch["id"]), os.getppid())}
+    return {
+        "doubled": batch["both"] * 2,
+        "function_parent": np.full(len(batch["id"]), os.getppid()),
+    }
 
 
 def added(rows, name, column, out, more, backend, model=Add, **arguments):
@@ -54,7 +60,7 @@ def added(rows, name, column, out, more, backend, model=Add, **arguments):
     return rows.map_batches(
         name,
         model,
-        schema={name: "BIGINT" for name in (out, f"{out}_pid", f"{out}_parent")},
+        schema=dict.fromkeys((out, f"{out}_pid", f"{out}_parent"), "BIGINT"),
         batch_format="numpy",
         batch_size=20,
         fn_constructor_kwargs={"column": column, "out": out, "more": more, **arguments},
@@ -70,14 +76,20 @@ def docs(tmp_path):
     return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
+def numbers(tmp_path, stage):
+    """The rows of a stage by id, each id once."""
+    rows = read_stage(tmp_path / "store", "docs", stage).sort_by("id")
+    assert rows["id"].to_pylist() == list(range(ROWS))
+    return rows
+
+
 def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
     tmp_path, docs, cluster, materialize
 ):
     first = added(docs, "first", "n", "one", 1, "ray_actor")
     local = added(first, "local", "one", "two", 10, "subprocess_actor")
     back = added(local, "back", "two", "three", 100, None)
-    both = back.join("both", local, columns={"both": "back.three + local.two"}) if False else back
-    renamed = both.project("renamed", {"both": "three"})
+    renamed = back.project("renamed", {"both": "three"})
     renamed.map_batches(
         "doubled",
         double,
@@ -88,13 +100,96 @@ def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
     )
     assert materialize(docs, vd.RayCompute(cluster=cluster)).success
 
-    store = tmp_path / "store"
-    rows = {name: read_stage(store, "docs", name).sort_by("id") for name in ("first", "local", "back", "doubled")}
-    assert all(table["id"].to_pylist() == list(range(ROWS)) for table in rows.values())
-    assert rows["local"]["two"].to_pylist() == [n + 11 for n in range(ROWS)]
-    assert rows["doubled"]["doubled"].to_pylist() == [2 * (n + 111) for n in range(ROWS)]
+    assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
+    doubled = numbers(tmp_path, "doubled")
+    assert doubled["doubled"].to_pylist() == [2 * (n + 111) for n in range(ROWS)]
     own = {os.getpid()}
-    assert set(rows["local"]["two_parent"].to_pylist()) == own
-    assert set(rows["doubled"]["function_parent"].to_pylist()) == own
-    assert not set(rows["first"]["one_parent"].to_pylist()) & own
-    assert not set(rows["back"]["three_parent"].to_pylist()) & own
+    assert set(numbers(tmp_path, "local")["two_parent"].to_pylist()) == own
+    assert set(doubled["function_parent"].to_pylist()) == own
+    assert not set(numbers(tmp_path, "first")["one_parent"].to_pylist()) & own
+    assert not set(numbers(tmp_path, "back")["three_parent"].to_pylist()) & own
+
+
+@pytest.mark.parametrize("where", ["ray_actor", "subprocess_actor"])
+def test_a_killed_worker_of_either_side_loses_no_row(tmp_path, docs, cluster, materialize, where):
+    """The other side reads what the replaced worker has made, and what it was to read."""
+    other = "ray_actor" if where == "subprocess_actor" else "subprocess_actor"
+    first = added(docs, "first", "n", "one", 1, other)
+    flag = str(tmp_path / "killed")
+    dies = added(first, "dies", "one", "two", 10, where, Dies, flag=flag)
+    added(dies, "last", "two", "three", 100, other)
+    assert materialize(docs, vd.RayCompute(cluster=cluster)).success
+
+    assert os.path.exists(flag)
+    assert numbers(tmp_path, "last")["three"].to_pylist() == [n + 111 for n in range(ROWS)]
+    assert len(set(numbers(tmp_path, "dies")["two_pid"].to_pylist())) > 1
+
+
+def orphan():
+    """A reference to a table that is lost, because the process that owned it was killed."""
+
+    class Owner:
+        def table(self):
+            return [ray.put(pa.table({"id": [1] * 100_000}))]
+
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    (reference,) = ray.get(owner.table.remote())
+    ray.kill(owner)
+    return reference
+
+
+def test_a_table_that_ray_has_lost_is_computed_again(
+    tmp_path, docs, cluster, materialize, monkeypatch
+):
+    """The first copy of a table for a subprocess meets a reference that Ray has lost."""
+    fetch, lost = RayLease.fetch, []
+
+    def fetched(lease, table):
+        if lost:
+            return fetch(lease, table)
+        with pytest.raises(TableLostError) as raised:
+            fetch(lease, orphan())
+        lost.append(str(raised.value))
+        raise raised.value
+
+    monkeypatch.setattr(RayLease, "fetch", fetched)
+    first = added(docs, "first", "n", "one", 1, None)
+    added(first, "local", "one", "two", 10, "subprocess_actor")
+    assert materialize(docs, vd.RayCompute(cluster=cluster)).success
+    assert len(lost) == 1
+    assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
+
+
+def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, cluster, materialize):
+    """The cluster has an accelerator, and no license; the machine has a license if it says so."""
+    for name, resource in (("there", "accelerator"), ("here", "license")):
+        docs.map_batches(
+            name,
+            Add,
+            schema={f"{name}_parent": "BIGINT"},
+            batch_format="numpy",
+            fn_constructor_kwargs={"column": "n", "out": name, "more": 0},
+            resources={resource: 1},
+            execution_backend="subprocess_actor" if name == "here" else None,
+        )
+    message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
+    assert "stage 'docs/here': Add: 1 workers of 1 license each were asked for; this machine has 0 "
+    assert "see `subprocesses` of RayCompute" in message
+
+    own = vd.LocalCompute(resources={"license": 1})
+    assert materialize(docs, vd.RayCompute(cluster=cluster, subprocesses=own)).success
+    assert set(numbers(tmp_path, "here")["here_parent"].to_pylist()) == {os.getpid()}
+    assert os.getpid() not in numbers(tmp_path, "there")["there_parent"].to_pylist()
+
+
+def test_local_compute_runs_subprocess_stages_and_refuses_those_for_ray(
+    tmp_path, docs, local, materialize
+):
+    added(docs, "own", "n", "one", 1, "subprocess_actor")
+    assert materialize(docs, local).success
+    assert numbers(tmp_path, "own")["one"].to_pylist() == list(range(1, ROWS + 1))
+
+    added(docs, "far", "n", "one", 1, "ray_actor")
+    message = failure(materialize(docs, local, raises=False))
+    assert "stage 'docs/far': declares execution_backend='ray_actor'" in message
+    assert 'Write execution_backend="subprocess_actor"' in message

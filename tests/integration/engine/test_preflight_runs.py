@@ -79,10 +79,11 @@ def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
         on_tape={"resources": {"tape": 2}, "concurrency": 3},
     )
     docs["clean"].map_batches("locked", locked(), schema={"n": "BIGINT"}, version="1")
+    place = "the cluster" if isinstance(compute, vd.RayCompute) else "this machine"
     text = failure(materialize(docs, compute, raises=False))
     for words in (
         "4 problems prevent this run; nothing was computed",
-        "stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; the cluster has 0",
+        f"stage 'docs/on_gpus': Model: 1 workers of 8 GPU each were asked for; {place} has 0",
         "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
         "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
         f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",

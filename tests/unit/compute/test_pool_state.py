@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -389,6 +390,25 @@ def test_stages_of_one_pool_share_a_wave():
     capacity = Capacity(({"CPU": 4, "GPU": 1},), 0)
     pools = {"a": spec("m", GPU=1), "b": spec("m", GPU=1)}
     assert plan_waves(capacity, ["a", "b"], {"a": [], "b": ["a"]}, pools) == [["a", "b"]]
+
+
+def test_waves_count_each_place_for_itself():
+    machine = Capacity(({"CPU": 2, "GPU": 1},), 0, is_cluster=False)
+    capacity = Capacity(({"CPU": 4, "GPU": 1},), 0, driver=machine)
+    there, here, also_here = (spec(name, GPU=1) for name in "abc")
+    here, also_here = replace(here, on_driver=True), replace(also_here, on_driver=True)
+    pools = {"a": there, "b": here, "c": also_here}
+    waves = plan_waves(capacity, list(pools), dict.fromkeys(pools, ()), pools)
+    assert waves == [["a", "b"], ["c"]]
+
+
+def test_more_than_the_drivers_machine_has_is_refused():
+    machine = Capacity(({"CPU": 2},), 0, is_cluster=False)
+    capacity = Capacity(({"CPU": 4, "GPU": 1},), 0, driver=machine)
+    check_can_fit(capacity, spec("m", GPU=1))
+    with pytest.raises(ComputeError) as caught:
+        check_can_fit(capacity, replace(spec("m", GPU=1), on_driver=True))
+    assert "1 GPU each were asked for; this machine has 0 GPU for subprocesses" in str(caught.value)
 
 
 @pytest.mark.parametrize(
