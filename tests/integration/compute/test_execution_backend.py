@@ -12,6 +12,7 @@ import ray
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
+from support.pool_models import until
 from support.results import failure
 from vane_dagster.compute.api import TableLostError
 from vane_dagster.compute.ray_backend import RayLease
@@ -43,8 +44,9 @@ class Dies(Add):
 
     def __call__(self, batch):
         if 300 in batch["id"] and not os.path.exists(self.flag):
-            with open(self.flag, "w"):
-                os.kill(os.getpid(), signal.SIGKILL)
+            with open(self.flag, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(batch)
 
 
@@ -72,8 +74,9 @@ def added(rows, name, column, out, more, backend, model=Add, **arguments):
 def docs(tmp_path):
     """A pipeline over several fragments of a source."""
     numbers = {"id": range(ROWS), "n": range(ROWS)}
-    write_source(tmp_path / "src", pa.table(numbers), row_group_size=200)
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    write_source(tmp_path / "src", pa.table(numbers), row_group_size=100)
+    source = vd.parquet(str(tmp_path / "src"))
+    return vd.Pipeline("docs", source=source, id="id", fragment_rows=100)
 
 
 def numbers(tmp_path, stage):
@@ -114,15 +117,15 @@ def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
 def test_a_killed_worker_of_either_side_loses_no_row(tmp_path, docs, cluster, materialize, where):
     """The other side reads what the replaced worker has made, and what it was to read."""
     other = "ray_actor" if where == "subprocess_actor" else "subprocess_actor"
+    flag = tmp_path / "killed"
     first = added(docs, "first", "n", "one", 1, other)
-    flag = str(tmp_path / "killed")
-    dies = added(first, "dies", "one", "two", 10, where, Dies, flag=flag)
+    dies = added(first, "dies", "one", "two", 10, where, Dies, flag=str(flag))
     added(dies, "last", "two", "three", 100, other)
     assert materialize(docs, vd.RayCompute(cluster=cluster)).success
 
-    assert os.path.exists(flag)
     assert numbers(tmp_path, "last")["three"].to_pylist() == [n + 111 for n in range(ROWS)]
-    assert len(set(numbers(tmp_path, "dies")["two_pid"].to_pylist())) > 1
+    pids = numbers(tmp_path, "dies")["two_pid"].to_pylist()
+    assert pids[300] != int(flag.read_text())
 
 
 def orphan():
@@ -135,7 +138,16 @@ def orphan():
     owner = ray.remote(num_cpus=0)(Owner).remote()
     (reference,) = ray.get(owner.table.remote())
     ray.kill(owner)
+    until(lambda: is_lost(reference), "the table is lost")
     return reference
+
+
+def is_lost(reference):
+    try:
+        ray.get(reference)
+    except ray.exceptions.ObjectLostError:
+        return True
+    return False
 
 
 def test_a_table_that_ray_has_lost_is_computed_again(
