@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import ray
 
 import vane_dagster as vd
 from support import forked
@@ -62,3 +63,28 @@ def test_the_command_says_why_it_cannot_connect():
     done = pools_of(where)
     assert done.returncode == 1
     assert f"the Ray cluster at '{where}' cannot be reached" in done.stderr
+
+
+def test_gpus_that_this_machine_gives_to_the_cluster_are_not_for_subprocesses(
+    own_head, monkeypatch
+):
+    ray.shutdown()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    compute = vd.RayCompute(address=own_head.address)
+    backend = compute.with_subprocesses(compute.backend(print))
+    try:
+        capacity = backend.capacity()
+        assert capacity.of(False).total("GPU") == 1
+        assert capacity.of(True).total("GPU") == 1
+    finally:
+        compute.close(backend)
+        ray.shutdown()
+
+
+def test_other_resources_for_subprocesses_are_refused(cluster):
+    compute = vd.RayCompute(cluster=cluster, subprocesses=vd.FragmentStore(root="x"))
+    backend = compute.backend(print)
+    with pytest.raises(ComputeError, match="subprocesses is a FragmentStore; expected a LocalComp"):
+        compute.with_subprocesses(backend)
+    compute.close(backend)
