@@ -61,6 +61,27 @@ def test_what_contradicts_the_function_is_refused(fn, backend, message):
     assert str(raised.value).startswith("stage 'docs/out': execution_backend")
 
 
+def test_all_contracts_take_it():
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    call: Any = {"schema": "BIGINT", "execution_backend": "subprocess_task"}
+    stages = [
+        docs.map("mapped", lambda n: n, **call, version="1"),
+        docs.flat_map("many", lambda n: [n], id="new_id", **call, version="1"),
+        docs.filter("kept", lambda n: n > 0, execution_backend="subprocess_task", version="1"),
+        docs.predict_batch(
+            "predicted",
+            lambda: abs,
+            inputs=["n"],
+            return_type="bigint",
+            execution_backend="subprocess_actor",
+            version="1",
+        ),
+    ]
+    assert all(stage.spec.on_driver for stage in stages)
+    with pytest.raises(vd.DefinitionError, match='write execution_backend="ray_task", or make it'):
+        docs.map("wrong", lambda n: n, schema="BIGINT", execution_backend="ray_actor", version="1")
+
+
 @pytest.mark.parametrize("kind", ["prompt", "embed", "classify"])
 def test_stages_of_models_take_it_too(kind):
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
