@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -50,6 +52,13 @@ class Dies(Add):
         return super().__call__(batch)
 
 
+class Never(Add):
+    """Cannot be constructed."""
+
+    def __init__(self, **arguments) -> None:
+        raise RuntimeError("no license")
+
+
 def double(batch):
     return {
         "doubled": batch["both"] * 2,
@@ -57,7 +66,7 @@ def double(batch):
     }
 
 
-def added(rows, name, column, out, more, backend, model=Add, **arguments):
+def added(rows, name, column, out, more, backend, model=Add, checks=(), **arguments):
     """Add a stage that adds a number to a column."""
     return rows.map_batches(
         name,
@@ -67,6 +76,7 @@ def added(rows, name, column, out, more, backend, model=Add, **arguments):
         batch_size=20,
         fn_constructor_kwargs={"column": column, "out": out, "more": more, **arguments},
         execution_backend=backend,
+        checks=checks,
     )
 
 
@@ -126,6 +136,34 @@ def test_a_killed_worker_of_either_side_loses_no_row(tmp_path, docs, cluster, ma
     assert numbers(tmp_path, "last")["three"].to_pylist() == [n + 111 for n in range(ROWS)]
     pids = numbers(tmp_path, "dies")["two_pid"].to_pylist()
     assert pids[300] != int(flag.read_text())
+
+
+def test_a_model_that_a_subprocess_cannot_construct_fails_its_stage_alone(
+    tmp_path, docs, cluster, materialize
+):
+    first = added(docs, "first", "n", "one", 1, "ray_actor")
+    never = added(first, "never", "one", "two", 10, "subprocess_actor", Never)
+    added(never, "last", "two", "three", 100, "ray_actor")
+    message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
+    assert "Never could not be constructed in a worker: RuntimeError: no license" in message
+    assert numbers(tmp_path, "first")["one"].to_pylist() == list(range(1, ROWS + 1))
+
+
+def test_a_check_computes_rows_again_in_the_same_place(tmp_path, docs, cluster):
+    """The rows have the id of the parent process, which is another one on Ray."""
+    checks = [vd.checks.Reproducible(rows=50, columns=["one", "one_parent"])]
+    added(docs, "own", "n", "one", 1, "subprocess_actor", checks=checks)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    resources = {"compute": vd.RayCompute(cluster=cluster), "store": store}
+    assets = docs.build_assets()
+    alone = dg.AssetSelection.checks(*(k for k in assets.check_keys if "repro" in k.name))
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = functools.partial(dg.materialize, [assets], resources=resources, instance=instance)
+        assert run().success
+        result = run(selection=alone)
+        kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        (event,) = instance.all_logs(result.run_id, of_type=kind)
+    assert event.dagster_event.asset_check_evaluation_data.passed
 
 
 def orphan():
