@@ -232,7 +232,7 @@ def test_the_earliest_of_several_deadlines_counts():
 ERRORS = """
 import cloudpickle, pyarrow as pa
 import vane_dagster as vd
-from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.contracts import BatchCall, RowCall
 from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker.retry import Policy
 from vane_dagster.worker.udf_caller import UdfCaller
@@ -249,7 +249,7 @@ def raises(batch): raise ERROR
 async def raises_later(batch): raise ERROR
 
 policy = Policy("quarantine", 0, (), 0.3)
-call = CallUdf(cloudpickle.dumps(((), {})), None, BatchCall(), 2, "one_to_one", 4, ("id",),
+call = CallUdf(cloudpickle.dumps(((), {})), None, CONTRACT, 2, "one_to_one", 4, ("id",),
                ("y",), style=make_udf("m", FN).style, policy=policy, max_faults=5)
 caller = UdfCaller(ModelSpec("m", False, "", b""), FN)
 schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
@@ -261,7 +261,16 @@ caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)
 @pytest.mark.parametrize("fn", ["raises", "raises_later"])
 @pytest.mark.parametrize("error", ["Hangs()", "vd.RowErrors({0: ValueError()}, {'y': Column()})"])
 def test_a_deadline_covers_the_handling_of_an_error(error, fn):
-    done = ended(ERRORS.replace("ERROR", error).replace("FN", fn))
+    script = ERRORS.replace("CONTRACT", "BatchCall()")
+    done = ended(script.replace("ERROR", error).replace("FN", fn))
+
+    assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
+
+
+@pytest.mark.parametrize("fn", ["raises", "raises_later"])
+def test_a_deadline_covers_the_handling_of_a_rows_error(fn):
+    script = ERRORS.replace("CONTRACT", "RowCall(None, output='y')")
+    done = ended(script.replace("ERROR", "Hangs()").replace("FN", fn))
 
     assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Union, get_origin
 import numpy as np
 
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.annotations import hints
 
@@ -168,7 +169,7 @@ def row_call(
     needed = [each for each in free if each.default is each.empty or each.name in given]
     if args:
         needed = needed[: -len(args)] if len(args) < len(needed) else []
-    annotations = hints(call)
+    annotations = hints(unwrapped(call))
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
         return RowCall(None, 0, (), output, result)
     extra = [name for name in given if name not in by_name]

@@ -19,6 +19,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
@@ -653,7 +654,7 @@ def _result_schema(
         if output_column is None:
             return declared, None
         return parse_schema({output: pa.struct(list(declared))}, location), output
-    returned = hints(call).get("return")
+    returned = hints(unwrapped(call)).get("return")
     if result == "values" or is_stream(returned):
         returned = element_of(returned)
     if returned is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -145,20 +146,19 @@ class RowCaller:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
-        code, limit, call = self._code, self._limit, self._call
+        code, limit, call, no_deadline = self._code, self._limit, self._call, nullcontext()
         results = RowResults(self._contract, batch, code.op, code.work)
         for place, values in enumerate(row_arguments(self._contract, batch)):
             if code.revoked():
                 raise Revoked
-            try:
-                if limit is None:
+            with no_deadline if limit is None else deadline(limit):
+                try:
                     results.add(place, call(*values))
-                else:
-                    with deadline(limit):
-                        results.add(place, call(*values))
-            except BaseException as raised:
-                results.fail(place, raised)
-        yield results.table()
+                except BaseException as raised:  # an exception may run user code too
+                    results.fail(place, raised)
+        with deadline(None if limit is None else limit * batch.num_rows):
+            table = results.table()
+        yield table
 
     async def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
         """See `Caller`. Each row takes room of its own.
@@ -167,6 +167,7 @@ class RowCaller:
             RowErrors: With the results of the other rows.
             Revoked: If the lease ended.
         """
+        limit = self._limit
         results = RowResults(self._contract, batch, self._code.op, self._code.work)
         rows = enumerate(row_arguments(self._contract, batch))
 
@@ -175,7 +176,7 @@ class RowCaller:
                 async with room:
                     if self._code.revoked():
                         raise Revoked
-                    answer = await within(self._limit, self._row(results, place, values))
+                    answer = await within(limit, self._row(results, place, values))
                 if isinstance(answer, BaseException):
                     results.fail(place, answer)
 
@@ -186,15 +187,22 @@ class RowCaller:
         finally:
             for task in tasks:
                 task.cancel()
-        yield results.table()
+        with deadline(None if limit is None else limit * batch.num_rows):
+            table = results.table()
+        yield table
 
     async def _row(self, results: RowResults, place: int, values: Any) -> None:
         begin_user_code()
-        result = self._call(*values)
-        if self._code.op.style == "async_generator":
-            results.add_yielded(place, [item async for item in result])
-        else:
-            results.add(place, await result)
+        try:
+            result = self._call(*values)
+            if self._code.op.style == "async_generator":
+                results.add_yielded(place, [item async for item in result])
+            else:
+                results.add(place, await result)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as raised:
+            results.fail(place, raised)
 
     def as_batch(self, result: Any) -> Any:
         """See `Caller`."""

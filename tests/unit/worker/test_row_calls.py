@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -89,6 +90,13 @@ def test_lists_are_lists_unless_the_function_takes_arrays():
 
     assert column(kind) == ["list"] * 3
     assert column(size) == [2, 1, 0]
+
+
+def test_a_partial_has_the_parameters_and_the_result_of_its_function():
+    def scaled(factor: int, n: int) -> int:
+        return factor * n
+
+    assert column(functools.partial(scaled, 3)) == [30, 60, 90]
 
 
 def test_a_builtin_without_a_signature_needs_inputs():
@@ -260,6 +268,16 @@ def test_a_missing_field_is_an_error_of_its_row():
 
     stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
     assert run_stage(stage, TEXTS)["id"].to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize("method", ["map", "flat_map", "filter"])
+def test_all_rows_may_fail(method):
+    def fn(n: int) -> list[int]:
+        raise ValueError("bad")
+
+    options = {"id": "part"} if method == "flat_map" else {}
+    stage = row_stage(method, fn, on_error="quarantine", max_error_rate=1, **options)
+    assert run_stage(stage, TEXTS).num_rows == 0
 
 
 def test_transient_errors_are_retried_for_their_rows_alone():
