@@ -67,6 +67,21 @@ class RunPlanned:
 
 
 @dataclass(frozen=True)
+class SchemaInferred:
+    """The schema of a stage was inferred from its first rows, and pinned.
+
+    Attributes:
+        stage: The stage.
+        code: The schema as the code that declares it.
+        rows: The number of input rows that it was inferred from.
+    """
+
+    stage: str
+    code: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class WaveStarted:
     """A wave started.
 
@@ -243,6 +258,7 @@ class Failed:
 
 Event = Union[
     RunPlanned,
+    SchemaInferred,
     WaveStarted,
     WorkerReady,
     Printed,

@@ -91,11 +91,12 @@ def delete_parts(plan: RunPlan, store: Store) -> None:
     Raises:
         StoreError: If the store fails.
     """
-    (stage,) = plan.selected
     for partition in plan.partitions:
-        folder = store.parts(plan.pipeline.name, stage, partition.key)
-        keys = partition.stages[stage].keys  # of this sample alone
-        folder.delete([name for name in folder.names() if name.startswith(keys)])
+        for stage, stage_plan in partition.stages.items():
+            keys = tuple(stage_plan.keys[index] for index in stage_plan.missing)
+            if keys:  # of this sample alone
+                folder = store.parts(plan.pipeline.name, stage, partition.key)
+                folder.delete([name for name in folder.names() if name.startswith(keys)])
 
 
 def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Store) -> pa.Array:

@@ -214,8 +214,9 @@ class RunState:
             index: Index of the partition.
             stage: The stage.
         """
-        if sample := self.plan.partitions[index].sample:
-            return sum(map(len, sample.values()))
+        partition = self.plan.partitions[index]
+        if partition.is_sample:
+            return sum(map(len, partition.sample.values())) or partition.source_rows
         rates = [c.max_rate for c in self.pipeline.checks(stage) if isinstance(c, ErrorRate)]
         return int(self.plan.partitions[index].source_rows * (rates[0] if rates else 1.0))
 
@@ -245,7 +246,7 @@ class RunState:
                 if self._waits_for_former(index, stage):
                     continue
                 self._queued.add((index, stage))
-                if partition.sample:
+                if partition.is_sample:
                     made = tuple(part for _, part in sorted(self.parts[index, stage].items()))
                     self.emit(Recomputed(stage, partition.key, made))
                     continue

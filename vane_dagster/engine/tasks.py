@@ -390,8 +390,15 @@ class WorkBuilder:
         upstream: str,
         rows: SourceRows | PartRows,
     ) -> Rows:
-        """The rows that a stage is based on, limited to the sample if there is one."""
-        sample = self._plan.partitions[run.partition].sample
+        """The rows that a stage reads, limited to the sample if there is one.
+
+        Of a sample only the stage's base is limited; of a preview each part.
+        """
+        partition = self._plan.partitions[run.partition]
+        if partition.preview and isinstance(rows, PartRows):
+            first = self._parts[run.partition, upstream][run.index].info.rows
+            return SampledRows(rows, tuple(range(first)))
+        sample = partition.sample
         if not sample or upstream != task_state.spec.base_node(self._pipeline):
             return rows
         return SampledRows(rows, sample[run.index])

@@ -121,6 +121,7 @@ def stage_metadata(
     name: ManifestName,
     store: Store,
     stats: StageStats,
+    inferred: str | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of one partition of a stage, as plain numbers and texts.
 
@@ -133,6 +134,7 @@ def stage_metadata(
         name: The manifest's name.
         store: The store.
         stats: The run's statistics of the stage in this partition.
+        inferred: The code that declares its schema, if that was inferred.
     """
     manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
@@ -148,6 +150,8 @@ def stage_metadata(
         "fragments_reused": max(0, len(manifest.parts) - stats.computed),
         "seconds": round(stats.seconds, 3),
     }
+    if inferred is not None:
+        found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
     if manifest.sample:
         found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
     if trace := sample_trace(store, manifest):

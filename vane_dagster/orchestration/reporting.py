@@ -21,6 +21,7 @@ from vane_dagster.events import (
     Printed,
     Progress,
     RunPlanned,
+    SchemaInferred,
     StageStats,
     Unchanged,
     Waiting,
@@ -38,6 +39,7 @@ from vane_dagster.orchestration.read_ahead import ReadAhead
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -94,6 +96,7 @@ class RunReport:
         self._done: ReadAhead | None = None
         self._before = _logged_before(context)
         self._definitions: Mapping[str, str] = {}
+        self._inferred: Mapping[str, str] = {}
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, writer, pipeline, partitions)
         self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
@@ -191,6 +194,11 @@ class RunReport:
             self._planned(event.plan)
         elif isinstance(event, (Progress, Writing)):
             self._progress(event)
+        elif isinstance(event, SchemaInferred):
+            self._log.info(
+                f"stage {event.stage!r}: its schema was inferred from {event.rows:,} rows and is "
+                f"pinned from now on. To declare it, paste: {event.code}"
+            )
         elif isinstance(event, Committed):
             self._materialized(event, event.manifest, event.stats)
             self._checks.found(event.stage, event.partition, event.manifest.checks)
@@ -231,7 +239,16 @@ class RunReport:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
         self._log.info(str(plan))
         self._done = ReadAhead(self._store, plan)
-        self._definitions = plan.definitions
+        inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
+        self._definitions = {
+            **plan.definitions,  # Dagster knows the declared code, without inferred schemas
+            **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
+        }
+        self._inferred = {
+            each.name: plan.pipeline.schema_code(each.name)
+            for each in inferred
+            if each.name in plan.selected
+        }
         if self._source is None:
             return
         listed = {partition.key: partition.found for partition in plan.partitions}
@@ -260,6 +277,7 @@ class RunReport:
             event.name,
             self._store,
             stats,
+            self._inferred.get(event.stage),
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)
         self._pending.setdefault(event.stage, []).append(made)

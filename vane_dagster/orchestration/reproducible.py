@@ -13,6 +13,7 @@ from vane_dagster._secrets import masked
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation, RecomputedRows
 from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import PlanError, VaneError, names
 from vane_dagster.events import (
@@ -114,7 +115,8 @@ class ReproducibilityRunner:
         seed = secrets.randbits(32) if self.seed is None else self.seed
         manifests = self._manifests(stage, seed)
         rows = self.rows or check.rows_to_recompute
-        sample = plan_sample(self.pipeline, stage.name, manifests, self.store, rows, seed)
+        pipeline = pinned(self.pipeline, stage.name, self.store)
+        sample = plan_sample(pipeline, stage.name, manifests, self.store, rows, seed)
         results = _Results(self.context.log, failed=dict(sample.plan.failed))
         try:
             if sample.plan.partitions:

@@ -15,22 +15,28 @@ from typing import Any, Union
 from vane_dagster.compute.api import Backend
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
+from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.engine.preflight import PreflightFinding, check_all, new_findings, refuse
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
     Event,
     Failed,
+    Noticed,
+    Printed,
     Progress,
+    Recomputed,
     RunPlanned,
     Unchanged,
+    Waiting,
+    WorkerReady,
     Writing,
     about_plan,
 )
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
 
@@ -142,22 +148,30 @@ def run_pipeline(
         VaneError: If nothing could be planned, or the cluster cannot run the plan.
     """
     look = _Diagnosis(pipeline, selected, partitions, compute, store, log)
+    connection = _Connection(look)
+    resolved = pipeline
 
     def replan(keys: Sequence[str | None]) -> RunPlan:
-        return plan_run(pipeline, selected, keys, store, force, run_id, retry_quarantined)
+        return plan_run(resolved, selected, keys, store, force, run_id, retry_quarantined)
+
+    def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
+        backend = connection.backend()
+        return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
 
     try:
-        plan = replan(partitions)
-    except VaneError as unplanned:
-        look.refuse_with([unplanned])
-        raise
-    listen(RunPlanned(plan))
-    for event in about_plan(plan):
-        listen(event)
-    if plan.failed and not plan.partitions:
-        look.refuse_with(list(plan.failed.values()))
-    backend = look.backend() if plan.needed() else None
-    try:
+        try:
+            inference = SchemaInference(store, preview, run_id, listen)
+            resolved = inference.resolve(pipeline, selected, partitions)
+            plan = replan(partitions)
+        except VaneError as unplanned:
+            look.refuse_with([unplanned])
+            raise
+        listen(RunPlanned(plan))
+        for event in about_plan(plan):
+            listen(event)
+        if plan.failed and not plan.partitions:
+            look.refuse_with(list(plan.failed.values()))
+        backend = connection.backend() if plan.needed() else None
         _on_a_thread(
             lambda emit, cancelled: execute(
                 plan,
@@ -176,9 +190,60 @@ def run_pipeline(
             flush,
         )
     finally:
-        if backend is not None:
-            compute.close(backend)
+        connection.close()
     return plan
+
+
+def execute_preview(
+    plan: RunPlan,
+    backend: Backend,
+    store: Store,
+    run_id: str,
+    listen: Callable[[Event], None],
+    check: Callable[[], None],
+    check_runner: CheckRunner,
+    priority: int = 0,
+) -> Mapping[str, Sequence[Part]]:
+    """Execute the plan of a preview.
+
+    Args:
+        plan: The plan.
+        backend: Backend that computes.
+        store: The store for the parts.
+        run_id: Identifies the run in leases.
+        listen: Called with the events of workers and waits.
+        check: Called every few seconds; an exception stops the preview.
+        check_runner: Evaluates no checks here.
+        priority: The run's priority when runs compete for workers.
+
+    Returns:
+        The parts of each stage. The caller deletes those that were computed.
+
+    Raises:
+        VaneError: If a stage cannot be computed.
+    """
+    made: dict[str, Sequence[Part]] = {}
+    failed: list[VaneError] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Recomputed):
+            made[event.stage] = event.parts
+        elif isinstance(event, Failed):
+            failed.append(event.error)
+        elif isinstance(event, (Printed, Noticed, Waiting, WorkerReady)):
+            listen(event)
+
+    _on_a_thread(
+        lambda emit, cancelled: execute(
+            plan, backend, store, run_id, emit, cancelled, {}, check_runner, priority=priority
+        ),
+        hear,
+        check,
+        lambda: None,
+    )
+    if failed:
+        raise failed[0]
+    return made
 
 
 def recompute(
@@ -288,6 +353,29 @@ class _Diagnosis:
         first = dict.fromkeys(stages, next(iter(self.partitions), None))
         checked = check_all(self.pipeline, stages, first, self.store, backend)
         return new_findings(checked.findings, errors)
+
+
+class _Connection:
+    """The backend of a run, which its previews use too. It is connected when it is first needed."""
+
+    def __init__(self, look: _Diagnosis) -> None:
+        self._look = look
+        self._backend: Backend | None = None
+
+    def backend(self) -> Backend:
+        """Return the backend.
+
+        Raises:
+            PreflightError: If it is not reachable.
+        """
+        if self._backend is None:
+            self._backend = self._look.backend()
+        return self._backend
+
+    def close(self) -> None:
+        """Release everything that must not outlive the run."""
+        if self._backend is not None:
+            self._look.compute.close(self._backend)
 
 
 def _few(errors: Sequence[VaneError]) -> list[VaneError]:

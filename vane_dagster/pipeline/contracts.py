@@ -20,6 +20,8 @@ from vane_dagster.types.annotations import hints
 
 RowResult = Literal["value", "values", "bool"]
 """What a row-wise function returns: one value, any number of values, or whether to keep the row."""
+TYPES = "__types"
+"""The column with the types that a call has returned; see `TypesCall`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,41 @@ class RowCall:
         return (None,) * self.positional, named
 
 
-Contract = Union[BatchCall, ColumnsCall, RowCall]
+@dataclass(frozen=True)
+class TypesCall:
+    """A call of another contract, of which only the types of the results are kept.
+
+    Each input row gets one row, with the types of the columns that its call returned.
+
+    Attributes:
+        of: The contract of the call.
+        column: The column that a single value is, if a row-wise callable names none.
+    """
+
+    of: Union[BatchCall, RowCall]
+    column: str
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the callable is called for each row."""
+        return self.of.by_row
+
+    @property
+    def form(self) -> str:
+        """The form of a call, for messages."""
+        return self.of.form
+
+    @property
+    def keyed(self) -> object:
+        """The part of a stage's definition."""
+        return ("types", self.of.keyed)
+
+    def arguments(self) -> tuple[tuple[None, ...], dict[str, None]]:
+        """Return placeholders for the arguments of a call."""
+        return self.of.arguments()
+
+
+Contract = Union[BatchCall, ColumnsCall, RowCall, TypesCall]
 
 
 def row_call(

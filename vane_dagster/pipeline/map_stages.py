@@ -44,7 +44,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
-from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
+from vane_dagster.types.schema import INFER, SchemaLike, parse_schema
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -91,7 +91,7 @@ class MapRows:
         name: str,
         fn: Callable[..., Any],
         *,
-        schema: SchemaLike,
+        schema: SchemaLike | Literal["infer"],
         columns: Sequence[str] | None = None,
         include_columns: bool | Sequence[str] = (),
         batch_format: BatchFormat = "pyarrow",
@@ -135,7 +135,8 @@ class MapRows:
                 frame, or a dict of column to array.
             schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
-                dropped.
+                dropped. "infer": the first run infers the schema from the first rows, pins it in
+                the store, and logs it as code to paste.
             columns: Input columns that `fn` reads; the id is always included. Default: all.
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.
@@ -227,7 +228,7 @@ class MapRows:
             name,
             udf,
             contract,
-            parse_schema(schema, location),
+            None if _is_inferred(schema) else parse_schema(schema, location),
             columns=list_of_names(location, "columns", columns),
             include_columns=include_columns,
             batch_size=batch_size,
@@ -280,7 +281,8 @@ class MapRows:
             fn: A function, or a class with ``__call__`` that is constructed once per worker.
             schema: The type of the result as an SQL string or Arrow type; or several columns, as a
                 mapping of name to type or a `pyarrow.Schema`. Default: the return annotation, a
-                scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model.
+                scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model. "infer":
+                the first run infers it, see `map_batches`.
             inputs: Columns by parameter, for parameters that are not named after their column.
             output_column: The one column of the results. Default: for a single value, the stage's
                 name; a dict, dataclass or model makes a column of each field.
@@ -517,7 +519,7 @@ class MapRows:
         name: str,
         udf: Udf,
         contract: Contract,
-        schema: pa.Schema,
+        schema: pa.Schema | None,
         *,
         columns: tuple[str, ...] | None,
         include_columns: bool | Sequence[str] = (),
@@ -546,7 +548,10 @@ class MapRows:
         max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Add a stage that calls a UDF; the arguments are those of `map_batches`."""
+        """Add a stage that calls a UDF; the arguments are those of `map_batches`.
+
+        A schema of None is inferred.
+        """
         location = self.pipeline._location(name)
         needs = Resources(
             num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
@@ -573,7 +578,8 @@ class MapRows:
             upstream=(self._node,),
             asset=asset_options(location, asset),
             udf=udf,
-            schema=schema,
+            schema=pa.schema([]) if schema is None else schema,
+            infers=schema is None,
             columns=columns,
             contract=contract,
             batch_size=None if auto else positive(location, "batch_size", batch_size),
@@ -598,17 +604,8 @@ class MapRows:
             },
             include=parse_include(location, include_columns),
         )
-        takes = spec.children is None and ERROR_COLUMN not in spec.schema.names
-        if spec.failures.on_error == "null" and not takes:
-            raise DefinitionError(
-                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
-                "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
-            )
-        if unknown := [name for name in spec.reads if name not in spec.schema.names]:
-            raise DefinitionError(
-                f"{location}: column_lineage names {names(unknown)}, which the schema does not "
-                f"declare; it has {names(spec.schema.names, 20)}"
-            )
+        if not spec.infers:
+            spec.check_schema(location)
         return self.pipeline._add(spec)
 
     def _children(
@@ -637,8 +634,10 @@ def _result_schema(
     result: RowResult,
     schema: Any,
     output_column: str | None,
-) -> tuple[pa.Schema, str | None]:
+) -> tuple[pa.Schema | None, str | None]:
     """Return the columns that a row-wise function makes, and the one that its result is.
+
+    The schema is None if it is inferred; a single value then is in the column of the stage's name.
 
     Raises:
         DefinitionError: If the result's type is unknown.
@@ -646,6 +645,8 @@ def _result_schema(
     """
     if result == "bool":
         return pa.schema([]), None
+    if _is_inferred(schema):
+        return None, output_column
     output = output_column or name
     if isinstance(schema, (str, pa.DataType)):
         return parse_schema({output: schema}, location), output
@@ -660,7 +661,8 @@ def _result_schema(
     if returned is None:
         raise DefinitionError(
             f"{location}: the result's type is unknown; annotate what {_name(call)} returns, or "
-            'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}'
+            'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}; '
+            'schema="infer" infers it from the first rows'
         )
     try:
         fields = field_types(returned) if output_column is None else None
@@ -668,6 +670,10 @@ def _result_schema(
     except SchemaError as error:
         raise SchemaError(f"{location}: {_name(call)} returns {error}") from None
     return parse_schema(found, location), None if fields else output
+
+
+def _is_inferred(schema: Any) -> bool:
+    return isinstance(schema, str) and schema == INFER
 
 
 def _name(call: Any) -> str:

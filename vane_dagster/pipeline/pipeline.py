@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -144,7 +145,8 @@ class Pipeline(Rows):
     def __str__(self) -> str:
         """The tree of the stages with their columns.
 
-        Types that only the source knows are `?`, further columns of the source `...`.
+        Types that only the source knows are `?`, further columns of the source or of a schema to be
+        inferred `...`.
 
         A join is drawn under the first stage that it reads, and names all of them.
         """
@@ -184,7 +186,7 @@ class Pipeline(Rows):
     def schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""
         types = self.declared_types()[stage]
-        if None not in types.values():
+        if None not in types.values() and declares_columns(self, stage):
             return pa.schema(types)
         needed = with_upstream(self, stage)
         return self.resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
@@ -214,6 +216,52 @@ class Pipeline(Rows):
                 inputs = {name: schemas[name] for name in stage.spec.upstream}
                 schemas[stage.name] = stage.spec.output_schema(self, inputs)
         return schemas
+
+    def with_spec(self, spec: StageSpec) -> Pipeline:
+        """Return a copy of the pipeline in which a stage is replaced.
+
+        Args:
+            spec: The new stage, of the name of an existing one. Its checks are those of the
+                existing one.
+
+        Raises:
+            DefinitionError: If a check does not fit the stage.
+        """
+        other = copy.copy(self)
+        other.pipeline = other
+        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        other._stages = {
+            stage.name: Stage(other, spec if stage.name == spec.name else stage.spec)
+            for stage in self
+        }
+        return other
+
+    def with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:
+        """Return a copy of the pipeline in which a stage has its inferred schema.
+
+        Args:
+            stage: The stage.
+            schema: The schema.
+
+        Raises:
+            DefinitionError: If an option or a check of the stage does not fit the schema.
+            SchemaError: If the schema cannot be stored.
+        """
+        spec = self[stage].spec
+        assert spec.runs_udf
+        spec = spec.with_schema(self, schema)
+        _fit_checks(self, spec, self._checks[stage], self._location(stage))
+        return self.with_spec(spec)
+
+    def schema_code(self, stage: str) -> str:
+        """Return the argument that declares a stage's schema, for a stage with a user's function.
+
+        Args:
+            stage: The stage.
+        """
+        spec = self[stage].spec
+        assert spec.runs_udf
+        return spec.schema_code
 
     def checks(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that are evaluated when a partition is committed."""
@@ -342,9 +390,16 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
             f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "
             "none; give it to the stage that is published"
         )
-    if spec.runs_udf:
-        ids = [key.column for key in pipeline.keys(spec.name)]
-        carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
-        for check in checks:
-            check.fit(pa.schema([*carried, *spec.schema]), location)
+    _fit_checks(pipeline, spec, checks, location)
     return checks
+
+
+def _fit_checks(
+    pipeline: Pipeline, spec: StageSpec, checks: Sequence[Check], location: str
+) -> None:
+    if not spec.runs_udf or spec.is_inferred:
+        return
+    ids = [key.column for key in pipeline.keys(spec.name)]
+    carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
+    for check in checks:
+        check.fit(pa.schema([*carried, *spec.schema]), location)

@@ -13,7 +13,7 @@ import abc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructo
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import unwrapped
-from vane_dagster.pipeline.contracts import Contract, RowCall
+from vane_dagster.pipeline.contracts import TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import (
     call_arguments,
     constructor_arguments,
@@ -40,6 +40,7 @@ from vane_dagster.pipeline.options import (
     Failures,
     IncludeColumns,
     JoinHow,
+    OnError,
     Resources,
     RowOrder,
     WorkerLifecycle,
@@ -48,7 +49,14 @@ from vane_dagster.pipeline.udf import CALL, Udf
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
-from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.types.schema import (
+    ERROR_COLUMN,
+    INFER,
+    is_untyped,
+    parse_schema,
+    schema_code,
+    type_code,
+)
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -205,6 +213,11 @@ class StageKind(abc.ABC):
     def declares_columns(self, pipeline: Pipeline) -> bool:
         """Return whether the names of its columns are known without the source."""
         return True
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether its schema is not known yet, because its first run infers it."""
+        return False
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -387,7 +400,7 @@ class MapBatchesSpec(StageKind):
 
     Attributes:
         udf: The function or class with its arguments.
-        schema: The declared output columns.
+        schema: The declared output columns; empty as long as they are to be inferred.
         columns: The input columns that the UDF reads; None for all.
         contract: How the UDF is called with rows.
         batch_size: Rows per call; None if `auto_batch` is set or none is declared.
@@ -406,6 +419,8 @@ class MapBatchesSpec(StageKind):
         order: The order in which workers receive a fragment's rows; None for the rows' own. Only
             set if `columns` lists the columns that are read.
         execution_backend: Where its workers run; None if the compute resource decides.
+        infers: Whether the first run infers the schema. `with_schema` returns the stage with the
+            inferred one, as if it had been declared.
     """
 
     udf: Udf
@@ -427,6 +442,7 @@ class MapBatchesSpec(StageKind):
     include: IncludeColumns = ()
     order: RowOrder | None = None
     execution_backend: ExecutionBackend | None = None
+    infers: bool = False
 
     kind = "map_batches"
     runs_udf: ClassVar[Literal[True]] = True
@@ -490,6 +506,11 @@ class MapBatchesSpec(StageKind):
     def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
         """The declared columns, and the ids and columns that pass through."""
         first, location = inputs[self.upstream[0]], pipeline._location(self.name)
+        if self.infers:
+            raise SchemaError(
+                f"{location}: its columns are not known before its first run, which infers them "
+                f"(schema={INFER!r}). Declare the schema; preview() shows it as code"
+            )
         needed = dict.fromkeys([*(self.columns or ()), *_listed(self.include)])
         if missing := [column for column in needed if column not in first.names]:
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
@@ -536,8 +557,108 @@ class MapBatchesSpec(StageKind):
         return [name for name in chosen if name not in ids and name not in self.schema.names]
 
     def declares_columns(self, pipeline: Pipeline) -> bool:
-        """False if it passes on all columns of an input that does not declare them."""
-        return self.include is not True or declares_columns(pipeline, self.upstream[0])
+        """False if they are inferred, or are all columns of an input that does not declare them."""
+        known = self.include is not True or declares_columns(pipeline, self.upstream[0])
+        return known and not self.infers
+
+    @property
+    def is_inferred(self) -> bool:
+        """True until the schema is pinned."""
+        return self.infers
+
+    def probe(self) -> MapBatchesSpec:
+        """Return a stage that makes the same calls, and returns the types of their results.
+
+        It uses the same workers.
+        """
+        assert isinstance(self.contract, (BatchCall, RowCall))
+        on_error: OnError = "quarantine" if self.isolates_rows else "raise"
+        return replace(
+            self,
+            schema=pa.schema([(TYPES, pa.string())]),
+            contract=TypesCall(self.contract, self.name),
+            cardinality="one_to_one",
+            children=None,
+            failures=replace(self.failures, on_error=on_error),
+            reads={},
+            include=(),
+            infers=False,
+        )
+
+    def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
+        """Return the stage with a schema, as if that had been declared.
+
+        Raises:
+            DefinitionError: If the other options do not fit the schema.
+            SchemaError: If it has no columns, or ones that cannot be stored.
+        """
+        location = pipeline._location(self.name)
+        spec = replace(self, schema=parse_schema(schema, location), infers=False)
+        spec.check_schema(location)
+        return spec
+
+    def inferred_schema(
+        self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
+    ) -> pa.Schema:
+        """Return the schema to pin: the columns returned, without those that pass through.
+
+        Args:
+            pipeline: The pipeline.
+            found: The columns that the calls returned.
+            given: The schema of the input.
+            rows: The number of input rows.
+
+        Raises:
+            SchemaError: If there is no such column, or one without a type.
+        """
+        location = pipeline._location(self.name)
+        ids = [key.column for key in pipeline.keys(self.name)]
+        passed = {*(ids[1:] if self.makes_rows else ids)}
+        passed |= {*(given.names if self.include is True else self.include)}
+        if self.failures.on_error == "null":
+            passed.add(ERROR_COLUMN)
+        made = [field for field in found if field.name not in passed]
+        if not made:
+            raise SchemaError(
+                f"{location}: its schema cannot be inferred, because {self.udf.name} returned no "
+                f"column besides those passed on for the first {rows:,} rows. Return what it makes"
+            )
+        if untyped := [field.name for field in made if is_untyped(field.type)]:
+            raise SchemaError(
+                f"{location}: the type of {names(untyped)} cannot be inferred, because the first "
+                f"{rows:,} rows have only nulls or empty lists there. Declare the schema, as "
+                f"schema={schema_code(made)}"
+            )
+        return parse_schema(pa.schema(made), location)
+
+    @property
+    def schema_code(self) -> str:
+        """The argument that declares the schema, for example ``schema={"label": "VARCHAR"}``."""
+        fields = list(self.schema)
+        if isinstance(self.contract, RowCall) and self.contract.output is not None:
+            kind = self.schema.field(self.contract.output).type
+            if not pa.types.is_struct(kind):
+                return f"schema={type_code(kind)}"
+            fields = list(kind)
+        return f"schema={schema_code(fields)}"
+
+    def check_schema(self, location: str) -> None:
+        """Verify that the other options fit the schema.
+
+        Raises:
+            DefinitionError: If they do not.
+        """
+        takes = self.children is None and ERROR_COLUMN not in self.schema.names
+        if self.failures.on_error == "null" and not takes:
+            raise DefinitionError(
+                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
+                "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
+            )
+        if unknown := [name for name in self.reads if name not in self.schema.names]:
+            raise DefinitionError(
+                f"{location}: column_lineage names {names(unknown)}, which the schema does not "
+                f"declare; it has {names(self.schema.names, 20)}"
+            )
 
     def declared_types(self, pipeline: Pipeline, inputs: Mapping[str, Types]) -> Types:
         """The declared types, and those known of the ids and columns that pass through."""
@@ -575,6 +696,8 @@ class MapBatchesSpec(StageKind):
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """All declared columns except ids."""
+        if self.infers:
+            return None
         ids = [key.column for key in pipeline.keys(self.name)]
         return pa.schema([field for field in self.schema if field.name not in ids])
 
@@ -591,7 +714,7 @@ class MapBatchesSpec(StageKind):
         return [
             digest(self.code(pipeline).digest, *constructor_arguments(pipeline, self)),
             *call_arguments(pipeline, self),
-            self.schema.to_string(show_schema_metadata=False),
+            INFER if self.infers else self.schema.to_string(show_schema_metadata=False),
             self.columns,
             self.contract.keyed,
             self.cardinality,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import call_arguments, constructor_arguments, environment
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec
+from vane_dagster.pipeline.specs import MapBatchesSpec, StageSpec, with_upstream
 
 VERSION = 3
 """Increment if definitions are computed differently, or if parameters change their meaning.
@@ -29,6 +29,23 @@ def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
         CodeIdentityError: If its code or an argument has no stable identity.
     """
     return digest(VERSION, spec.kind, pipeline.id, *spec.definition(pipeline))
+
+
+def inference_definition(pipeline: Pipeline, stage: str) -> str:
+    """Return the digest under which a stage's inferred schema is pinned; 40 hex digits.
+
+    The types of its results follow from its own definition and from those of its upstream stages.
+
+    Args:
+        pipeline: The pipeline, with the inferred schemas of the upstream stages.
+        stage: The stage.
+
+    Raises:
+        CodeIdentityError: If the code or an argument of a stage has no stable identity.
+    """
+    nodes = with_upstream(pipeline, stage)
+    above = [stage_definition(pipeline, each.spec) for each in pipeline if each.name in nodes]
+    return digest("inferred schema", *above)
 
 
 @dataclass(frozen=True)

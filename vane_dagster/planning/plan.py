@@ -79,6 +79,9 @@ class PartitionPlan:
         schemas: Output schemas of the source, the inputs and the selected stages.
         sample: For a plan that computes only some rows, to compare and not to commit: their
             positions in each fragment of the stage's base node, by fragment index.
+        preview: Whether only the first rows are computed, from the source or from the stored parts
+            of upstream stages. The counts of the fragments and of these parts are those of the
+            first rows. Nothing is committed.
     """
 
     key: str | None
@@ -90,6 +93,12 @@ class PartitionPlan:
     input_names: Mapping[str, ManifestName]
     schemas: Mapping[str, pa.Schema]
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    preview: bool = False
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether only some rows are computed, and not committed."""
+        return self.preview or bool(self.sample)
 
     @property
     def label(self) -> str:
@@ -154,7 +163,7 @@ class RunPlan:
     @property
     def is_sample(self) -> bool:
         """Whether only some rows are computed, of stages that are not committed."""
-        return any(partition.sample for partition in self.partitions)
+        return any(partition.is_sample for partition in self.partitions)
 
     def missing(self, stage: str) -> int:
         """Return the number of fragments of a stage to compute, over all partitions."""

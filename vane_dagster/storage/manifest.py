@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import FORMAT, Codec, require_format
+from vane_dagster.storage.codec import FORMAT, Codec, read_schema, require_format, schema_record
 
 MANIFEST_FORMAT = 3
 """The newest manifest format. It is incremented if an older release would misread a manifest.
@@ -377,14 +376,6 @@ class Manifest:
         return _MANIFEST_CODEC.load(record)
 
 
-def _schema_record(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def _read_schema(record: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record)))
-
-
 def _many(codec: Codec[Any]) -> Callable[[Any], Any]:
     return lambda values: [codec.record(value) for value in values]
 
@@ -509,7 +500,7 @@ _MANIFEST_CODEC = Codec(
         "keys": tuple,
         "reads": tuple,
         "sample": tuple,
-        "schema": _read_schema,
+        "schema": read_schema,
         "fragments": _read_many(_FRAGMENT_CODEC),
         "parts": _read_many(_PART_CODEC),
         "files": _read_many(_FILE_CODEC),
@@ -517,7 +508,7 @@ _MANIFEST_CODEC = Codec(
         "published": _optional(_PUBLISHED_CODEC.load),
     },
     write={
-        "schema": _schema_record,
+        "schema": schema_record,
         "fragments": lambda fragments: [_fragment_record(each) for each in fragments],
         "parts": lambda parts: [part.as_record() for part in parts],
         "files": _many(_FILE_CODEC),

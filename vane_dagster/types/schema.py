@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
 import duckdb
@@ -15,6 +16,9 @@ from vane_dagster.types.duckdb_connection import connect
 
 ERROR_COLUMN = "error"
 """The column in which `on_error="null"` stores the error of a row."""
+
+INFER = "infer"
+"""The schema of a stage that has none yet: its first run infers it."""
 
 SchemaLike = Union[pa.Schema, Mapping[str, Union[str, pa.DataType]]]
 
@@ -185,6 +189,77 @@ def sql_name(kind: pa.DataType) -> str | None:
         size = kind.list_size if pa.types.is_fixed_size_list(kind) else ""
         return f"{child}[{size}]" if child else None
     return None
+
+
+def type_code(kind: pa.DataType) -> str:
+    """Return the Python code of an Arrow type in a schema: an SQL type string if there is one.
+
+    Args:
+        kind: The type.
+    """
+    name = sql_name(kind)
+    if name is not None and sql_type(name) == kind:
+        return json.dumps(name, ensure_ascii=False)
+    return _arrow_code(kind)
+
+
+_ARROW_NAMES = {
+    pa.float16(): "pa.float16()",
+    pa.date64(): "pa.date64()",
+    pa.month_day_nano_interval(): "pa.month_day_nano_interval()",
+}
+
+
+def _arrow_code(kind: pa.DataType) -> str:
+    """Return the Python code of a type that SQL cannot name, or that contains one."""
+    if kind in _ARROW_NAMES:
+        return _ARROW_NAMES[kind]
+    if pa.types.is_struct(kind):
+        fields = ", ".join(f"{json.dumps(f.name)}: {_arrow_code(f.type)}" for f in kind)
+        return f"pa.struct({{{fields}}})"
+    if pa.types.is_map(kind):
+        return f"pa.map_({_arrow_code(kind.key_type)}, {_arrow_code(kind.item_type)})"
+    if pa.types.is_fixed_size_list(kind):
+        return f"pa.list_({_arrow_code(kind.value_type)}, {kind.list_size})"
+    if pa.types.is_list(kind):
+        return f"pa.list_({_arrow_code(kind.value_type)})"
+    if pa.types.is_timestamp(kind):
+        zone = f", {json.dumps(kind.tz)}" if kind.tz else ""
+        return f'pa.timestamp("{kind.unit}"{zone})'
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        name = "duration" if pa.types.is_duration(kind) else f"time{kind.bit_width}"
+        return f'pa.{name}("{kind.unit}")'
+    if pa.types.is_decimal(kind):
+        return f"pa.decimal{kind.bit_width}({kind.precision}, {kind.scale})"
+    if pa.types.is_fixed_size_binary(kind):
+        return f"pa.binary({kind.byte_width})"
+    plain = {"float": "float32", "double": "float64", "bool": "bool_", "date32[day]": "date32"}
+    return f"pa.{plain.get(str(kind), str(kind))}()"
+
+
+def schema_code(fields: Iterable[pa.Field]) -> str:
+    """Return columns as Python code, for example ``{"label": "VARCHAR", "score": "DOUBLE"}``.
+
+    Args:
+        fields: The columns. One of a null type is shown without a type, as ``...``.
+    """
+    pairs = (
+        f"{json.dumps(field.name, ensure_ascii=False)}: "
+        f"{'...' if is_untyped(field.type) else type_code(field.type)}"
+        for field in fields
+    )
+    return f"{{{', '.join(pairs)}}}"
+
+
+def is_untyped(kind: pa.DataType) -> bool:
+    """Return whether a type is null, or a list, struct or map of it: no value was seen.
+
+    Args:
+        kind: The type.
+    """
+    if pa.types.is_null(kind):
+        return True
+    return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:

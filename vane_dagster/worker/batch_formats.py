@@ -114,7 +114,7 @@ def from_result(
     Raises:
         UdfError: If the result has another form, a column is missing, or a type does not fit.
     """
-    columns, rows, index = _columns(result, schema, id, location)
+    columns, rows, index = result_columns(result, schema, id, location)
     optional = {*ids, *passed_on}
     missing = [name for name in schema.names if name not in columns and name not in optional]
     if missing:
@@ -141,9 +141,20 @@ def from_result(
     return Result(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), index)
 
 
-def _columns(
+def result_columns(
     result: Any, schema: pa.Schema, id: str, location: str
 ) -> tuple[Mapping[str, Any], int, npt.NDArray[np.int64] | None]:
+    """Return the columns of a result, its number of rows if it is a table, and its index.
+
+    Args:
+        result: See `from_result`.
+        schema: The columns whose index counts.
+        id: The id that matches output rows to input rows.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If the result has another form.
+    """
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         return dict(zip(result.schema.names, result.columns)), result.num_rows, None
     pandas = sys.modules.get("pandas")
@@ -323,9 +334,9 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         return values
     if isinstance(values, (str, bytes, Mapping)):
         raise TypeError("a single value, not one for each row")
-    if hasattr(values, "columns") and (hasattr(values, "ndim") or _exports_stream(values)):
+    if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
-    if _exports_stream(values):
+    if exports_stream(values):
         return pa.chunked_array(values)
     values = without_tensor(values)
     if isinstance(values, memoryview):
@@ -348,7 +359,7 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
     return pa.array(values, kind)
 
 
-def _exports_stream(values: Any) -> bool:
+def exports_stream(values: Any) -> bool:
     """Return whether a column is read as an Arrow stream. A pandas Series is not.
 
     pandas exports NaN as a number, and cannot export columns of objects.

@@ -8,6 +8,7 @@ form that `batch_formats.from_result` converts. There is one for each class of
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import nullcontext
@@ -17,9 +18,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
-from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall
+from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall, TypesCall
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
+from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
@@ -134,10 +136,19 @@ class ColumnsCaller:
 class RowCaller:
     """Calls ``fn(value, ...)`` for each row. The error of a row is that row's alone."""
 
-    def __init__(self, contract: RowCall, code: UserCode) -> None:
+    def __init__(
+        self,
+        contract: RowCall,
+        code: UserCode,
+        results_of: Callable[[pa.Table], RowResults] | None = None,
+    ) -> None:
         self._contract, self._code = contract, code
         self._call = row_function(contract, code.call, code.args, code.kwargs)
         self._limit = code.op.policy.timeout_s
+        self._results_of = results_of or self._row_results
+
+    def _row_results(self, batch: pa.Table) -> RowResults:
+        return RowResults(self._contract, batch, self._code.op, self._code.work)
 
     def results(self, batch: pa.Table) -> Iterator[Any]:
         """See `Caller`.
@@ -147,7 +158,7 @@ class RowCaller:
             Revoked: If the lease ended.
         """
         code, limit, call, no_deadline = self._code, self._limit, self._call, nullcontext()
-        results = RowResults(self._contract, batch, code.op, code.work)
+        results = self._results_of(batch)
         for place, values in enumerate(row_arguments(self._contract, batch)):
             if code.revoked():
                 raise Revoked
@@ -168,7 +179,7 @@ class RowCaller:
             Revoked: If the lease ended.
         """
         limit = self._limit
-        results = RowResults(self._contract, batch, self._code.op, self._code.work)
+        results = self._results_of(batch)
         rows = enumerate(row_arguments(self._contract, batch))
 
         async def next_rows() -> None:
@@ -209,6 +220,30 @@ class RowCaller:
         return result
 
 
+class BatchTypesCaller:
+    """Calls ``fn(batch)``, and keeps the types of its results."""
+
+    def __init__(self, contract: BatchCall, code: UserCode) -> None:
+        self._caller, self._code = BatchCaller(contract, code), code
+
+    def results(self, batch: pa.Table) -> Iterator[Any]:
+        """See `Caller`."""
+        op, work = self._code.op, self._code.work
+        found = [result_types(result, op, work) for result in self._caller.results(batch)]
+        yield types_table(found, batch.column(op.ids[0]), op, work)
+
+    async def results_later(self, batch: pa.Table, room: asyncio.Semaphore) -> AsyncIterator[Any]:
+        """See `Caller`. The caller's task holds the room."""
+        op, work = self._code.op, self._code.work
+        results = self._caller.results_later(batch, room)
+        found = [result_types(result, op, work) async for result in results]
+        yield types_table(found, batch.column(op.ids[0]), op, work)
+
+    def as_batch(self, result: Any) -> Any:
+        """See `Caller`."""
+        return result
+
+
 def caller(code: UserCode) -> Caller:
     """Return the caller for a contract.
 
@@ -216,6 +251,11 @@ def caller(code: UserCode) -> Caller:
         code: What is called, and how.
     """
     contract = code.op.contract
+    if isinstance(contract, TypesCall):
+        if isinstance(contract.of, BatchCall):
+            return BatchTypesCaller(contract.of, code)
+        types = functools.partial(RowTypes, contract, op=code.op, work=code.work)
+        return RowCaller(contract.of, code, types)
     if isinstance(contract, RowCall):
         return RowCaller(contract, code)
     if isinstance(contract, ColumnsCall):

@@ -1,0 +1,210 @@
+"""Inference of the schemas that stages do not declare, from the results for their first rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from vane_dagster.engine.recompute import delete_parts
+from vane_dagster.errors import SchemaError
+from vane_dagster.events import SchemaInferred
+from vane_dagster.pipeline.contracts import TYPES
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import with_upstream
+from vane_dagster.planning.definition import inference_definition
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.planning.preview_plan import MAX_PARTITIONS, previews
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
+from vane_dagster.storage.store import Store
+from vane_dagster.worker.inferred_types import read_types
+
+INFERRED_ROWS = 16
+"""Input rows from which a schema is inferred; more if a filter upstream drops these."""
+
+Execute = Callable[[RunPlan], Mapping[str, Sequence[Part]]]
+"""Executes the plan of a preview, and returns the parts of its stages."""
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The rows that a stage made of its first input rows.
+
+    Attributes:
+        rows: The rows.
+        rows_in: The number of input rows.
+        given: The schema of the input.
+        error: The error of one of the rows that could not be computed; empty if there is none.
+    """
+
+    rows: pa.Table
+    rows_in: int
+    given: pa.Schema
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SchemaInference:
+    """Finds the schemas of stages: pinned ones in the store, others from their first rows.
+
+    Attributes:
+        store: The store.
+        execute: Executes previews.
+        run_id: The run, for the record.
+        listen: Called with a `SchemaInferred` for each schema that was inferred.
+        pins: Whether inferred schemas are pinned.
+    """
+
+    store: Store
+    execute: Execute
+    run_id: str
+    listen: Callable[[SchemaInferred], None]
+    pins: bool = True
+
+    def resolve(
+        self,
+        pipeline: Pipeline,
+        selected: Collection[str],
+        partitions: Sequence[str | None],
+    ) -> Pipeline:
+        """Return the pipeline with the schemas of all selected stages.
+
+        Args:
+            pipeline: The pipeline.
+            selected: The stages.
+            partitions: The partitions with the first rows.
+
+        Raises:
+            VaneError: If the first rows cannot be planned or computed.
+            SchemaError: If they do not determine a schema.
+        """
+        for stage in list(pipeline):
+            if stage.name in selected and stage.spec.is_inferred:
+                definition = inference_definition(pipeline, stage.name)
+                place = (self.store, pipeline.name, stage.name, definition)
+                known = read_pin(*place)
+                pin = known or self._infer(pipeline, stage.name, selected, partitions)
+                if known is None and self.pins:
+                    pin = keep_pin(*place, pin)
+                pipeline = pipeline.with_schema(stage.name, pin.schema)
+                if known is None:
+                    self.listen(
+                        SchemaInferred(stage.name, pipeline.schema_code(stage.name), pin.rows)
+                    )
+        return pipeline
+
+    def first_rows(
+        self,
+        pipeline: Pipeline,
+        stage: str,
+        selected: Collection[str],
+        partitions: Sequence[str | None],
+        rows: int,
+    ) -> FirstRows | None:
+        """Compute the first rows of a stage.
+
+        Args:
+            pipeline: The pipeline, with the schemas of the stage and those upstream of it.
+            stage: The stage.
+            selected: The upstream stages that may be computed for it.
+            partitions: The partitions, the first one with rows is used.
+            rows: The number of input rows; more if a filter drops these.
+
+        Returns:
+            The rows; those of the last attempt, if none had any; None if there is no input row.
+
+        Raises:
+            VaneError: If the first rows cannot be planned or computed.
+        """
+        found = None
+        for plan in previews(self._planned(pipeline, stage, selected, partitions), stage, rows):
+            try:
+                (part,) = self.execute(plan)[stage]
+                (upstream,) = pipeline[stage].spec.upstream[:1]
+                found = FirstRows(
+                    read_part(part.folder, part.info.name),
+                    part.info.rows_in,
+                    plan.partitions[0].schemas[upstream],
+                    _first_error(part),
+                )
+            finally:
+                delete_parts(plan, self.store)
+            if found.rows.num_rows:
+                break
+        return found
+
+    def _infer(
+        self,
+        pipeline: Pipeline,
+        stage: str,
+        selected: Collection[str],
+        partitions: Sequence[str | None],
+    ) -> SchemaPin:
+        spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
+        assert spec.runs_udf
+        probing = pipeline.with_spec(spec.probe())
+        found = self.first_rows(probing, stage, selected, partitions, INFERRED_ROWS)
+        if found is None or not found.rows.num_rows:
+            why = "there is no input row"
+            if found is not None and found.rows_in:
+                why = f"none of the first {found.rows_in:,} rows could be computed"
+            error = f": {found.error}" if found is not None and found.error else ""
+            raise SchemaError(
+                f"{location}: its schema cannot be inferred, because {why}{error}. Declare the "
+                "schema"
+            )
+        types = read_types(dict.fromkeys(found.rows.column(TYPES).to_pylist()), location)
+        schema = spec.inferred_schema(pipeline, types, found.given, found.rows_in)
+        return SchemaPin(schema, found.rows_in, self.run_id, time.time())
+
+    def _planned(
+        self,
+        pipeline: Pipeline,
+        stage: str,
+        selected: Collection[str],
+        partitions: Sequence[str | None],
+    ) -> RunPlan:
+        """Plan the stage and the selected stages upstream, in the first partitions that allow it."""
+        wanted = {*with_upstream(pipeline, stage).intersection(selected), stage}
+        for start in range(0, len(partitions), MAX_PARTITIONS):
+            chunk = partitions[start : start + MAX_PARTITIONS]
+            planned = plan_run(pipeline, wanted, chunk, self.store)
+            if planned.partitions:
+                return planned
+        raise next(iter(planned.failed.values()))
+
+
+def _first_error(part: Part) -> str:
+    if not part.info.faults:
+        return ""
+    return str(read_part(part.folder, part.info.faults, ["error"]).column("error")[0])
+
+
+def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
+    """Return the pipeline with the pinned schemas of a stage and of those upstream of it.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The stage.
+        store: The store.
+
+    Raises:
+        SchemaError: If the stage's schema is to be inferred.
+    """
+    above = with_upstream(pipeline, stage)
+    for each in list(pipeline):
+        if each.name in above and each.spec.is_inferred:
+            definition = inference_definition(pipeline, each.name)
+            pin = read_pin(store, pipeline.name, each.name, definition)
+            if pin is not None:
+                pipeline = pipeline.with_schema(each.name, pin.schema)
+    if pipeline[stage].spec.is_inferred:
+        raise SchemaError(
+            f"stage '{pipeline.name}/{stage}': its code has changed since its schema was inferred. "
+            "Materialize it first"
+        )
+    return pipeline

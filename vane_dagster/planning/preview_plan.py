@@ -1,0 +1,144 @@
+"""Plans that compute a stage for the first rows of its input, without committing anything.
+
+A preview is cut from the plan of a run: one fragment of one partition, of which each stage computes
+the first rows. Stored parts of upstream stages are read, missing ones are computed. It is executed
+like any other plan; see `PartitionPlan.preview`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+from vane_dagster.pipeline.specs import SOURCE
+from vane_dagster.planning.inputs import stages_read
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
+
+MAX_FRAGMENTS = 4
+"""Fragments of a partition that previews read, at most, until one has rows for the stage."""
+MAX_PARTITIONS = 4
+"""Partitions that previews read, at most, until one has rows for the stage."""
+_GROWTH = 32
+
+
+def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
+    """Yield plans of a stage's first rows, each of more rows or of other fragments.
+
+    A filter upstream may drop the first rows, so the caller executes one after the other until the
+    stage has rows.
+
+    Args:
+        planned: The plan of a run of the stage, and of the upstream stages that may be computed.
+        stage: The stage.
+        rows: Rows of the source, or of a stored part, that the first plan reads.
+    """
+    for partition in planned.partitions[:MAX_PARTITIONS]:
+        for index in _fragments(planned, partition, stage)[:MAX_FRAGMENTS]:
+            available = _rows(planned, partition, stage, index)
+            size = rows
+            while True:
+                yield _cut(planned, partition, stage, index, size)
+                if size >= available:
+                    break
+                size *= _GROWTH
+
+
+def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> list[int]:
+    """Return the fragments that may have rows for a stage: no stored part that it reads is empty."""
+    return [
+        index
+        for index in range(len(partition.fragments))
+        if _rows(planned, partition, stage, index)
+    ]
+
+
+def _rows(planned: RunPlan, partition: PartitionPlan, stage: str, index: int) -> int:
+    """Return the rows of a fragment from which a stage would be computed."""
+    base = planned.pipeline[stage].spec.base_node(planned.pipeline)
+    if base == SOURCE:
+        fragment = partition.fragments[index]
+        return fragment.stop - fragment.start
+    if (info := _stored(partition, base, index)) is not None:
+        return info.rows
+    return _rows(planned, partition, base, index)
+
+
+def _stored(partition: PartitionPlan, stage: str, index: int) -> PartInfo | None:
+    if stage in partition.inputs:
+        return partition.inputs[stage].parts[index]
+    part = partition.stages[stage].parts.get(index)
+    return None if part is None else part.info
+
+
+def _cut(planned: RunPlan, partition: PartitionPlan, stage: str, index: int, rows: int) -> RunPlan:
+    """Return the plan of the first rows of a fragment."""
+    computed, read = _needed(planned, partition, stage, index)
+    stages: dict[str, StagePlan] = {}
+    for name in planned.selected:
+        plan = partition.stages[name]
+        if name in computed:  # no other plan finds these parts
+            stages[name] = StagePlan(plan.digest, plan.generation, None, (secrets.token_hex(20),))
+        elif name in read:
+            part = plan.parts[index]
+            first = {0: Part(part.folder, _first_rows(part.info, rows))}
+            stages[name] = StagePlan(plan.digest, plan.generation, None, (part.info.key,), first)
+    cut = PartitionPlan(
+        key=partition.key,
+        files=(),
+        listed=partition.listed,
+        fragments=(first_rows(partition.fragments[index], rows),),
+        stages=stages,
+        inputs={
+            name: replace(manifest, parts=[_first_rows(manifest.parts[index], rows)])
+            for name, manifest in partition.inputs.items()
+            if name in read
+        },
+        input_names={},
+        schemas=partition.schemas,
+        preview=True,
+    )
+    return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
+
+
+def _needed(
+    planned: RunPlan, partition: PartitionPlan, stage: str, index: int
+) -> tuple[set[str], set[str]]:
+    """Return the stages to compute for a stage, and those whose stored parts are read."""
+    computed, read, wanted = {stage}, set[str](), [stage]
+    while wanted:
+        for name in stages_read(planned.pipeline, planned.pipeline[wanted.pop()].spec):
+            if _stored(partition, name, index) is not None:
+                read.add(name)
+            elif name not in computed:
+                computed.add(name)
+                wanted.append(name)
+    return computed, read
+
+
+def _first_rows(part: PartInfo, rows: int) -> PartInfo:
+    return replace(part, rows=min(rows, part.rows))
+
+
+def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:
+    """Return a fragment of the first rows of a fragment.
+
+    Args:
+        fragment: The fragment.
+        rows: The number of rows.
+    """
+    total = fragment.stop - fragment.start
+    if rows >= total:
+        return fragment
+    left, spans = rows, list[FileSpan]()
+    for span in fragment.spans:
+        if left > 0:
+            spans.append(replace(span, stop=min(span.stop, span.start + left)))
+            left -= span.stop - span.start
+    return replace(
+        fragment,
+        stop=fragment.start + rows,
+        bytes=fragment.bytes * rows // total,
+        files=spans if fragment.files else (),
+    )

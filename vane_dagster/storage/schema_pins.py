@@ -1,0 +1,98 @@
+"""Pinned schemas: the columns that the first run of a stage has inferred.
+
+``<root>/<pipeline>/<stage>/schemas/<definition>.json``, with the definition of the stage before its
+schema was known, and of all stages upstream. It is written once. Fragment keys contain the schema
+itself, so even a lost pin leads to other keys at most, never to a part of other types.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.codec import Codec, read_schema, require_format, schema_record
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+_FORMAT = 1
+"""The newest format; format 1 is not written."""
+
+
+@dataclass(frozen=True)
+class SchemaPin:
+    """An inferred schema.
+
+    Attributes:
+        schema: The columns, as if they had been declared.
+        rows: The input rows that it was inferred from.
+        run_id: The run that has inferred it.
+        pinned_at: Unix time in seconds.
+    """
+
+    schema: pa.Schema
+    rows: int
+    run_id: str
+    pinned_at: float
+
+
+_CODEC = Codec(
+    SchemaPin,
+    {"schema": "schema", "rows": "rows", "run_id": "run_id", "pinned_at": "pinned_at"},
+    read={"schema": read_schema},
+    write={"schema": schema_record},
+)
+
+
+def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> SchemaPin | None:
+    """Return the pinned schema of a stage; None if there is none.
+
+    Args:
+        store: The store.
+        pipeline: The pipeline's name.
+        stage: The stage's name.
+        definition: The definition that it was inferred for.
+
+    Raises:
+        NewerFormatError: If a newer release has written it.
+        StoreError: If it cannot be read.
+    """
+    folder, name = _folder(store, pipeline, stage), f"{definition}.json"
+    try:
+        record = json.loads(folder.read(name))
+        require_format(record, _FORMAT, folder.file_url(name))
+        return _CODEC.load(record)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{folder.file_url(name)!r} is not readable: {error}. Delete it, and the next run "
+            "infers the schema again"
+        ) from error
+
+
+def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:
+    """Pin a schema, unless another run has pinned one meanwhile.
+
+    Args:
+        store: The store.
+        pipeline: The pipeline's name.
+        stage: The stage's name.
+        definition: The definition that it was inferred for.
+        pin: The schema.
+
+    Returns:
+        The pinned schema.
+    """
+    if (other := read_pin(store, pipeline, stage, definition)) is not None:
+        return other
+    _folder(store, pipeline, stage).write(
+        f"{definition}.json", json.dumps(_CODEC.record(pin)).encode()
+    )
+    return pin
+
+
+def _folder(store: Store, pipeline: str, stage: str) -> Location:
+    return store.root.child(pipeline, stage, "schemas")

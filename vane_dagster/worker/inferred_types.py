@@ -1,0 +1,212 @@
+"""The types of results of users' functions, for stages without a declared schema."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vane_dagster.errors import UdfError, names
+from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
+from vane_dagster.storage.codec import read_schema, schema_record
+from vane_dagster.types.schema import plain_type
+from vane_dagster.worker.batch_formats import exports_stream, result_columns
+from vane_dagster.worker.frameworks import without_tensor
+from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.row_results import RowResults, fields_of, has_fields
+
+_MAX_DIGITS = 38
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def result_types(result: Any, op: CallUdf, work: Work) -> pa.Schema:
+    """Return the columns of the result of a call with a batch.
+
+    Args:
+        result: A table, data frame, or dict of column to array.
+        op: The call.
+        work: The task.
+
+    Raises:
+        UdfError: If the result has another form, or a column has no one type.
+    """
+    columns = result_columns(result, pa.schema([]), op.ids[0], work.location)[0]
+    return _schema(columns, work.location)
+
+
+def types_table(found: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf, work: Work) -> Any:
+    """Return a row for each input row, with the types that the calls for them returned.
+
+    Args:
+        found: The columns of each result.
+        ids: The ids of the input rows.
+        op: The call.
+        work: The task.
+
+    Raises:
+        UdfError: If a column has several types.
+    """
+    schema = merged_types(found, work.location)
+    records = pa.array([schema_record(schema)] * len(ids), pa.string())
+    return pa.table({op.ids[0]: ids, TYPES: records})
+
+
+def read_types(records: Iterable[str], location: str) -> pa.Schema:
+    """Return the columns that `types_table` has recorded.
+
+    Args:
+        records: The values of the column `TYPES`.
+        location: The stage, for messages.
+
+    Raises:
+        UdfError: If a column has several types.
+    """
+    return merged_types(map(read_schema, records), location)
+
+
+def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
+    """Combine the columns of several results. Numbers of different types get the wider type.
+
+    Args:
+        found: The columns of each result.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If a column has types that have nothing in common.
+    """
+    merged: dict[str, pa.DataType] = {}
+    for schema in found:
+        for field in schema:
+            known = merged.setdefault(field.name, field.type)
+            if known != field.type:
+                merged[field.name] = _wider(known, field.type, field.name, location)
+    return pa.schema(merged)
+
+
+def _wider(one: pa.DataType, other: pa.DataType, name: str, location: str) -> pa.DataType:
+    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
+    try:
+        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        raise UdfError(
+            f"{location}: column {name!r} is {one} in one result and {other} in another; convert "
+            "it in the function, so that it has one type"
+        ) from None
+
+
+class RowTypes(RowResults):
+    """The types of the results of the calls for the rows of a batch."""
+
+    def __init__(self, contract: TypesCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
+        assert isinstance(contract.of, RowCall)
+        super().__init__(contract.of, batch, op, work)
+        self._column = contract.of.output or contract.column
+
+    def _table(self) -> pa.Table:
+        places = [i for i in range(self._batch.num_rows) if i not in self._errors]
+        given = [value for value in self._values if value is not None]
+        named = self._contract.output is not None
+        of_fields = [not named and has_fields(value) for value in given]
+        columns: dict[str, Any] = {}
+        if any(of_fields):
+            if not all(of_fields):
+                kinds = dict.fromkeys(type(value).__name__ for value in given)
+                raise TypeError(
+                    f"returned {names(kinds)}; expected a dict, dataclass, pydantic model or named "
+                    "tuple for each row, or a single value for each"
+                )
+            rows = [fields_of(value) for value in given]
+            columns = {
+                name: [row[name] for row in rows if name in row]
+                for name in dict.fromkeys(name for row in rows for name in row)
+            }
+        elif given or named:
+            columns = {self._column: self._values}
+        found = _schema(columns, self._work.location)
+        ids = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
+        return types_table([found], ids, self._op, self._work)
+
+
+def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
+    found = {}
+    for name, values in columns.items():
+        try:
+            found[name] = plain_type(column_type(values))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UdfError(
+                f"{location}: the type of column {name!r} cannot be inferred: {error}. Convert it "
+                "in the function, or declare the schema"
+            ) from error
+    return pa.schema(found)
+
+
+def column_type(values: Any) -> pa.DataType:
+    """Return the Arrow type of a column of a result.
+
+    An array of N dimensions is a column of fixed-size lists, nested N - 1 times.
+
+    Args:
+        values: An array, a tensor, an Arrow column, or a list with a value for each row.
+
+    Raises:
+        TypeError: If it is no column, or its values have no type in Arrow.
+        pyarrow.ArrowException: If its values have no type in common.
+    """
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values.type
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
+        raise TypeError("it is a single value, not one for each row")
+    if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
+        raise TypeError("it is a data frame. Return one of its columns")
+    if exports_stream(values):
+        return pa.chunked_array(values).type
+    values = without_tensor(values)
+    if isinstance(values, memoryview):
+        values = np.asarray(values)
+    if getattr(values, "ndim", 1) == 0:
+        raise TypeError("it is a single value, not one for each row")
+    dtype = getattr(values, "dtype", None)
+    if isinstance(values, np.ndarray) and dtype != object and not values.dtype.names:
+        kind = pa.array(values[:1].reshape(-1)[:1]).type
+        for size in reversed(values.shape[1:]):
+            kind = pa.list_(kind, size)
+        return kind
+    if dtype is not None and dtype != object and not getattr(dtype, "names", None):
+        return pa.array(values).type
+    if getattr(dtype, "names", None):  # a structured array
+        values = [dict(zip(dtype.names, row)) for row in values.tolist()]
+    plain = [_without_objects(without_tensor(value)) for value in values]
+    return _with_room(pa.array(plain).type)
+
+
+def _without_objects(value: Any) -> Any:
+    """Return a value with mappings in place of objects that have fields."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: _without_objects(each) for name, each in value.items()}
+    if has_fields(value):
+        return _without_objects(fields_of(value))
+    if isinstance(value, (list, tuple)):
+        return [_without_objects(each) for each in value]
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        raise TypeError(
+            f"its values are arrays of shape {value.shape}; a list of arrays has no fixed shape"
+        )
+    return value
+
+
+def _with_room(kind: pa.DataType) -> pa.DataType:
+    """Return a type with decimals of all digits: Arrow infers as many as the first values have."""
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(_MAX_DIGITS, kind.scale)
+    if pa.types.is_list(kind):
+        return pa.list_(_with_room(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_room(field.type)) for field in kind])
+    return kind
