@@ -168,7 +168,7 @@ class SchemaInference:
         selected: Collection[str],
         partitions: Sequence[str | None],
     ) -> RunPlan:
-        """Plan the stage and the selected stages upstream, in the first partitions that allow it."""
+        """Plan the stage and selected stages upstream, in the first partitions that allow it."""
         wanted = {*with_upstream(pipeline, stage).intersection(selected), stage}
         for start in range(0, len(partitions), MAX_PARTITIONS):
             chunk = partitions[start : start + MAX_PARTITIONS]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import dagster as dg
     import pyarrow as pa
 
+    from vane_dagster.orchestration.io_manager import FragmentStore
+
 
 class Pipeline(declared.Pipeline):
     """A DAG of stages over one partitioned source, keyed by one id column.
@@ -47,6 +49,18 @@ class Pipeline(declared.Pipeline):
             DefinitionError: If the source is another asset's rows in a store.
         """
         return self.source.schema(f"pipeline {self.name!r}")
+
+    def preview(
+        self,
+        stage: str,
+        rows: int = 10,
+        partition: str | None = None,
+        store: FragmentStore | None = None,
+    ) -> pa.Table:
+        """See `Stage.preview`."""
+        from vane_dagster.orchestration.preview import preview
+
+        return preview(self, stage, rows, partition, store)
 
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.

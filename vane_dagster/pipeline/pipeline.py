@@ -82,6 +82,30 @@ class Stage(Rows):
         """
         return self.pipeline.schema_of(self.name)
 
+    def preview(
+        self, rows: int = 10, *, partition: str | None = None, store: Any = None
+    ) -> pa.Table:
+        """Compute the stage's first rows, in subprocesses of this process and without Dagster.
+
+        It and the stages upstream compute the first rows of the source. Nothing is kept. For each
+        stage with ``schema="infer"`` the schema is printed as code to paste.
+
+        Args:
+            rows: The number of input rows, and the largest number of rows returned. More input is
+                read if a filter drops the first rows.
+            partition: The partition, if the pipeline has any.
+            store: A `FragmentStore` whose stored rows are read instead of being computed. Needed if
+                the source is another asset's rows.
+
+        Returns:
+            The rows.
+
+        Raises:
+            DefinitionError: If an argument is invalid.
+            VaneError: If the rows cannot be computed.
+        """
+        return self.pipeline.preview(self.name, rows, partition, store)
+
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
 
@@ -193,6 +217,10 @@ class Pipeline(Rows):
 
     def source_schema(self) -> pa.Schema:
         """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
+        raise NotImplementedError
+
+    def preview(self, stage: str, rows: int, partition: str | None, store: Any) -> pa.Table:
+        """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 
     def resolve_schemas(

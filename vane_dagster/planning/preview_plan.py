@@ -46,7 +46,7 @@ def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
 
 
 def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> list[int]:
-    """Return the fragments that may have rows for a stage: no stored part that it reads is empty."""
+    """Return the fragments that may have rows for a stage: those without an empty stored part."""
     return [
         index
         for index in range(len(partition.fragments))

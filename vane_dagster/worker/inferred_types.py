@@ -169,15 +169,15 @@ def column_type(values: Any) -> pa.DataType:
     if getattr(values, "ndim", 1) == 0:
         raise TypeError("it is a single value, not one for each row")
     dtype = getattr(values, "dtype", None)
-    if isinstance(values, np.ndarray) and dtype != object and not values.dtype.names:
-        kind = pa.array(values[:1].reshape(-1)[:1]).type
-        for size in reversed(values.shape[1:]):
+    fields = getattr(dtype, "names", None)
+    if fields:  # a structured array
+        values = [dict(zip(fields, row)) for row in values.tolist()]
+    elif getattr(dtype, "kind", "O") != "O":
+        inner = values.shape[1:]
+        kind = pa.array(values.reshape(-1)[:1] if inner else values).type
+        for size in reversed(inner):
             kind = pa.list_(kind, size)
         return kind
-    if dtype is not None and dtype != object and not getattr(dtype, "names", None):
-        return pa.array(values).type
-    if getattr(dtype, "names", None):  # a structured array
-        values = [dict(zip(dtype.names, row)) for row in values.tolist()]
     plain = [_without_objects(without_tensor(value)) for value in values]
     return _with_room(pa.array(plain).type)
 

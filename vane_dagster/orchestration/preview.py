@@ -1,0 +1,71 @@
+"""The first rows of a stage, computed in subprocesses without Dagster, and not stored."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+from vane_dagster._arguments import positive
+from vane_dagster._secrets import errors_masked, masked
+from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.inference import SchemaInference
+from vane_dagster.errors import DefinitionError
+from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
+from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.run import execute_preview
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import SOURCE, with_upstream
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+def preview(
+    pipeline: Pipeline, stage: str, rows: int, partition: str | None, store: FragmentStore | None
+) -> pa.Table:
+    """Implement `Stage.preview`."""
+    location = f"stage '{pipeline.name}/{stage}'"
+    positive(location, "rows", rows)
+    if (partition is None) != (pipeline.partitions_def is None):
+        need = "name one, as partition=" if partition is None else "leave partition out"
+        has = "has partitions" if partition is None else "has no partitions"
+        raise DefinitionError(f"{location}: preview: the pipeline {has}; {need}")
+    if pipeline[stage].spec.publishes:
+        raise DefinitionError(f"{location}: preview: it publishes; preview the stage that it reads")
+    with ExitStack() as stack:
+        stack.enter_context(errors_masked())
+        if store is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="vane-preview-"))
+            opened = Store(Location(folder))
+        else:
+            opened = store.open()
+        backend = LocalBackend()
+        stack.callback(backend.close)
+        run_id = f"preview-{secrets.token_hex(4)}"
+
+        def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
+            checks = CheckRunner(plan.pipeline, opened)
+            given = (plan, backend, opened, run_id)
+            return execute_preview(*given, _show, lambda: None, checks)
+
+        inference = SchemaInference(opened, run, run_id, _show, pins=False)
+        selected = with_upstream(pipeline, stage) - {SOURCE}
+        resolved = inference.resolve(pipeline, selected, [partition])
+        found = inference.first_rows(resolved, stage, selected, [partition], rows)
+        if found is None:
+            raise DefinitionError(f"{location}: preview: the source has no rows")
+        return found.rows.slice(0, rows)
+
+
+def _show(event: Event) -> None:
+    if isinstance(event, SchemaInferred):
+        print(f"stage {event.stage!r}: {event.code}")
+    elif isinstance(event, Printed):
+        print(masked(event.text.rstrip()))
+    elif isinstance(event, Noticed):
+        print(masked(event.text))
