@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -15,9 +15,9 @@ from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import with_upstream
 from vane_dagster.planning.definition import inference_definition
-from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import MAX_PARTITIONS, previews
+from vane_dagster.planning.preview_plan import MAX_PARTITIONS, Kept, previews
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
@@ -51,6 +51,8 @@ class FirstRows:
 class SchemaInference:
     """Finds the schemas of stages: pinned ones in the store, others from their first rows.
 
+    What its previews compute is shared between them, and deleted at the end of the `with` block.
+
     Attributes:
         store: The store.
         execute: Executes previews.
@@ -64,6 +66,15 @@ class SchemaInference:
     run_id: str
     listen: Callable[[SchemaInferred], None]
     pins: bool = True
+    _kept: dict[Kept, Part] = field(default_factory=dict)
+    _executed: list[RunPlan] = field(default_factory=list)
+
+    def __enter__(self) -> SchemaInference:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for plan in self._executed:
+            delete_parts(plan, self.store)
 
     def resolve(
         self,
@@ -121,21 +132,30 @@ class SchemaInference:
             VaneError: If the first rows cannot be planned or computed.
         """
         found = None
-        for plan in previews(self._planned(pipeline, stage, selected, partitions), stage, rows):
-            try:
-                (part,) = self.execute(plan)[stage]
-                (upstream,) = pipeline[stage].spec.upstream[:1]
-                found = FirstRows(
-                    read_part(part.folder, part.info.name),
-                    part.info.rows_in,
-                    plan.partitions[0].schemas[upstream],
-                    _first_error(part),
-                )
-            finally:
-                delete_parts(plan, self.store)
+        planned = self._planned(pipeline, stage, selected, partitions)
+        for plan in previews(planned, stage, rows, self._kept):
+            self._executed.append(plan)
+            parts = self.execute(plan)
+            (partition,), (part,) = plan.partitions, parts[stage]
+            self._keep(partition, stage, parts)
+            found = FirstRows(
+                read_part(part.folder, part.info.name),
+                part.info.rows_in,
+                partition.schemas[pipeline[stage].spec.upstream[0]],
+                _first_error(part),
+            )
             if found.rows.num_rows:
                 break
         return found
+
+    def _keep(
+        self, partition: PartitionPlan, stage: str, parts: Mapping[str, Sequence[Part]]
+    ) -> None:
+        """Keep the parts that were computed upstream of a stage for other previews."""
+        place = (partition.key, partition.fragments[0].identity, partition.preview)
+        for name, plan in partition.stages.items():
+            if name != stage and plan.missing:
+                self._kept[(name, *place)] = parts[name][0]
 
     def _infer(
         self,

@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -53,7 +54,10 @@ def preview(
             given = (plan, backend, opened, run_id)
             return execute_preview(*given, _show, lambda: None, checks)
 
-        inference = SchemaInference(opened, run, run_id, _show, pins=False)
+        for each in list(pipeline):  # all of them are subprocesses here
+            if each.spec.runs_udf and each.spec.execution_backend is not None:
+                pipeline = pipeline.with_spec(replace(each.spec, execution_backend=None))
+        inference = stack.enter_context(SchemaInference(opened, run, run_id, _show, pins=False))
         selected = with_upstream(pipeline, stage) - {SOURCE}
         resolved = inference.resolve(pipeline, selected, [partition])
         found = inference.first_rows(resolved, stage, selected, [partition], rows)

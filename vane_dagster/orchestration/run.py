@@ -160,8 +160,8 @@ def run_pipeline(
 
     try:
         try:
-            inference = SchemaInference(store, preview, run_id, listen)
-            resolved = inference.resolve(pipeline, selected, partitions)
+            with SchemaInference(store, preview, run_id, listen) as inference:
+                resolved = inference.resolve(pipeline, selected, partitions)
             plan = replan(partitions)
         except VaneError as unplanned:
             look.refuse_with([unplanned])

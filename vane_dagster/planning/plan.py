@@ -79,9 +79,9 @@ class PartitionPlan:
         schemas: Output schemas of the source, the inputs and the selected stages.
         sample: For a plan that computes only some rows, to compare and not to commit: their
             positions in each fragment of the stage's base node, by fragment index.
-        preview: Whether only the first rows are computed, from the source or from the stored parts
-            of upstream stages. The counts of the fragments and of these parts are those of the
-            first rows. Nothing is committed.
+        preview: The number of first rows to compute, of the source or of stored parts of upstream
+            stages; 0 for a plan that computes all. The counts of the fragment and of these parts
+            are those of the first rows. Nothing is committed.
     """
 
     key: str | None
@@ -93,12 +93,12 @@ class PartitionPlan:
     input_names: Mapping[str, ManifestName]
     schemas: Mapping[str, pa.Schema]
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    preview: bool = False
+    preview: int = 0
 
     @property
     def is_sample(self) -> bool:
         """Whether only some rows are computed, and not committed."""
-        return self.preview or bool(self.sample)
+        return bool(self.preview or self.sample)
 
     @property
     def label(self) -> str:

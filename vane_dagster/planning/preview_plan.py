@@ -8,8 +8,9 @@ like any other plan; see `PartitionPlan.preview`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Union
 
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.inputs import stages_read
@@ -23,7 +24,13 @@ MAX_PARTITIONS = 4
 _GROWTH = 32
 
 
-def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
+Kept = tuple[str, Union[str, None], str, int]
+"""What a preview computed: a stage, a partition, a fragment's identity, and the rows of it read."""
+
+
+def previews(
+    planned: RunPlan, stage: str, rows: int, kept: Mapping[Kept, Part]
+) -> Iterator[RunPlan]:
     """Yield plans of a stage's first rows, each of more rows or of other fragments.
 
     A filter upstream may drop the first rows, so the caller executes one after the other until the
@@ -33,13 +40,16 @@ def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
         planned: The plan of a run of the stage, and of the upstream stages that may be computed.
         stage: The stage.
         rows: Rows of the source, or of a stored part, that the first plan reads.
+        kept: Parts of upstream stages that former previews have computed. It may grow.
     """
     for partition in planned.partitions[:MAX_PARTITIONS]:
         for index in _fragments(planned, partition, stage)[:MAX_FRAGMENTS]:
             available = _rows(planned, partition, stage, index)
             size = rows
             while True:
-                yield _cut(planned, partition, stage, index, size)
+                place = (partition.key, partition.fragments[index].identity, size)
+                former = {n: kept[(n, *place)] for n in planned.selected if (n, *place) in kept}
+                yield _cut(planned, partition, stage, index, size, former)
                 if size >= available:
                     break
                 size *= _GROWTH
@@ -72,18 +82,28 @@ def _stored(partition: PartitionPlan, stage: str, index: int) -> PartInfo | None
     return None if part is None else part.info
 
 
-def _cut(planned: RunPlan, partition: PartitionPlan, stage: str, index: int, rows: int) -> RunPlan:
+def _cut(
+    planned: RunPlan,
+    partition: PartitionPlan,
+    stage: str,
+    index: int,
+    rows: int,
+    former: Mapping[str, Part],
+) -> RunPlan:
     """Return the plan of the first rows of a fragment."""
-    computed, read = _needed(planned, partition, stage, index)
+    computed, read = _needed(planned, partition, stage, index, former)
     stages: dict[str, StagePlan] = {}
     for name in planned.selected:
         plan = partition.stages[name]
         if name in computed:  # no other plan finds these parts
             stages[name] = StagePlan(plan.digest, plan.generation, None, (secrets.token_hex(20),))
         elif name in read:
-            part = plan.parts[index]
-            first = {0: Part(part.folder, _first_rows(part.info, rows))}
-            stages[name] = StagePlan(plan.digest, plan.generation, None, (part.info.key,), first)
+            part = former.get(name)
+            if part is None:
+                stored = plan.parts[index]
+                part = Part(stored.folder, _first_rows(stored.info, rows))
+            keys = (part.info.key,)
+            stages[name] = StagePlan(plan.digest, plan.generation, None, keys, {0: part})
     cut = PartitionPlan(
         key=partition.key,
         files=(),
@@ -97,19 +117,23 @@ def _cut(planned: RunPlan, partition: PartitionPlan, stage: str, index: int, row
         },
         input_names={},
         schemas=partition.schemas,
-        preview=True,
+        preview=rows,
     )
     return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
 
 
 def _needed(
-    planned: RunPlan, partition: PartitionPlan, stage: str, index: int
+    planned: RunPlan,
+    partition: PartitionPlan,
+    stage: str,
+    index: int,
+    former: Mapping[str, Part],
 ) -> tuple[set[str], set[str]]:
-    """Return the stages to compute for a stage, and those whose stored parts are read."""
+    """Return the stages to compute for a stage, and those whose parts are read."""
     computed, read, wanted = {stage}, set[str](), [stage]
     while wanted:
         for name in stages_read(planned.pipeline, planned.pipeline[wanted.pop()].spec):
-            if _stored(partition, name, index) is not None:
+            if name in former or _stored(partition, name, index) is not None:
                 read.add(name)
             elif name not in computed:
                 computed.add(name)

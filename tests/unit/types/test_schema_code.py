@@ -1,0 +1,54 @@
+"""Schemas as code to paste."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.types.schema import is_untyped, parse_schema, schema_code
+
+TYPES = {
+    "int": pa.int64(),
+    "vector": pa.list_(pa.float32(), 4),
+    "half": pa.float16(),
+    "halves": pa.list_(pa.list_(pa.float16(), 2)),
+    "mixed": pa.struct([("a b", pa.bool_()), ("d", pa.date32()), ("h", pa.float16())]),
+    "utc": pa.timestamp("us", "UTC"),
+    "berlin": pa.timestamp("us", "Europe/Berlin"),
+    "seconds": pa.timestamp("s"),
+    "duration": pa.duration("us"),
+    "time": pa.time32("s"),
+    "map": pa.map_(pa.string(), pa.int64()),
+    "odd map": pa.map_(pa.string(), pa.float16()),
+    "decimal": pa.decimal128(5, 2),
+    "wide": pa.decimal256(60, 2),
+    "bytes": pa.binary(3),
+    'quo"ted': pa.struct([('x"y', pa.string())]),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_code_of_a_schema_declares_it(name: str):
+    schema = pa.schema([(name, TYPES[name])])
+    assert parse_schema(eval(schema_code(schema)), "here") == schema
+
+
+def test_sql_types_are_preferred():
+    fields = pa.schema([("label", pa.string()), ("score", pa.float64())])
+    assert schema_code(fields) == '{"label": "VARCHAR", "score": "DOUBLE"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.null(), True),
+        (pa.list_(pa.null()), True),
+        (pa.struct([("a", pa.int64()), ("b", pa.list_(pa.null()))]), True),
+        (pa.struct([("a", pa.int64())]), False),
+        (pa.list_(pa.string()), False),
+    ],
+)
+def test_a_type_without_a_value_is_shown_as_missing(kind: pa.DataType, expected: bool):
+    assert is_untyped(kind) is expected
+    shown = schema_code([pa.field("x", kind)])
+    assert (shown == '{"x": ...}') is expected

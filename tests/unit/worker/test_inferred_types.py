@@ -1,0 +1,193 @@
+"""Types of results, inferred where a stage declares no schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+import vane_dagster as vd
+from support.udf_calls import row_stage, run_stage
+from vane_dagster.pipeline.contracts import TYPES
+from vane_dagster.types.schema import schema_code
+from vane_dagster.worker.inferred_types import column_type, merged_types, read_types
+
+ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
+
+
+@dataclasses.dataclass
+class Answer:
+    label: str
+    score: float
+
+
+def probed(method: str, fn: Any, **options: Any) -> pa.Table:
+    """Return the rows of the probe of a stage."""
+    stage = row_stage(method, fn, schema="infer", **options)
+    pipeline = stage.pipeline.with_spec(stage.spec.probe())
+    return run_stage(pipeline["out"], ROWS)
+
+
+def types(method: str, fn: Any, **options: Any) -> str:
+    """Return the types that a stage's results have, as code."""
+    return schema_code(read_types(probed(method, fn, **options)[TYPES].to_pylist(), "here"))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.zeros(3, np.float32), pa.float32()),
+        (np.zeros(3, np.float16), pa.float16()),
+        (np.zeros((3, 4), np.float32), pa.list_(pa.float32(), 4)),
+        (np.zeros((3, 2, 5), np.uint8), pa.list_(pa.list_(pa.uint8(), 5), 2)),
+        (torch.zeros(3, 4, dtype=torch.float16), pa.list_(pa.float16(), 4)),
+        ([torch.zeros(2)] * 3, pa.list_(pa.float32())),
+        ([np.float32(1), np.float32(2)], pa.float32()),
+        (np.array(["a", "b"]), pa.string()),
+        (np.array(["2020-01-01"], "datetime64[us]"), pa.timestamp("us")),
+        (np.array([(1, 2.5)], [("a", "i4"), ("b", "f4")]),
+         pa.struct([("a", pa.int64()), ("b", pa.float64())])),
+        (pd.Series([1.5, None]), pa.float64()),
+        (pd.Series(["a", "b"], dtype="category"), pa.string()),
+        (memoryview(b"abc"), pa.uint8()),
+        (pa.chunked_array([["a"]], pa.large_string()), pa.large_string()),
+        ([1, None, 2], pa.int64()),
+        ([1, 2.5], pa.float64()),
+        ([True], pa.bool_()),
+        ([dt.date(2020, 1, 1)], pa.date32()),
+        ([decimal.Decimal("1.25")], pa.decimal128(38, 2)),
+        ([[decimal.Decimal("1.5")]], pa.list_(pa.decimal128(38, 1))),
+        ([Answer("a", 1.0)], pa.struct([("label", pa.string()), ("score", pa.float64())])),
+        ([[], [Answer("a", 1.0)]],
+         pa.list_(pa.struct([("label", pa.string()), ("score", pa.float64())]))),
+        ([[]], pa.list_(pa.null())),
+        ([None], pa.null()),
+    ],
+)  # fmt: skip
+def test_a_column_has_the_type_of_its_values(values: Any, expected: pa.DataType):
+    assert column_type(values) == expected
+
+
+@pytest.mark.parametrize("value", [5, "text", b"bytes", {"a": 1}, np.float32(1)])
+def test_a_single_value_is_no_column(value: Any):
+    with pytest.raises(TypeError, match="not one for each row"):
+        column_type(value)
+
+
+def test_results_of_several_calls_get_one_type():
+    found = [
+        pa.schema([("a", pa.int64()), ("b", pa.null())]),
+        pa.schema([("b", pa.list_(pa.null())), ("a", pa.float64())]),
+        pa.schema([("b", pa.list_(pa.string())), ("c", pa.bool_())]),
+    ]
+    expected = [("a", pa.float64()), ("b", pa.list_(pa.string())), ("c", pa.bool_())]
+    assert merged_types(found, "here") == pa.schema(expected)
+
+
+def test_types_without_a_common_one_are_refused_by_column():
+    found = [pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())])]
+    with pytest.raises(vd.UdfError, match="here: column 'a' is string in one result and int64"):
+        merged_types(found, "here")
+
+
+def test_a_batch_has_the_types_of_its_columns():
+    def fn(batch):
+        return {"vector": np.zeros((3, 2), np.float32), "text": batch["text"], "n": [1, None, 3]}
+
+    assert types("map_batches", fn) == '{"vector": "FLOAT[2]", "text": "VARCHAR", "n": "BIGINT"}'
+
+
+def test_a_frame_has_the_types_of_its_columns():
+    def fn(frame):
+        return frame.assign(half=frame.n / 2)
+
+    found = types("map_batches", fn, batch_format="pandas")
+    assert found == '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}'
+
+
+def test_results_that_are_yielded_are_combined():
+    def fn(batch):
+        yield {"a": [1]}
+        yield {"a": [2.5], "b": ["x"]}
+
+    expected = '{"a": "DOUBLE", "b": "VARCHAR"}'
+    assert types("map_batches", fn, cardinality="filter") == expected
+    assert types("map_batches", fn, cardinality="filter", batch_size=1) == expected
+
+
+def test_async_code_is_probed_too():
+    async def one(batch):
+        return {"a": batch["n"]}
+
+    async def row(text):
+        return {"b": text}
+
+    assert types("map_batches", one) == '{"a": "BIGINT"}'
+    assert types("map", row) == '{"b": "VARCHAR"}'
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "expected"),
+    [
+        (lambda text: text.upper(), {}, '{"out": "VARCHAR"}'),
+        (lambda text: np.float32(1), {"output_column": "x"}, '{"x": "FLOAT"}'),
+        (lambda text: Answer(text, 1.0), {}, '{"label": "VARCHAR", "score": "DOUBLE"}'),
+        (
+            lambda text: Answer(text, 1.0),
+            {"output_column": "x"},
+            '{"x": "STRUCT(\\"label\\" VARCHAR, \\"score\\" DOUBLE)"}',
+        ),
+        (
+            lambda row: {**row, "half": row["n"] / 2},
+            {},
+            '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}',
+        ),
+        (lambda text: None, {}, "{}"),
+        (lambda text: None, {"output_column": "x"}, '{"x": ...}'),
+    ],
+)
+def test_a_row_wise_function_makes_a_column_or_one_of_each_field(fn, options, expected):
+    assert types("map", fn, **options) == expected
+
+
+def test_each_value_of_a_flat_map_counts_and_rows_without_any_are_counted():
+    def fn(text):
+        if text != "b":
+            yield {"letter": text, "place": 0}
+
+    table = probed("flat_map", fn, id="letter_id")
+    assert table["id"].to_pylist() == [1, 2, 3]
+    found = read_types(table[TYPES].to_pylist(), "here")
+    assert schema_code(found) == '{"letter": "VARCHAR", "place": "BIGINT"}'
+
+
+def test_rows_that_fail_are_left_out_if_the_stage_isolates_them():
+    def fn(text):
+        if text == "b":
+            raise ValueError("b")
+        return 1
+
+    for on_error in ("quarantine", "null"):
+        assert probed("map", fn, on_error=on_error)["id"].to_pylist() == [1, 3]
+    with pytest.raises(ValueError, match="b"):
+        probed("map", fn)
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda text: 1 if text == "a" else "x", "the type of column 'out' cannot be inferred"),
+        (lambda text: object(), "the type of column 'out' cannot be inferred"),
+        (lambda text: 1 if text == "a" else {"a": 1}, "returned 'int', 'dict'; expected"),
+    ],
+)
+def test_results_without_one_type_are_refused(fn, words):
+    with pytest.raises((vd.UdfError, TypeError), match=words):
+        probed("map", fn)
