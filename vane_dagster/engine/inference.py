@@ -144,7 +144,7 @@ class SchemaInference:
                 partition.schemas[pipeline[stage].spec.upstream[0]],
                 _first_error(part),
             )
-            if found.rows.num_rows:
+            if found.rows.num_rows or found.error:
                 break
         return found
 
@@ -201,7 +201,8 @@ class SchemaInference:
 def _first_error(part: Part) -> str:
     if not part.info.faults:
         return ""
-    return str(read_part(part.folder, part.info.faults, ["error"]).column("error")[0])
+    record = read_part(part.folder, part.info.faults, ["error", "message"]).slice(0, 1).to_pylist()
+    return f"{record[0]['error']}: {record[0]['message']}"
 
 
 def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:

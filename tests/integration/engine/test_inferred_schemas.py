@@ -1,0 +1,270 @@
+"""Stages whose first run infers their schema, and previews."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import failure, metadata
+
+
+def label(text: str) -> Any:
+    return {"label": text.upper(), "score": len(text) / 2}
+
+
+def label_counted(text: str) -> Any:
+    return {"label": text.upper(), "score": len(text)}
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"twice": batch["score"] * 2, "vector": np.ones((len(batch["id"]), 3), np.float32)}
+
+
+class Letters:
+    """Makes a row of each letter."""
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        for letter in row["label"]:
+            yield {"letter": letter}
+
+
+def rows(folder: Path, count: int = 60) -> str:
+    ids = list(range(count))
+    table = {"id": ids, "n": ids, "text": [f"t{n}" for n in ids]}
+    write_source(folder, table)
+    return str(folder)
+
+
+def docs(tmp_path: Path, fn: Any = label, where: str | None = None) -> vd.Pipeline:
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    clean = made.project("clean", {"text": "text", "n": "n"}, where=where)
+    labels = clean.map("labels", fn, schema="infer", include_columns=["n"])
+    labels.map_batches("twice", doubled, schema="infer", batch_format="numpy")
+    labels.flat_map("letters", Letters, id="letter_id", schema="infer")
+    return made
+
+
+def pins(tmp_path: Path, stage: str) -> list[Path]:
+    return sorted((tmp_path / "store" / "docs" / stage / "schemas").glob("*.json"))
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(str(path) for path in (tmp_path / "store").rglob("*") if path.is_file())
+
+
+def computed(result: dg.ExecuteInProcessResult, *stages: str) -> list[int]:
+    return [metadata(result, stage)["fragments_computed"] for stage in stages]
+
+
+def logged(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
+    records = instance.get_records_for_run(result.run_id).records
+    return "\n".join(record.event_log_entry.user_message for record in records)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+STAGES = ("clean", "labels", "twice", "letters")
+
+
+def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, local, materialize, instance):
+    result = materialize(docs(tmp_path), local, instance=instance)
+    assert computed(result, *STAGES) == [1, 1, 1, 1]
+    store = tmp_path / "store"
+    labels = read_stage(store, "docs", "labels")
+    assert labels.schema.names == ["id", "n", "label", "score"]
+    assert labels["score"].to_pylist()[:2] == [1.0, 1.0]
+    twice = read_stage(store, "docs", "twice").schema
+    assert twice.field("vector").type == pa.list_(pa.float32(), 3)
+    letters = read_stage(store, "docs", "letters")
+    assert letters.schema.names == ["letter_id", "id", "letter"]
+    assert letters.num_rows == sum(len(f"t{n}") for n in range(60))
+    code = 'schema={"label": "VARCHAR", "score": "DOUBLE"}'
+    assert metadata(result, "labels")["schema"] == f"```python\n{code}\n```"
+    log = logged(instance, result)
+    assert "stage 'labels': its schema was inferred from 16 rows" in log
+    assert code in log
+    assert 'schema={"twice": "DOUBLE", "vector": "FLOAT[3]"}' in log
+    assert 'schema={"letter": "VARCHAR"}' in log
+
+    before = files(tmp_path)  # of previews nothing is left
+    assert len([each for each in before if each.endswith(".parquet")]) == 4
+    again = materialize(docs(tmp_path), local, instance=instance)
+    assert computed(again, *STAGES) == [0, 0, 0, 0]
+    assert metadata(again, "labels")["schema"] == f"```python\n{code}\n```"
+    assert "inferred" not in logged(instance, again)
+    assert files(tmp_path) == before
+
+
+def test_pasting_the_code_computes_nothing(tmp_path, local, materialize):
+    materialize(docs(tmp_path), local, select=["clean", "labels"])
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    clean = made.project("clean", {"text": "text", "n": "n"})
+    schema = {"label": "VARCHAR", "score": "DOUBLE"}
+    clean.map("labels", label, schema=schema, include_columns=["n"])
+    assert computed(materialize(made, local), "clean", "labels") == [0, 0]
+
+
+def test_an_edit_infers_again_and_so_do_the_stages_downstream(tmp_path, local, materialize):
+    materialize(docs(tmp_path), local)
+    result = materialize(docs(tmp_path, label_counted), local)
+    assert computed(result, *STAGES) == [0, 1, 1, 1]
+    assert len(pins(tmp_path, "labels")) == len(pins(tmp_path, "twice")) == 2
+    assert read_stage(tmp_path / "store", "docs", "labels").schema.field("score").type == pa.int64()
+    assert read_stage(tmp_path / "store", "docs", "twice").schema.field("twice").type == pa.int64()
+    back = materialize(docs(tmp_path), local)
+    assert len(pins(tmp_path, "labels")) == 2
+    assert computed(back, "labels") == [0]
+
+
+def test_a_stage_alone_infers_from_stored_rows(tmp_path, local, materialize):
+    made = docs(tmp_path)
+    materialize(made, local, select=["clean", "labels"])
+    write_source(tmp_path / "src", {"id": ["not read"], "n": [0], "text": ["x"]})
+    result = materialize(made, local, select=["twice"])
+    assert json.loads(pins(tmp_path, "twice")[0].read_text())["rows"] == 16
+    assert computed(result, "twice") == [1]
+
+
+def test_a_filter_may_drop_the_first_rows(tmp_path, local, materialize):
+    result = materialize(docs(tmp_path, where="n >= 50"), local)
+    assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] == 10
+    assert metadata(result, "labels")["dagster/row_count"] == 10
+
+
+def test_without_rows_there_is_no_schema(tmp_path, local, materialize):
+    result = materialize(docs(tmp_path, where="n > 100"), local, raises=False)
+    assert "'docs/labels': its schema cannot be inferred, because there is no input row" in failure(
+        result
+    )
+
+
+def partitioned(tmp_path: Path, fn: Any) -> vd.Pipeline:
+    for day in ("a", "b"):
+        rows(tmp_path / "src" / day, 30)
+    made = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    made.map("labels", fn, schema="infer", inputs={"text": "text"})
+    return made
+
+
+def test_partitions_share_a_pin(tmp_path, local, materialize, instance):
+    made = partitioned(tmp_path, label)
+    first = materialize(made, local, partition="a", instance=instance)
+    assert "inferred" in logged(instance, first)
+    result = materialize(made, local, partition="b", instance=instance)
+    assert "inferred" not in logged(instance, result)
+    assert "schema" in metadata(result, "labels")
+    assert len(pins(tmp_path, "labels")) == 1
+
+
+def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materialize):
+    def later(text: str) -> Any:
+        return {"score": 1 if int(text[1:]) < 20 else "many"}
+
+    result = materialize(docs(tmp_path, later), local, select=["clean", "labels"], raises=False)
+    message = failure(result)
+    for words in ("stage 'docs/labels'", "column 'score'", "expected int64, found", "Convert it"):
+        assert words in message
+
+
+def test_rows_that_fail_do_not_keep_a_schema_from_being_inferred(tmp_path, local, materialize):
+    def fails(text: str) -> Any:
+        if text == "t3":
+            raise ValueError("three")
+        return {"label": text}
+
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    made.map("labels", fails, schema="infer", on_error="null", max_error_rate=0.1)
+    materialize(made, local)
+    table = read_stage(tmp_path / "store", "docs", "labels")
+    assert table.schema.names == ["id", "label", "error"]
+    assert table["label"].null_count == 1
+
+
+def test_if_all_rows_fail_the_error_is_shown(tmp_path, local, materialize):
+    def fails(text: str) -> Any:
+        raise ValueError("no luck")
+
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    made.map("labels", fails, schema="infer", on_error="quarantine")
+    message = failure(materialize(made, local, raises=False))
+    assert "none of the first" in message
+    assert "no luck" in message
+
+
+def test_a_column_of_nulls_is_named(tmp_path, local, materialize):
+    def empty(text: str) -> Any:
+        return {"label": text, "tags": []}
+
+    message = failure(materialize(docs(tmp_path, empty), local, raises=False))
+    assert "stage 'docs/labels': the type of 'tags' cannot be inferred" in message
+    assert 'schema={"label": "VARCHAR", "tags": ...}' in message
+
+
+def test_rows_of_an_inferred_stage_are_computed_again(tmp_path, local, materialize):
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    made.map("labels", label, schema="infer", checks=[vd.checks.Reproducible(rows=5)])
+    materialize(made, local)
+    result = dg.materialize(
+        [made.build_assets()],
+        selection=dg.AssetSelection.checks(dg.AssetCheckKey(made["labels"].key, "reproducible")),
+        resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+    )
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.passed
+    assert evaluation.metadata["rows"].value == 5
+
+
+# Previews
+
+
+def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
+    made = docs(tmp_path)
+    table = made["letters"].preview(4)
+    assert table.schema.names == ["letter_id", "id", "letter"]
+    assert table["letter"].to_pylist() == ["T", "0", "T", "1"]
+    printed = capsys.readouterr().out
+    assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed
+    assert 'stage \'letters\': schema={"letter": "VARCHAR"}' in printed
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize):
+    made = docs(tmp_path)
+    materialize(made, local, select=["clean", "labels"])
+    before = files(tmp_path)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    table = made["twice"].preview(2, store=store)
+    assert table["twice"].to_pylist() == [2.0, 2.0]
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "has partitions; name one"), ({"rows": 0, "partition": "a"}, "rows is 0")],
+)
+def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):
+    with pytest.raises(vd.DefinitionError, match=words):
+        partitioned(tmp_path, label)["labels"].preview(**options)
+
+
+def test_a_preview_of_a_partition(tmp_path):
+    table = partitioned(tmp_path, label)["labels"].preview(3, partition="b")
+    assert table["label"].to_pylist() == ["T0", "T1", "T2"]

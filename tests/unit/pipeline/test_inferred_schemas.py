@@ -1,0 +1,177 @@
+"""Stages whose schema is inferred by their first run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.checks import NullRate
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.planning.definition import (
+    inference_definition,
+    pool_identity,
+    stage_definition,
+)
+
+GIVEN = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])
+
+
+def label(text: str) -> Any:
+    return {"label": text, "score": 1.0}
+
+
+def batches(batch):
+    return batch
+
+
+def pipeline() -> vd.Pipeline:
+    return vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+
+
+def stage(method: str = "map", fn: Any = label, schema: Any = "infer", **options: Any) -> vd.Stage:
+    made: vd.Stage = getattr(pipeline(), method)("out", fn, schema=schema, **options)
+    return made
+
+
+def udf(stage: vd.Stage) -> MapBatchesSpec:
+    assert stage.spec.runs_udf
+    return stage.spec
+
+
+def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
+    docs = pipeline()
+    first = docs.map("labels", label, schema="infer", include_columns=["n"])
+    first.project("half", {"half": "score / 2", "one": "1"})
+    first.map_batches("more", batches, schema={"x": "BIGINT"}, include_columns=True)
+    tree = str(docs)
+    assert "id ?, n ?, ..." in tree
+    assert "id ?, half ?, one INTEGER" in tree
+    assert "id ?, n ?, x BIGINT, ..." in tree
+    for name in ("labels", "half", "more"):
+        with pytest.raises(vd.SchemaError, match="'docs/labels': its columns are not known before"):
+            docs.resolve_schemas(docs.stages, {"source": GIVEN})[name]
+
+
+def test_stages_downstream_of_unknown_columns_are_declared_and_published(tmp_path):
+    docs = pipeline()
+    first = docs.map("labels", label, schema="infer")
+    second = docs.map("length", len, schema="BIGINT", inputs={"obj": "text"})
+    docs.join("both", first, second).write("out", str(tmp_path / "out"))
+    first.classify("kinds", "label", ["a", "b"], provider="transformers", model="m")
+    resolved = docs.with_schema("labels", pa.schema([("label", pa.string())]))
+    found = resolved.resolve_schemas(["labels", "length", "both", "out"], {"source": GIVEN})
+    assert found["out"].names == ["id", "label", "length"]
+
+
+@pytest.mark.parametrize(
+    ("method", "fn", "options"),
+    [
+        ("map", label, {}),
+        ("map", label, {"output_column": "answer"}),
+        ("flat_map", label, {"id": "new"}),
+        ("map_batches", batches, {"include_columns": ["n"]}),
+    ],
+)
+def test_pasting_the_inferred_schema_changes_no_key(method, fn, options):
+    kind = pa.struct([("label", pa.string()), ("score", pa.float64())])
+    columns = pa.schema([("answer", kind)] if "output_column" in options else list(kind))
+    inferred = stage(method, fn, **options)
+    resolved = inferred.pipeline.with_schema("out", columns)
+    code = resolved.schema_code("out")
+    assert code == 'schema={"label": "VARCHAR", "score": "DOUBLE"}'
+    pasted = stage(method, fn, **eval(f"dict({code})"), **options)
+    definition = stage_definition(resolved, resolved["out"].spec)
+    assert definition == stage_definition(pasted.pipeline, pasted.spec)
+    assert definition != stage_definition(inferred.pipeline, inferred.spec)
+
+
+def test_the_code_of_one_output_column_is_its_type():
+    inferred = stage(fn=lambda text: 1.0, output_column="x")
+    for kind, code in ((pa.float32(), '"FLOAT"'), (pa.float16(), "pa.float16()")):
+        resolved = inferred.pipeline.with_schema("out", pa.schema([("x", kind)]))
+        assert resolved.schema_code("out") == f"schema={code}"
+
+
+def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
+    def docs(where: str, fn: Any, order: str = "ab") -> str:
+        made = pipeline()
+        clean = made.project("clean", {"text": "text"}, where=where)
+        clean.map("beside", len, schema="BIGINT", inputs={"obj": "text"})
+        clean.map("out", fn, schema="infer")
+        return inference_definition(made, "out")
+
+    def other(text: str) -> Any:
+        return {"label": text, "score": 2.0}
+
+    assert docs("n > 1", label) == docs("n  >  1", label)
+    assert len({docs("n > 1", label), docs("n > 2", label), docs("n > 1", other)}) == 3
+
+
+def test_a_probe_makes_the_same_calls_on_the_same_workers():
+    inferred = stage("flat_map", label, id="new", on_error="quarantine", num_cpus=1)
+    probing = inferred.pipeline.with_spec(udf(inferred).probe())
+    probe = udf(probing["out"])
+    assert pool_identity(probing, probe) == pool_identity(inferred.pipeline, udf(inferred))
+    assert probe.columns == udf(inferred).columns
+    assert [key.column for key in probing.keys("out")] == ["id"]
+    assert probe.output_schema(probing, {"source": GIVEN}).names == ["id", "__types"]
+
+
+def inferred(found: list[tuple[str, pa.DataType]], **options: Any) -> list[str]:
+    made = stage(**options)
+    schema = udf(made).inferred_schema(made.pipeline, pa.schema(found), GIVEN, 16)
+    return list(schema.names)
+
+
+def test_columns_that_pass_through_are_not_part_of_the_schema():
+    found = [("id", pa.int64()), ("n", pa.int64()), ("x", pa.int64()), ("error", pa.string())]
+    assert inferred(found) == ["n", "x", "error"]
+    assert inferred(found, include_columns=["n"]) == ["x", "error"]
+    assert inferred(found, include_columns=True, on_error="null") == ["x"]
+
+
+def test_a_new_id_that_is_returned_is_part_of_the_schema():
+    found = [("id", pa.int64()), ("new", pa.int64()), ("x", pa.int64())]
+    assert inferred(found, method="flat_map", id="new") == ["new", "x"]
+    assert inferred(found[:1] + found[2:], method="flat_map", id="new") == ["x"]
+
+
+def test_a_column_without_a_type_is_named():
+    found = [("a", pa.int64()), ("b", pa.null()), ("c", pa.list_(pa.null()))]
+    with pytest.raises(vd.SchemaError) as raised:
+        inferred(found)
+    for words in (
+        "stage 'docs/out': the type of 'b', 'c' cannot be inferred",
+        "the first 16 rows have only nulls or empty lists",
+        'schema={"a": "BIGINT", "b": ..., "c": ...}',
+    ):
+        assert words in str(raised.value)
+
+
+def test_a_result_without_columns_of_its_own_is_refused():
+    with pytest.raises(vd.SchemaError, match="returned no column besides those passed on"):
+        inferred([("id", pa.int64())])
+
+
+def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
+    columns = pa.schema([("label", pa.string()), ("error", pa.string())])
+    for options, words in (
+        ({"on_error": "null"}, "adds a column 'error'"),
+        ({"column_lineage": {"x": ["text"]}}, "column_lineage names 'x'"),
+        ({"checks": [NullRate(columns=["x"])]}, "'x'"),
+    ):
+        made = stage(**options)
+        with pytest.raises(vd.DefinitionError, match=words):
+            made.pipeline.with_schema("out", columns)
+
+
+def test_the_copy_with_a_schema_leaves_the_pipeline_as_it_is():
+    made = stage()
+    resolved = made.pipeline.with_schema("out", pa.schema([("label", pa.string())]))
+    assert not resolved["out"].spec.is_inferred
+    assert made.pipeline["out"].spec.is_inferred
+    assert resolved["out"].pipeline is resolved
+    assert resolved.checks("out") == made.pipeline.checks("out")

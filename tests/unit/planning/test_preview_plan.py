@@ -1,0 +1,115 @@
+"""Plans of the first rows of a stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.plans import docs, plan, settle, source
+from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, first_rows, previews
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
+from vane_dagster.storage.store import Store
+
+STAGES = ("clean", "doubled", "scaled", "joined")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Location(str(tmp_path / "store")))
+
+
+def rows_read(plans: list[RunPlan]) -> list[tuple[str, int, int]]:
+    """Return the file and the range of rows that each plan reads."""
+    found = [each.partitions[0].fragments for each in plans]
+    return [(f.url.rpartition("/")[2], f.start, f.stop) for (f,) in found]
+
+
+def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100})
+    planned = plan(docs(tmp_path), store, "clean", "doubled")
+    first, second = previews(planned, "doubled", 16, {})
+    assert first.is_sample
+    assert first.needed() == ("clean", "doubled")
+    assert rows_read([first, second]) == [("a.parquet", 0, 16), ("a.parquet", 0, 100)]
+    keys = [s.keys for p in (first, planned) for s in p.partitions[0].stages.values()]
+    assert len(set(keys)) == 4  # what is computed is no part of any other plan
+
+
+def test_only_what_the_stage_needs_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    planned = plan(docs(tmp_path), store, *STAGES)
+    for stage, needed in (("clean", ("clean",)), ("scaled", ("clean", "scaled"))):
+        assert [each.needed() for each in previews(planned, stage, 16, {})] == [needed]
+    (joined,) = previews(planned, "joined", 16, {})
+    assert joined.needed() == STAGES
+
+
+def stored(planned: RunPlan, stage: str, rows: list[int]) -> RunPlan:
+    """Return a plan in which the store has a stage's parts of so many rows."""
+    (partition,) = planned.partitions
+    parts = {
+        i: Part(Location("somewhere"), PartInfo(str(i) * 40, "", count, 10))
+        for i, count in enumerate(rows)
+    }
+    stages = {**partition.stages, stage: replace(partition.stages[stage], parts=parts)}
+    return replace(planned, partitions=[replace(partition, stages=stages)])
+
+
+def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100})
+    planned = plan(docs(tmp_path, fragment_rows=25), store, "clean", "doubled")
+    planned = stored(planned, "clean", [0, 20, 10, 0])
+    found = list(previews(planned, "doubled", 16, {}))
+    assert [each.needed() for each in found] == [("doubled",)] * 3
+    parts = [each.partitions[0].stages["clean"].parts[0].info for each in found]
+    assert [(part.key[0], part.rows) for part in parts] == [("1", 16), ("1", 20), ("2", 10)]
+
+
+def test_manifests_of_stages_that_are_not_selected_are_read(tmp_path, store):
+    source(tmp_path, {"a.parquet": 10})
+    pipeline = docs(tmp_path)
+    settle(plan(pipeline, store, "clean"), store)
+    planned = plan(pipeline, store, "doubled")
+    (partition,) = planned.partitions
+    (info,) = partition.inputs["clean"].parts
+    manifest = replace(partition.inputs["clean"], parts=[replace(info, rows=40)])
+    planned = replace(planned, partitions=[replace(partition, inputs={"clean": manifest})])
+    found = list(previews(planned, "doubled", 16, {}))
+    assert [each.partitions[0].inputs["clean"].parts[0].rows for each in found] == [16, 40]
+    assert [each.selected for each in found] == [("doubled",)] * 2
+
+
+def test_what_a_former_preview_has_computed_is_read(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100})
+    planned = plan(docs(tmp_path), store, "clean", "doubled")
+    identity = planned.partitions[0].fragments[0].identity
+    part = Part(Location("somewhere"), PartInfo("f" * 40, "", 30, 10))
+    first, second = previews(planned, "doubled", 16, {("clean", None, identity, 16): part})
+    assert first.needed() == ("doubled",)
+    assert first.partitions[0].stages["clean"].parts == {0: part}
+    assert second.needed() == ("clean", "doubled")
+
+
+def test_few_fragments_are_read(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100})
+    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean")
+    found = list(previews(planned, "clean", 16, {}))
+    assert rows_read(found) == [("a.parquet", 10 * n, 10 * n + 10) for n in range(MAX_FRAGMENTS)]
+
+
+def test_first_rows_of_a_file():
+    whole = FragmentRecord("a", 10, 110, "x", 1000)
+    assert first_rows(whole, 100) == first_rows(whole, 200) == whole
+    assert first_rows(whole, 16) == FragmentRecord("a", 10, 26, "x", 160)
+
+
+def test_first_rows_of_several_files():
+    files = (FileSpan("a", 0, 5), FileSpan("b", 0, 5), FileSpan("c", 0, 5))
+    whole = FragmentRecord("a", 0, 15, "x", 150, files)
+    found = first_rows(whole, 7)
+    assert (found.start, found.stop, found.bytes) == (0, 7, 70)
+    assert list(found.files) == [FileSpan("a", 0, 5), FileSpan("b", 0, 2)]
