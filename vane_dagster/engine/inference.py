@@ -18,10 +18,11 @@ from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.preview_plan import MAX_PARTITIONS, Kept, previews
+from vane_dagster.storage.codec import read_schema
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.inferred_types import read_types
+from vane_dagster.types.schema import merged_types
 
 INFERRED_ROWS = 16
 """Input rows from which a schema is inferred; more if a filter upstream drops these."""
@@ -177,7 +178,8 @@ class SchemaInference:
                 f"{location}: its schema cannot be inferred, because {why}{error}. Declare the "
                 "schema"
             )
-        types = read_types(dict.fromkeys(found.rows.column(TYPES).to_pylist()), location)
+        records = dict.fromkeys(found.rows.column(TYPES).to_pylist())
+        types = merged_types(map(read_schema, records), location)
         schema = spec.inferred_schema(pipeline, types, found.given, found.rows_in)
         return SchemaPin(schema, found.rows_in, self.run_id, time.time())
 

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vane_dagster.errors import SchemaError, first_line
+from vane_dagster.errors import SchemaError, UdfError, first_line
 from vane_dagster.types.duckdb_connection import connect
 
 ERROR_COLUMN = "error"
@@ -260,6 +260,36 @@ def is_untyped(kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
     return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
+    """Combine the columns of several results. Numbers of different types get the wider type.
+
+    Args:
+        found: The columns of each result.
+        location: Stage and fragment, for messages.
+
+    Raises:
+        UdfError: If a column has types that have nothing in common.
+    """
+    merged: dict[str, pa.DataType] = {}
+    for schema in found:
+        for field in schema:
+            known = merged.setdefault(field.name, field.type)
+            if known != field.type:
+                merged[field.name] = _wider(known, field.type, field.name, location)
+    return pa.schema(merged)
+
+
+def _wider(one: pa.DataType, other: pa.DataType, name: str, location: str) -> pa.DataType:
+    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
+    try:
+        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        raise UdfError(
+            f"{location}: column {name!r} is {one} in one result and {other} in another; convert "
+            "it in the function, so that it has one type"
+        ) from None
 
 
 def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
-from vane_dagster.storage.codec import read_schema, schema_record
-from vane_dagster.types.schema import plain_type
+from vane_dagster.storage.codec import schema_record
+from vane_dagster.types.schema import merged_types, plain_type
 from vane_dagster.worker.batch_formats import exports_stream, result_columns
 from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -52,49 +52,6 @@ def types_table(found: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf, w
     schema = merged_types(found, work.location)
     records = pa.array([schema_record(schema)] * len(ids), pa.string())
     return pa.table({op.ids[0]: ids, TYPES: records})
-
-
-def read_types(records: Iterable[str], location: str) -> pa.Schema:
-    """Return the columns that `types_table` has recorded.
-
-    Args:
-        records: The values of the column `TYPES`.
-        location: The stage, for messages.
-
-    Raises:
-        UdfError: If a column has several types.
-    """
-    return merged_types(map(read_schema, records), location)
-
-
-def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
-    """Combine the columns of several results. Numbers of different types get the wider type.
-
-    Args:
-        found: The columns of each result.
-        location: Stage and fragment, for messages.
-
-    Raises:
-        UdfError: If a column has types that have nothing in common.
-    """
-    merged: dict[str, pa.DataType] = {}
-    for schema in found:
-        for field in schema:
-            known = merged.setdefault(field.name, field.type)
-            if known != field.type:
-                merged[field.name] = _wider(known, field.type, field.name, location)
-    return pa.schema(merged)
-
-
-def _wider(one: pa.DataType, other: pa.DataType, name: str, location: str) -> pa.DataType:
-    pair = [pa.schema([(name, kind)]) for kind in (one, other)]
-    try:
-        return pa.unify_schemas(pair, promote_options="permissive").field(0).type
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        raise UdfError(
-            f"{location}: column {name!r} is {one} in one result and {other} in another; convert "
-            "it in the function, so that it has one type"
-        ) from None
 
 
 class RowTypes(RowResults):

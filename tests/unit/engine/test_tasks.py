@@ -57,6 +57,7 @@ class Fragment:
         self.run = FragmentState(0, 0, 0, record, states)
         planned = {name: SimpleNamespace(keys=(f"{name}0",), leaving=()) for name in names}
         partition = SimpleNamespace(
+            preview=0,
             key="p", schemas=dict.fromkeys(["source", "clean", "model"], SCHEMA), stages=planned,
             listed={URL: FileRecord(URL, 1, "v")}, sample=sample or {},
         )  # fmt: skip

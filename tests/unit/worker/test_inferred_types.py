@@ -16,8 +16,9 @@ import torch
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.pipeline.contracts import TYPES
-from vane_dagster.types.schema import schema_code
-from vane_dagster.worker.inferred_types import column_type, merged_types, read_types
+from vane_dagster.storage.codec import read_schema
+from vane_dagster.types.schema import merged_types, schema_code
+from vane_dagster.worker.inferred_types import column_type
 
 ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
 
@@ -35,9 +36,14 @@ def probed(method: str, fn: Any, **options: Any) -> pa.Table:
     return run_stage(pipeline["out"], ROWS)
 
 
+def code(rows: pa.Table) -> str:
+    """Return the types that the rows of a probe have, as code."""
+    return schema_code(merged_types(map(read_schema, rows[TYPES].to_pylist()), "here"))
+
+
 def types(method: str, fn: Any, **options: Any) -> str:
     """Return the types that a stage's results have, as code."""
-    return schema_code(read_types(probed(method, fn, **options)[TYPES].to_pylist(), "here"))
+    return code(probed(method, fn, **options))
 
 
 @pytest.mark.parametrize(
@@ -164,8 +170,7 @@ def test_each_value_of_a_flat_map_counts_and_rows_without_any_are_counted():
 
     table = probed("flat_map", fn, id="letter_id")
     assert table["id"].to_pylist() == [1, 2, 3]
-    found = read_types(table[TYPES].to_pylist(), "here")
-    assert schema_code(found) == '{"letter": "VARCHAR", "place": "BIGINT"}'
+    assert code(table) == '{"letter": "VARCHAR", "place": "BIGINT"}'
 
 
 def test_rows_that_fail_are_left_out_if_the_stage_isolates_them():
