@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from vane_dagster._arguments import (
     environment_variables,
@@ -16,7 +18,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.errors import CodeIdentityError, DefinitionError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
@@ -35,7 +37,7 @@ from vane_dagster.pipeline.options import (
     parse_include,
     parse_lifecycle,
 )
-from vane_dagster.pipeline.specs import MapBatchesSpec, declares_columns
+from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -85,16 +87,19 @@ class ModelStageSpec(MapBatchesSpec):
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
-        """Return the identity of the provider, and of the user's classes that the model task needs.
+        """Return the identity of the provider, and of the user's code that the model task needs.
 
-        The classes are included because a worker that has imported a class never sees a later edit
-        of it. Built-in providers count by frozen names and a number. A new version of this package
+        Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
+        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
+
+    def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
+        """Return the identity of the provider, and of `own`."""
         name = built_in_name(self.provider)
         try:
-            classes = [*([] if name else [self.provider]), *self.model_task.classes]
-            found = [code_identity(kind, files=local_files(pipeline, self)) for kind in classes]
+            every = [*([] if name else [self.provider]), *own]
+            found = [code_identity(each, files=local_files(pipeline, self)) for each in every]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         packages = dict.fromkeys(package for one in found for package in one.packages)
@@ -108,16 +113,30 @@ class ModelStageSpec(MapBatchesSpec):
         )
 
     def code_digest(self) -> str:
-        """Digest of a user's own provider, and of the classes that the model task needs."""
+        """Digest of a user's own provider, and of the user's code that the model task needs."""
         unread = LocalFiles(read=False)
-        own = [] if built_in_name(self.provider) else [self.provider]
-        return digest(
-            *(code_identity(kind, files=unread).digest for kind in (*own, *self.model_task.classes))
-        )
+        provider = [] if built_in_name(self.provider) else [self.provider]
+        own = (*provider, *self.model_task.classes, *self.model_task.functions)
+        return digest(*(code_identity(each, files=unread).digest for each in own))
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Identity of the provider. Different versions of it share no state."""
-        return ConstructorIdentity(self.code(pipeline).digest, False)
+        """Identity of the provider, and of code that a worker never sees a later edit of.
+
+        Versions of it share no state. A worker that has imported a module keeps it, so the user's
+        classes count, and those functions that do not travel with each call.
+        """
+        own = (*self.model_task.classes, *self.model_task.preloaded)
+        return ConstructorIdentity(self._code(pipeline, own).digest, False)
+
+    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+        """The columns that the model task makes, and those that pass through."""
+        first = inputs[self.upstream[0]]
+        if missing := [column for column in self.model_task.needed if column not in first.names]:
+            raise SchemaError(
+                f"{pipeline._location(self.name)}: needs {names(missing)}, which "
+                f"{self.upstream[0]!r} does not have; it has {names(first.names, 20)}"
+            )
+        return super().output_schema(pipeline, inputs)
 
     @property
     def code_files(self) -> Sequence[str]:
@@ -296,7 +315,8 @@ class ModelStageRows:
         if not declares_columns(self.pipeline, self._node):
             return
         known = self.pipeline.declared_types()[self._node]
-        if missing := [column for column in (*model_task.reads, *named) if column not in known]:
+        read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
+        if missing := [column for column in read if column not in known]:
             raise DefinitionError(
                 f"{location}: needs {names(missing)}, which {self._node!r} does not have; it has "
                 f"{names(known, 20)}"
