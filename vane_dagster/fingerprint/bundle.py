@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,16 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
     return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
 
 
-def _pickled(obj: Any, visit: Callable[[Any], None] | None = None) -> bytes:
+def _pickled(
+    obj: Any,
+    by_value: Collection[str] = MAIN_NAMES,
+    visit: Callable[[Any], None] | None = None,
+) -> bytes:
     """Pickle a script's definitions by value, including functions wrapped in `lru_cache`.
 
     Args:
         obj: The object.
+        by_value: The modules of such functions.
         visit: Called with each part that is not a plain value or container.
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -82,8 +87,8 @@ def _pickled(obj: Any, visit: Callable[[Any], None] | None = None) -> bytes:
         def reducer_override(self, part: Any) -> Any:
             if visit is not None:
                 visit(part)
-            # cloudpickle pickles these by module name, and a worker has another `__main__`.
-            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in MAIN_NAMES:
+            # cloudpickle pickles these by module name, which names another module in a worker.
+            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             return super().reducer_override(part)
 
@@ -113,7 +118,7 @@ def pickled_by_value(
         for module in own:
             cloudpickle.register_pickle_by_value(module)
         try:
-            return _pickled(obj, visit)
+            return _pickled(obj, {*MAIN_NAMES, *(module.__name__ for module in own)}, visit)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "

@@ -74,6 +74,7 @@ PORTABLE = {
     "a library, imported in the call": "import json; return json.dumps(row)",
     "names of another module": "return shortened(row['text']), Pair(1, 2), WORD.findall('a')",
     "another module": "return other.tail(row['text'])",
+    "a cache": "return remembered(row['text']), remembered.cache_info()",
     "a function within": "return [cut(x) for cut in [lambda y: shortened(y)] for x in 'ab']",
 }
 BOUND = {
@@ -82,7 +83,6 @@ BOUND = {
     "in a function within": "return (lambda: __import__('other'))().tail('a')",
     "by a function of importlib": "return importlib.import_module('other').tail('a')",
     "one that is looked up": "return sys.modules['other'].tail('a')",
-    "a cache, which is pickled by its name": "return remembered(row['text'])",
     "an object that is pickled by its name": "return SENTINEL is not None",
     "what cannot be pickled": "return LOCK.locked()",
     "much data": "return len(LARGE)",
