@@ -157,6 +157,38 @@ def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize
     assert read(tmp_path, "sized")["size"].to_pylist() == [len(text) for text in TEXTS]
 
 
+def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
+    def seen(row: dict[str, Any]) -> str:
+        return " ".join(sorted(row))
+
+    pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
+    given = {"provider": Reversed, "model": "m", "preprocess": seen}
+    pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
+    pipeline.prompt("every", include_columns=["year"], **given)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert set(rows.column_names) == {"id", "text", "title", "year", "response", "response_usage"}
+    assert rows["response"].to_pylist() == ["id title"[::-1]] * 4
+    every = read(tmp_path, "every")
+    assert set(every.column_names) == {"id", "year", "response", "response_usage"}
+    assert every["response"].to_pylist() == ["id text title year"[::-1]] * 4
+
+
+def gives_up(row: dict[str, Any]) -> Any:
+    raise vd.StageError("the account is closed")
+
+
+@pytest.mark.parametrize("name", ["preprocess", "postprocess"])
+def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    schema = {"schema": {"n": "INTEGER"}} if name == "postprocess" else {}
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", on_error="null",
+                    max_error_rate=1.0, **{name: gives_up}, **schema)  # fmt: skip
+    assert "the account is closed" in failure(materialize(pipeline, local, raises=False))
+
+
 def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
     pipeline = docs(tmp_path)
     pipeline.prompt("prompt", provider=Reversed, model="m")
