@@ -17,6 +17,7 @@ from typing import Any
 import vane_dagster
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.decorators import OPTIONS
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
@@ -204,7 +205,7 @@ class ObjectEncoder:
         if function.__doc__ and not said and function.__doc__ != copied:
             yield combine("__doc__", function.__doc__)
         for name, value in sorted(vars(function).items()):
-            if name != "__wrapped__" and name not in changed:
+            if name not in ("__wrapped__", OPTIONS) and name not in changed:
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:

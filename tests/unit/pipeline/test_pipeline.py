@@ -467,7 +467,8 @@ PUBLIC = [
     "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
     "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
     "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
-    "__version__", "checks", "load", "parquet", "quarantine", "stored", "trace",
+    "__version__", "checks", "cls", "func", "load", "method", "parquet", "quarantine", "stored",
+    "trace",
 ]  # fmt: skip
 
 
