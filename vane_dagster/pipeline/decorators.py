@@ -583,9 +583,9 @@ def _class_of(location: str, function: Any, with_arguments: bool) -> type | None
     owner: Any = sys.modules.get(function.__module__)
     for part in path.split("."):
         owner = None if owner is None else vars(owner).get(part)
-    if inspect.isclass(owner) and isinstance(vars(owner).get(name), staticmethod):
+    if isinstance(owner, type) and isinstance(vars(owner).get(name), staticmethod):
         return None
-    if not inspect.isclass(owner) or vars(owner).get(name) is not function:
+    if not isinstance(owner, type) or vars(owner).get(name) != function:
         raise DefinitionError(
             f"{location}: {function.__qualname__} is a method, but {function.__module__} has no "
             f"class {path!r} with it. Define the class at the top level of a module, or decorate "
@@ -603,7 +603,8 @@ def _class_of(location: str, function: Any, with_arguments: bool) -> type | None
 def _heirs(owner: type, function: Any) -> list[str]:
     """Return the names of the subclasses that inherit a method."""
     found: list[str] = []
-    for each in type.__subclasses__(owner):
+    subclasses: list[type] = type.__subclasses__(owner)
+    for each in subclasses:
         if inspect.getattr_static(each, function.__name__, None) is function:
             found += [each.__qualname__, *_heirs(each, function)]
     return sorted(found)
