@@ -13,15 +13,20 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.options import OnError
+
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ON_ERROR = {None: None, "raise": "raise", "log": "null", "ignore": "null"}
+_ON_ERROR: Mapping[str | None, OnError | None] = {
+    None: None, "raise": "raise", "log": "null", "ignore": "null",
+}  # fmt: skip
 _WORKER = "VANE_DAGSTER_WORKER"
 _IMPORTS = "<frozen importlib._bootstrap>"
 
@@ -53,8 +58,11 @@ class CallOptions:
     num_cpus: float | None = None
     max_concurrency: int | None = None
     max_retries: int | None = None
-    on_error: str | None = None
+    on_error: OnError | None = None
     label: str | None = None
+
+
+NO_OPTIONS: Final = CallOptions()
 
 
 def _call_options(
@@ -559,12 +567,12 @@ def resolve(
 
 def _own_options(function: Any) -> CallOptions:
     found = getattr(function, OPTIONS, None)
-    return found if isinstance(found, CallOptions) else CallOptions()
+    return found if isinstance(found, CallOptions) else NO_OPTIONS
 
 
 def _options(target: type, name: str) -> CallOptions:
     """Return the options of a method, completed by those of its class."""
-    of_class = vars(target).get(OPTIONS, CallOptions())
+    of_class = vars(target).get(OPTIONS, NO_OPTIONS)
     own = _own_options(inspect.getattr_static(target, name, None))
     either = {
         each: getattr(of_class, each) if getattr(own, each) is None else getattr(own, each)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import duckdb
 import pyarrow as pa
 
 from vane_dagster._arguments import (
@@ -25,8 +26,10 @@ from vane_dagster.pipeline.contracts import (
     ColumnsCall,
     Contract,
     RowResult,
+    columns_call,
     row_call,
 )
+from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, resolve
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -44,7 +47,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
-from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
+from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -100,7 +103,7 @@ class MapRows:
         concurrency: int | tuple[int, int] | None = None,
         max_concurrency: int | None = None,
         num_cpus: float = 0,
-        gpus: float = 0,
+        gpus: float | None = None,
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
@@ -115,9 +118,9 @@ class MapRows:
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_error_rate: float = DEFAULT_ERROR_RATE,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
@@ -129,10 +132,12 @@ class MapRows:
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async. The result is a table in any form that exports Arrow
-                streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data
-                frame, or a dict of column to array.
+            fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm); or
+                another method of the class, as ``Model(path="m").score`` under `vd.cls`, or
+                ``Model.score`` with the constructor's arguments beside it. Either may return,
+                yield, or be async. The result is a table in any form that exports Arrow streams
+                (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data frame,
+                or a dict of column to array.
             schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
                 dropped.
@@ -153,7 +158,8 @@ class MapRows:
                 default 16. A worker runs one call of a synchronous `fn` at a time, so there it is
                 the number of workers, as `concurrency`.
             num_cpus: CPUs that a worker reserves. Default: none.
-            gpus: GPUs that a worker reserves; fractions share one. For a class only.
+            gpus: GPUs that a worker reserves; fractions share one. For a class only. Default: none,
+                or what `vd.cls` says; so for all arguments that decorators take.
             memory: Bytes of memory that a worker reserves.
             accelerator_type: The GPU type, as Ray names it.
             resources: Custom cluster resources that a worker reserves.
@@ -184,14 +190,14 @@ class MapRows:
                 Default: the input's id.
             column_lineage: The input columns that output columns depend on, shown in Dagster.
                 Default: all columns that `fn` reads.
-            on_error: How a failed batch is handled. "raise" fails the partition. "quarantine"
-                halves the batch until the failed rows are isolated, stores those with their errors
-                beside the output, and continues. "null" keeps them in the output as nulls, with the
-                error in a column "error".
+            on_error: How a failed batch is handled. "raise", the default, fails the partition.
+                "quarantine" halves the batch until the failed rows are isolated, stores those with
+                their errors beside the output, and continues. "null" keeps them in the output as
+                nulls, with the error in a column "error".
             max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
                 fails.
             max_retries: Retries of a call, with exponential backoff, after a transient error: a
-                connection error, a time-out, HTTP 429 or 5xx.
+                connection error, a time-out, HTTP 429 or 5xx. Default: 3.
             retry_on: Further exception classes, or their names, to treat as transient.
             timeout_s: Time limit of a call in seconds. A worker that exceeds it is replaced. Rows
                 that hang or kill their workers are isolated like rows that raise.
@@ -212,14 +218,21 @@ class MapRows:
         """
         location = self.pipeline._location(name)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
+        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        if callee.options.is_batch:
+            raise DefinitionError(
+                f"{location}: {_name(fn)} takes an array for each column, as @batch says; use "
+                f"map({name!r}, ...), which passes the columns that its parameters name"
+            )
         udf = make_udf(
             location,
-            fn,
+            callee.target,
             args=fn_args,
             kwargs=fn_kwargs,
-            constructor_args=fn_constructor_args,
-            constructor_kwargs=fn_constructor_kwargs,
+            constructor_args=callee.constructor_args,
+            constructor_kwargs=callee.constructor_kwargs,
             version=version,
+            method=callee.method,
             contract=contract,
         )
         return self._add_udf_stage(
@@ -228,6 +241,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(schema, location),
+            callee.options,
             columns=list_of_names(location, "columns", columns),
             include_columns=include_columns,
             batch_size=batch_size,
@@ -277,7 +291,9 @@ class MapRows:
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            fn: A function, or a class with ``__call__`` that is constructed once per worker.
+            fn: A function, or a class with ``__call__`` that is constructed once per worker, or
+                another method of it; see `map_batches`. Under `vd.method.batch` or `vd.func.batch`
+                it is called with an array for each column.
             schema: The type of the result as an SQL string or Arrow type; or several columns, as a
                 mapping of name to type or a `pyarrow.Schema`. Default: the return annotation, a
                 scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model.
@@ -470,9 +486,12 @@ class MapRows:
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
-        call, has_self = called_function(fn)
+        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        call, has_self = called_function(callee.target, callee.method)
+        if schema is None:
+            schema = _return_type(location, callee.options)
         declared, output = _result_schema(location, name, call, result, schema, output_column)
-        contract = row_call(
+        by_row = row_call(
             location,
             call,
             mapping(location, "inputs", inputs) if inputs is not None else None,
@@ -482,30 +501,34 @@ class MapRows:
             result,
             has_self,
         )
+        is_batch = callee.options.is_batch
+        contract: Contract = columns_call(location, call, by_row) if is_batch else by_row
         udf = make_udf(
             location,
-            fn,
+            callee.target,
             args=fn_args,
             kwargs=fn_kwargs,
-            constructor_args=fn_constructor_args,
-            constructor_kwargs=fn_constructor_kwargs,
+            constructor_args=callee.constructor_args,
+            constructor_kwargs=callee.constructor_kwargs,
             version=version,
+            method=callee.method,
             contract=contract,
         )
         read = list_of_names(location, "columns", columns)
-        if contract.inputs is not None:
+        if by_row.inputs is not None:
             if read is not None:
                 raise DefinitionError(
                     f"{location}: columns is for a function that gets the whole row; this one "
-                    f"reads {names(column for _, column in contract.inputs)}"
+                    f"reads {names(column for _, column in by_row.inputs)}"
                 )
-            read = tuple(dict.fromkeys(column for _, column in contract.inputs))
+            read = tuple(dict.fromkeys(column for _, column in by_row.inputs))
         return self._add_udf_stage(
             kind,
             name,
             udf,
             contract,
             declared,
+            callee.options,
             columns=read,
             include_columns=include_columns,
             **options,
@@ -518,6 +541,7 @@ class MapRows:
         udf: Udf,
         contract: Contract,
         schema: pa.Schema,
+        declared: CallOptions = NO_OPTIONS,
         *,
         columns: tuple[str, ...] | None,
         include_columns: bool | Sequence[str] = (),
@@ -526,7 +550,7 @@ class MapRows:
         concurrency: int | tuple[int, int] | None = None,
         max_concurrency: int | None = None,
         num_cpus: float = 0,
-        gpus: float = 0,
+        gpus: float | None = None,
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
@@ -536,9 +560,9 @@ class MapRows:
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_error_rate: float = DEFAULT_ERROR_RATE,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
@@ -548,6 +572,16 @@ class MapRows:
     ) -> Stage:
         """Add a stage that calls a UDF; the arguments are those of `map_batches`."""
         location = self.pipeline._location(name)
+        if declared.label:
+            udf = replace(udf, label=declared.label)
+        if gpus is None:
+            gpus = declared.gpus or 0
+        if max_concurrency is None and (udf.is_async or concurrency is None):
+            max_concurrency = declared.max_concurrency
+        if max_retries is None:
+            max_retries = 3 if declared.max_retries is None else declared.max_retries
+        num_cpus = num_cpus or declared.num_cpus or 0
+        batch_size = batch_size or declared.batch_size
         needs = Resources(
             num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
         )
@@ -589,7 +623,12 @@ class MapRows:
             keyed_env_vars=keyed,
             children=self._children(location, cardinality, id, parent_id),
             failures=parse_failures(
-                location, on_error, max_error_rate, max_retries, retry_on, timeout_s
+                location,
+                on_error or declared.on_error or "raise",
+                max_error_rate,
+                max_retries,
+                retry_on,
+                timeout_s,
             ),
             lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, max_rss),
             reads={
@@ -628,6 +667,37 @@ class MapRows:
                 'of their own; give its column, as id="chunk_id"'
             )
         return id, parent_id or self.pipeline.keys(self._node)[0].column
+
+
+def _return_type(location: str, options: CallOptions) -> SchemaLike | str | pa.DataType | None:
+    """Return the type that a decorator declares, as the `schema` of a stage.
+
+    Raises:
+        DefinitionError: If the fields of something other than a struct are to be columns.
+        SchemaError: If the type is unknown.
+    """
+    declared = options.return_dtype
+    if declared is None or isinstance(declared, pa.Schema):
+        return declared
+    try:
+        if isinstance(declared, Mapping):
+            found = {name: _declared_type(kind) for name, kind in declared.items()}
+            return pa.schema(list(found.items()))
+        kind = _declared_type(declared)
+    except (SchemaError, duckdb.Error) as error:
+        raise SchemaError(f"{location}: return_dtype is {declared!r}: {error}") from None
+    if not options.unnest:
+        return kind
+    if not pa.types.is_struct(kind):
+        raise DefinitionError(
+            f"{location}: unnest=True makes columns of the fields of a struct, but return_dtype is "
+            f"{kind}"
+        )
+    return pa.schema(list(kind))
+
+
+def _declared_type(kind: Any) -> pa.DataType:
+    return sql_type(kind) if isinstance(kind, str) else arrow_type(kind)
 
 
 def _result_schema(

@@ -631,7 +631,9 @@ class MapBatchesSpec(StageKind):
         given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
         try:
             files = local_files(pipeline, self)
-            return constructor_identity(udf.target, given, version=udf.version, files=files)
+            return constructor_identity(
+                udf.target, given, method=udf.method, version=udf.version, files=files
+            )
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
@@ -650,7 +652,8 @@ class MapBatchesSpec(StageKind):
     @property
     def description(self) -> str | None:
         """The first paragraph of the user's docstring."""
-        doc = self.udf.target.__doc__
+        named = None if self.udf.method == CALL else self.udf.call.__doc__
+        doc = named or self.udf.target.__doc__
         return doc.strip().split("\n\n")[0] if doc else None
 
 
