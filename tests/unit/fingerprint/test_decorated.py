@@ -246,3 +246,31 @@ def test_a_method_that_construction_runs_too_is_a_call(project):
     before = pool(project, "transcribe")
     project.edit("defs.py", "self.last = text", "self.last = text * 2")
     assert pool(project, "transcribe").digest != before.digest
+
+
+# Declarations in the module of the class
+
+DECLARED = (
+    "import os\n"
+    + DECORATED.replace("self.weights =", "os.environ['MODEL'] = path\n        self.weights =")
+    + "\nMODEL = Model('m')\ndocs = vd.Pipeline('docs', source=vd.parquet('/nowhere'), id='id')\n"
+    + "docs.map('a', Model('m').transcribe)\ndocs.map('b', MODEL.transcribe)\n"
+)
+
+
+def test_a_declaration_runs_nothing_of_the_class(project):
+    project.write(defs=DECLARED)
+    before, function = pool(project), project.digest("udf")
+    project.edit("defs.py", "self._scaled(text) +", "self._scaled(text) + '!' +")
+    assert pool(project) == before
+    project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
+    assert pool(project).digest != before.digest
+    assert project.digest("udf") == function
+
+
+@pytest.mark.parametrize("called", ["Model('m').embed('a')", "MODEL.embed('a')"])
+def test_a_method_that_an_import_calls_constructs(called, project):
+    project.write(defs=DECLARED.partition("docs =")[0] + f"N = {called}\n")
+    before = project.digest("udf")
+    project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
+    assert project.digest("udf") != before
