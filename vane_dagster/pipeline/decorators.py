@@ -530,6 +530,12 @@ class Callee:
     constructor_kwargs: Mapping[str, Any]
     options: CallOptions
 
+    @property
+    def name(self) -> str:
+        """The qualified name of the function or method."""
+        name = str(getattr(self.target, "__qualname__", repr(self.target)))
+        return f"{name}.{self.method}" if inspect.isclass(self.target) else name
+
 
 def resolve(
     location: str, fn: Any, constructor_args: Any, constructor_kwargs: Mapping[str, Any] | None

@@ -221,7 +221,7 @@ class MapRows:
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
         if callee.options.is_batch:
             raise DefinitionError(
-                f"{location}: {_name(fn)} takes an array for each column, as @batch says; use "
+                f"{location}: {callee.name} takes an array for each column, as @batch says; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
             )
         udf = make_udf(

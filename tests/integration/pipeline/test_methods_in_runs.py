@@ -60,7 +60,8 @@ class Transcriber:
     @vd.method.batch(return_dtype="STRUCT(kind VARCHAR, size BIGINT)")
     async def described(self, text, n):
         assert self.tokenizer.separator == " "
-        return [{"kind": type(t).__name__, "size": k} for t, k in zip(text.to_pylist(), n.to_pylist())]
+        pairs = zip(text.to_pylist(), n.to_pylist())
+        return [{"kind": type(t).__name__, "size": k} for t, k in pairs]
 
     @vd.method
     def upper(self, text: str) -> str:

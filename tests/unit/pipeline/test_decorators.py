@@ -10,16 +10,19 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import (
     CallOptions,
     LazyInstance,
     construct,
     resolve,
 )
+from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.worker.model_versions import view
 
 MADE: list[str] = []
@@ -332,3 +335,145 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     with pytest.raises(DefinitionError, match=f"(?s){message}"):
         make()
     assert not hasattr(Alone, "__vane_options__")
+
+
+# Stages
+
+
+def docs() -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    pipeline.project("clean", {"text": "text::VARCHAR", "a": "a::BIGINT", "b": "b::BIGINT"})
+    return pipeline
+
+
+def spec(fn: Any, name: str = "out", method: str = "map", **options: Any) -> MapBatchesSpec:
+    found = getattr(docs()["clean"], method)(name, fn, **options).spec
+    assert isinstance(found, MapBatchesSpec)
+    return found
+
+
+def test_options_of_decorators_are_the_defaults_of_a_stage() -> None:
+    found = spec(Transcriber("m").transcribe)
+    assert (found.resources.gpus, found.resources.num_cpus, found.concurrency) == (1, 2, (3, 3))
+    assert (found.failures.max_retries, found.failures.on_error) == (5, "null")
+    assert found.udf.name == "whisper"
+    assert found.schema == pa.schema({"out": pa.string()})
+    found = spec(Transcriber("m").count)
+    assert found.batch_size == 8
+    assert found.contract == ColumnsCall(("text",), "pyarrow", (), "out")
+    found = spec(Transcriber("m").later)
+    assert (found.concurrency, found.max_concurrency) == ((1, 1), 3)
+    found = spec(add_all, inputs={"b": "a", "a": "b"})
+    assert isinstance(found.contract, ColumnsCall)
+    assert found.contract.columns == ("b", "a")
+    found = spec(Transcriber("m").plain, method="map_batches", schema={"x": "BIGINT"})
+    assert (found.resources.gpus, found.udf.method) == (1, "plain")
+
+
+def test_arguments_of_a_stage_override_those_of_decorators() -> None:
+    found = spec(
+        Transcriber("m").count,
+        gpus=0, num_cpus=1, concurrency=2, max_retries=0, on_error="raise", batch_size=2,
+        schema="INTEGER",
+    )  # fmt: skip
+    assert (found.resources.gpus, found.resources.num_cpus, found.concurrency) == (0, 1, (2, 2))
+    assert (found.failures.max_retries, found.failures.on_error) == (0, "raise")
+    assert found.batch_size == 2
+    assert found.schema == pa.schema({"out": pa.int32()})
+
+
+@dataclass
+class Answer:
+    text: str
+    score: float
+
+
+STRUCT = pa.struct([("text", pa.string()), ("score", pa.float64())])
+TYPES: dict[str, tuple[dict[str, Any], pa.Schema]] = {
+    "SQL": ({"return_dtype": "FLOAT[2]"}, pa.schema({"out": pa.list_(pa.float32(), 2)})),
+    "Arrow": ({"return_dtype": pa.int8()}, pa.schema({"out": pa.int8()})),
+    "an annotation": ({"return_dtype": list[int]}, pa.schema({"out": pa.list_(pa.int64())})),
+    "a struct": ({"return_dtype": STRUCT}, pa.schema({"out": STRUCT})),
+    "a struct of SQL": (
+        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)"}, pa.schema({"out": STRUCT})
+    ),
+    "a class": ({"return_dtype": Answer}, pa.schema({"out": STRUCT})),
+    "fields": ({"return_dtype": Answer, "unnest": True}, pa.schema(list(STRUCT))),
+    "fields of SQL": (
+        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)", "unnest": True},
+        pa.schema(list(STRUCT)),
+    ),
+    "columns": ({"return_dtype": {"text": "VARCHAR", "score": float}}, pa.schema(list(STRUCT))),
+    "a schema": ({"return_dtype": pa.schema(list(STRUCT))}, pa.schema(list(STRUCT))),
+    "the annotation": ({}, pa.schema({"out": pa.int64()})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_type_of_a_result_is_what_the_decorator_or_the_annotation_says(kind: str) -> None:
+    options, schema = TYPES[kind]
+
+    def answer(text) -> int:  # type: ignore[no-untyped-def]  # the annotation of the result counts
+        return 1
+
+    assert spec(vd.func(**options)(answer)).schema == schema
+    if options:
+        assert spec(vd.func.batch(**options)(answer)).schema == schema
+
+
+def test_types_of_daft_are_known() -> None:
+    daft = pytest.importorskip("daft", reason="an optional package, with types of its own")
+    kinds = daft.DataType
+    found = {
+        kinds.string(): pa.string(),
+        kinds.list(kinds.string()): pa.list_(pa.string()),
+        kinds.int64(): pa.int64(),
+        kinds.struct({"a": kinds.float32()}): pa.struct([("a", pa.float32())]),
+        kinds.embedding(kinds.float32(), 3): pa.list_(pa.float32(), 3),
+        kinds.fixed_size_list(kinds.float64(), 2): pa.list_(pa.float64(), 2),
+    }
+    for kind, expected in found.items():
+        wanted = pa.schema({"out": expected})
+        assert spec(vd.func(return_dtype=kind)(lambda text: text)).schema == wanted
+
+
+def test_methods_of_a_class_have_keys_of_their_own_and_one_pool() -> None:
+    pipeline = docs()
+    lazy = Transcriber("m")
+    names = ("transcribe", "count", "plain", "later")
+    specs = [pipeline["clean"].map(n, getattr(lazy, n)).spec for n in names]
+    assert len({str(each.definition(pipeline)) for each in specs}) == 4
+    assert len({each.constructed(pipeline).digest for each in specs}) == 1
+
+
+REFUSED = {
+    "batches": (
+        lambda: spec(Transcriber("m").count, method="map_batches", schema={"x": "INT"}),
+        r"Transcriber.count.* takes an array for each column.*map\('out', ...\)",
+    ),
+    "a filter": (lambda: spec(add_all, method="filter"), "row by row: use map, or leave out"),
+    "a whole row": (
+        lambda: spec(vd.func.batch(return_dtype="INT")(lambda row: row)),
+        "array for each column, by position; name its parameters",
+    ),
+    "gpus of a function": (
+        lambda: spec(vd.func(gpus=1, return_dtype="INT")(lambda a: a)), "make it a class"
+    ),
+    "fields of a number": (
+        lambda: spec(vd.func(return_dtype="INT", unnest=True)(lambda a: a)), "unnest=True.*int32"
+    ),
+    "an unknown type": (
+        lambda: spec(vd.func(return_dtype="NUMBER")(lambda a: a)), "return_dtype is 'NUMBER'"
+    ),
+    "no column": (lambda: spec(Transcriber("m").whole_), "no method 'whole_'"),
+    "the wrong arguments of calls": (
+        lambda: spec(Transcriber("m").plain, fn_kwargs={"n": 1}), "unexpected keyword argument 'n'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_stage_refuses_is_named(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises((DefinitionError, SchemaError, AttributeError), match=f"(?s){message}"):
+        make()
