@@ -53,10 +53,22 @@ def unwrapped(obj: Any) -> Any:
 
 
 class ObjectEncoder:
-    """Hashes code objects, and collects everything that they reach in `dependency_walk`."""
+    """Hashes code objects, and collects everything that they reach in `dependency_walk`.
 
-    def __init__(self, dependency_walk: DependencyWalk, files: LocalFiles | None = None) -> None:
+    Args:
+        dependency_walk: Collects what code reaches.
+        files: Reads the files that values name.
+        unused: Methods of classes that do not count.
+    """
+
+    def __init__(
+        self,
+        dependency_walk: DependencyWalk,
+        files: LocalFiles | None = None,
+        unused: Mapping[Any, Collection[str]] | None = None,
+    ) -> None:
         self._dependency_walk = dependency_walk
+        self._unused = unused or {}
         self._values = ValueEncoder(self._code, files)
         self._tokens: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -237,8 +249,11 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
+            unused = self._unused.get(cls, ())
             bases += [
-                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
+                self._with_defaults(item, name, f"{path}.{name}")
+                for name, item in _functions(cls)
+                if name not in unused
             ]
             if _lookup(cls) is not cls:
                 # The name now refers to something else, or to another class of that name.

@@ -609,15 +609,18 @@ class MapBatchesSpec(StageKind):
             CodeIdentityError: If it has no stable identity.
         """
         try:
-            target, version = self.udf.target, self.udf.version
-            return code_identity(target, version=version, files=local_files(pipeline, self))
+            udf, files = self.udf, local_files(pipeline, self)
+            return code_identity(udf.target, method=udf.method, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     def code_digest(self) -> str:
         """Digest of the function or class."""
         unread = LocalFiles(read=False)
-        return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
+        udf = self.udf
+        return code_identity(
+            udf.target, method=udf.method, version=udf.version, files=unread
+        ).digest
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
         """Return the identity of the code that its workers execute before their first call.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.edits import Project
+from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
 
 PLAIN = '''
@@ -274,3 +275,119 @@ def test_a_method_that_an_import_calls_constructs(called, project):
     before = project.digest("udf")
     project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
     assert project.digest("udf") != before
+
+
+# Fragment keys of one method
+
+METHODS = """
+import functools
+import vane_dagster as vd
+
+K = 2
+{top}
+
+def helper(x):
+    return K * x
+
+
+@vd.cls
+class Model{bases}:
+    def __init__(self, path="m"):
+        self.path = path
+        {init}
+
+    def shared(self, x):
+        return x + 1
+
+    @vd.method(return_dtype="BIGINT")
+    def first(self, x):
+        {first}
+        return self.shared(x)
+
+    @vd.method(return_dtype="BIGINT")
+    def second(self, x):
+        return helper(x) + 1
+
+    @vd.method(return_dtype="BIGINT")
+    def third(self, x):
+        return self.second(x)
+
+    def __call__(self, x):
+        return self.shared(2 * x)
+"""
+EDITS_OF_METHODS = {
+    "the other": ("return helper(x) + 1", "return helper(x) + 2", {"second", "third"}),
+    "what the other reaches": ("K * x", "K * x * 2", {"second", "third"}),
+    "a constant of the other": ("K = 2", "K = 3", {"second", "third"}),
+    "the one": ("return self.shared(x)", "return -self.shared(x)", {"first"}),
+    "one that calls another": ("return self.second(x)", "return -self.second(x)", {"third"}),
+    "a method of all": ("return x + 1", "return x + 2", {"first", "second", "third", "__call__"}),
+    "the constructor": (
+        "self.path = path",
+        "self.path = path * 2",
+        {"first", "second", "third", "__call__"},
+    ),
+    "one that is added": (
+        "    def __call__",
+        "    @vd.method\n    def fourth(self, x):\n        return x\n\n    def __call__",
+        set(),
+    ),
+}
+
+
+def methods(project: Project) -> dict[str, str]:
+    names = ("first", "second", "third", "__call__")
+    return {name: code_identity(project.load("Model"), method=name).digest for name in names}
+
+
+def write_methods(project: Project, **parts: str) -> None:
+    empty = {"top": "", "bases": "", "init": "", "first": ""}
+    project.write(defs=METHODS.format(**{**empty, **parts}))
+
+
+@pytest.mark.parametrize("name", EDITS_OF_METHODS)
+def test_an_edit_of_a_method_counts_for_what_reaches_it(name, project):
+    old, new, expected = EDITS_OF_METHODS[name]
+    write_methods(project)
+    before = methods(project)
+    project.edit("defs.py", old, new)
+    after = methods(project)
+    assert {each for each in after if after[each] != before[each]} == expected
+    assert len(set(after.values())) == 4
+
+
+REACHES = {
+    "by its name": {"first": "y = self.second(x)"},
+    "by a text": {"first": "y = getattr(self, 'second')"},
+    "by a computed text": {"first": "y = getattr(self, x)"},
+    "through a function": {"top": "def run(m):\n    return m.second(1)", "first": "run(self)"},
+    "in other code": {"first": "y = print(self)"},
+    "by all members": {"first": "y = vars(type(self))"},
+    "in the constructor": {"init": "self.f = self.second"},
+    "through a base": {
+        "top": "class Base:\n    def all(self):\n        return self.second(1)",
+        "bases": "(Base)",
+    },
+    "by a decorator": {
+        "top": "def mark(kind):\n    return kind",
+        "bases": "",
+        "init": "pass\n\n    @mark\n    def x(self):\n        return self.second(1)",
+    },
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_method_that_may_be_reached_counts(name, project):
+    write_methods(project, **REACHES[name])
+    before = methods(project)
+    project.edit("defs.py", "return helper(x) + 1", "return helper(x) + 2")
+    assert methods(project)["first"] != before["first"]
+
+
+def test_a_class_without_marked_methods_counts_whole(project):
+    write_methods(project)
+    path = project.root / "defs.py"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if "@vd.method" not in line))
+    assert len(set(methods(project).values())) == 1
+    assert methods(project)["first"] == project.digest("Model")
