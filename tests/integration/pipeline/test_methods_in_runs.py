@@ -13,6 +13,7 @@ import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.edits import Project
 from support.results import metadata
+from support.warm_pools import clear
 from support.warm_workers import start_forked
 from vane_dagster.compute.api import Backend
 from vane_dagster.compute.local_backend import LocalBackend
@@ -112,9 +113,17 @@ class KeptLocal(vd.LocalCompute):
 
 
 @pytest.fixture
-def compute() -> Iterator[KeptLocal]:
-    yield KeptLocal()
-    _kept.pop().close()
+def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if getattr(request, "param", "local") == "local":
+        yield KeptLocal()
+        _kept.pop().close()
+        return
+    cluster = request.getfixturevalue("cluster")
+    cluster.connect()
+    clear()
+    yield vd.RayCompute(cluster=cluster)
+    cluster.connect()
+    clear()
 
 
 @pytest.fixture
@@ -132,6 +141,7 @@ def loads(tmp_path: Path) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
 def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, materialize):
     def declared() -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import copy
+import functools
 import inspect
 import pickle
 from dataclasses import dataclass
@@ -455,6 +456,15 @@ REFUSED = {
     "a whole row": (
         lambda: spec(vd.func.batch(return_dtype="INT")(lambda row: row)),
         "array for each column, by position; name its parameters",
+    ),
+    "a method of an instance": (
+        lambda: spec(Alone(1).add), r"put @vd.cls on Alone, or pass Alone.add and fn_constructor_kw"
+    ),
+    "a partial": (
+        lambda: spec(functools.partial(Transcriber("m").plain, "a")), "partial of <Transcriber.pl"
+    ),
+    "a constructed one": (
+        lambda: spec(construct(Transcriber, ("m",), {})), "an instance of Transcriber was given"
     ),
     "gpus of a function": (
         lambda: spec(vd.func(gpus=1, return_dtype="INT")(lambda a: a)), "make it a class"

@@ -172,7 +172,10 @@ REFUSED = {
         lambda: mapped(Model()),
         ["'docs/m'", "an instance of Model", "stays warm", "fn_constructor_kwargs"],
     ),
-    "method of an instance": (lambda: mapped(Model().__call__), ["an instance of method"]),
+    "method of an instance": (
+        lambda: mapped(Model().__call__),
+        ["a method of an instance of Model", "put @vd.cls on Model, or pass Model.__call__"],
+    ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
     "partial of a class": (
         lambda: mapped(functools.partial(Model, "a")),
