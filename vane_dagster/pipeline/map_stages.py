@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -44,7 +45,13 @@ from vane_dagster.pipeline.options import (
     parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
+from vane_dagster.pipeline.udf import (
+    Udf,
+    called_function,
+    make_factory,
+    make_udf,
+    refuse_other_than_function,
+)
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema, sql_type
@@ -487,6 +494,8 @@ class MapRows:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        if not inspect.isclass(callee.target):
+            refuse_other_than_function(location, callee.target)
         call, has_self = called_function(callee.target, callee.method)
         if schema is None:
             schema = _return_type(location, callee.options)

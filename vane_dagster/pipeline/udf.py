@@ -103,7 +103,7 @@ def make_udf(
     stateful = inspect.isclass(target)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
     if not stateful:
-        _refuse_other_than_function(where, target)
+        refuse_other_than_function(where, target)
         if constructor_args or constructor_kwargs:
             raise DefinitionError(
                 f"{where}: {_name(target)} is a function, so fn_constructor_args and "
@@ -155,7 +155,7 @@ def make_factory(
             f"{where}: class {_name(target)} was given; expected a function that loads the model "
             "and returns the function to call. For a class use map or map_batches"
         )
-    _refuse_other_than_function(where, target)
+    refuse_other_than_function(where, target)
     udf = Udf(
         target=target,
         stateful=True,
@@ -183,14 +183,20 @@ def called_function(target: Any, method: str = CALL) -> tuple[Any, bool]:
     return getattr(target, method), not is_static
 
 
-def _refuse_other_than_function(where: str, target: Any) -> None:
+def refuse_other_than_function(where: str, target: Any) -> None:
+    """Raise DefinitionError for an instance, or another object that is no function.
+
+    Args:
+        where: The stage, for messages.
+        target: What a stage is to call, if it is no class.
+    """
     if isinstance(target, functools.partial):
         if inspect.isclass(target.func):
             raise DefinitionError(
                 f"{where}: functools.partial of class {_name(target.func)}; pass the class itself "
                 "and its arguments as fn_constructor_kwargs"
             )
-        return _refuse_other_than_function(where, target.func)
+        return refuse_other_than_function(where, target.func)
     if inspect.isfunction(target) or inspect.isbuiltin(target):
         return None
     if inspect.ismethod(target) and inspect.isclass(target.__self__):
