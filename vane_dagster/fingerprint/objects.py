@@ -17,7 +17,7 @@ from typing import Any
 import vane_dagster
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.decorators import OPTIONS
+from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
@@ -408,6 +408,8 @@ def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any
     body = members.keys() if text is None else text
     generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
     skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
+    if OPTIONS in members:
+        skipped |= {OPTIONS, *SET_ON_CLASSES}
     if issubclass(cls, enum.Enum):
         names = cls.__members__
         yield "__members__", {name: member.value for name, member in names.items()}

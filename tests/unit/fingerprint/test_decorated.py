@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import vane_dagster as vd
 from support.edits import Project
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
@@ -204,6 +206,15 @@ def make(n):
 
 Local, add = make(2)
 """
+
+
+def test_a_class_without_source_has_the_identity_of_its_members() -> None:
+    def made(decorator: str) -> str:
+        scope: dict[str, Any] = {"vd": vd, "__name__": __name__}
+        exec(f"{decorator}\nclass Model:\n    def __call__(self, x):\n        return x\n", scope)
+        return code_identity(scope["Model"]).digest
+
+    assert made("@vd.cls(gpus=1)") == made("")
 
 
 def test_decorators_in_functions_change_no_identity_either(project):
