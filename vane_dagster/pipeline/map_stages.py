@@ -27,6 +27,7 @@ from vane_dagster.pipeline.contracts import (
     RowResult,
     row_call,
 )
+from vane_dagster.pipeline.foreign_arguments import StageCall, one_of_ours, stage_call
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -211,7 +212,8 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
-        contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
+        formats = get_args(BatchFormat)
+        contract = BatchCall(one_of_ours(location, "batch_format", batch_format, formats))
         udf = make_udf(
             location,
             fn,
@@ -228,6 +230,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(schema, location),
+            stage_call(self.map_batches),
             columns=list_of_names(location, "columns", columns),
             include_columns=include_columns,
             batch_size=batch_size,
@@ -443,6 +446,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(pa.schema(fields or [(output, kind)]), location),
+            stage_call(self.predict_batch, self._add_udf_stage),
             columns=given,
             include_columns=include_columns,
             batch_size=batch_size,
@@ -506,6 +510,7 @@ class MapRows:
             udf,
             contract,
             declared,
+            stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage),
             columns=read,
             include_columns=include_columns,
             **options,
@@ -518,6 +523,7 @@ class MapRows:
         udf: Udf,
         contract: Contract,
         schema: pa.Schema,
+        call: StageCall,
         *,
         columns: tuple[str, ...] | None,
         include_columns: bool | Sequence[str] = (),
@@ -546,7 +552,7 @@ class MapRows:
         max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Add a stage that calls a UDF; the arguments are those of `map_batches`."""
+        """Add a stage that calls a UDF; the options are those of `map_batches`."""
         location = self.pipeline._location(name)
         needs = Resources(
             num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
@@ -571,7 +577,7 @@ class MapRows:
         spec = kind(
             name=name,
             upstream=(self._node,),
-            asset=asset_options(location, asset),
+            asset=asset_options(location, asset, call),
             udf=udf,
             schema=schema,
             columns=columns,

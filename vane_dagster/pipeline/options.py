@@ -9,8 +9,9 @@ from typing import Any, Final, Literal, Protocol, Union, get_args
 
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, one_of, positive, seconds
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster._arguments import list_of_names, positive, seconds
+from vane_dagster.errors import DefinitionError
+from vane_dagster.pipeline.foreign_arguments import StageCall, one_of_ours, unknown_arguments
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
@@ -82,24 +83,21 @@ class AssetOptions:
     checks: Sequence[Any] = ()
 
 
-def asset_options(location: str, options: dict[str, Any]) -> AssetOptions:
+def asset_options(location: str, options: Mapping[str, Any], call: StageCall) -> AssetOptions:
     """Parse the arguments of a stage that configure its Dagster asset.
 
     Args:
         location: The stage, for messages.
         options: The keyword arguments that are not the stage's own.
+        call: The method that adds the stage, for messages.
 
     Raises:
-        DefinitionError: If an argument is unknown.
+        DefinitionError: If an argument is unknown. The message has the line to write in its place.
     """
-    try:
-        return AssetOptions(**options)
-    except TypeError:
-        unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
-        raise DefinitionError(
-            f"{location}: unknown argument {names(unknown)}; beside its own arguments a stage "
-            f"takes {', '.join(AssetOptions.__dataclass_fields__)}"
-        ) from None
+    known = tuple(AssetOptions.__dataclass_fields__)
+    if unknown := {name: value for name, value in options.items() if name not in known}:
+        raise DefinitionError(f"{location}: {unknown_arguments(call, unknown, known)}")
+    return AssetOptions(**options)
 
 
 @dataclass(frozen=True)
@@ -247,7 +245,7 @@ def parse_failures(
     Raises:
         DefinitionError: If an argument is invalid.
     """
-    one_of(location, "on_error", on_error, ("raise", "quarantine", "null"))
+    one_of_ours(location, "on_error", on_error, ("raise", "quarantine", "null"))
     number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)
     if not number or not 0 <= max_error_rate <= 1:
         raise DefinitionError(

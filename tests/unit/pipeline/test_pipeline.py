@@ -115,7 +115,7 @@ REFUSED = {
     "stage differs in case": (lambda: twice("Clean"), ["'docs/Clean'", "only in case"]),
     "unknown argument": (
         lambda: mapped(batchsize=3),
-        ["'docs/m'", "unknown argument 'batchsize'", "freshness_policy"],
+        ["'docs/m'", "unknown argument 'batchsize'", "'batch_size'?"],
     ),
     "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
     # project
