@@ -67,6 +67,7 @@ def check_all(
     partitions: Mapping[str, str | None],
     store: Store,
     backend: Backend | None,
+    planned: Capacity | None = None,
 ) -> Checked:
     """Collect all problems that prevent computing some stages.
 
@@ -77,7 +78,8 @@ def check_all(
         stages: The stages to compute.
         partitions: For each stage that writes, a partition with a target representative of all.
         store: The store for parts and manifests.
-        backend: Backend that computes; None if it is known to fail.
+        backend: Backend that computes; None if it is known to fail, or not started yet.
+        planned: Resources of a cluster that is not started yet, to validate without a backend.
     """
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         there = threads.submit(backend.versions) if backend else None
@@ -86,11 +88,13 @@ def check_all(
             for location, write_target in _written(pipeline, stages, partitions, store)
         ]
         code, findings = packed(pipeline, stages)
-        capacity = Capacity((), 0)
+        capacity = planned or Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
             findings += misplaced(pipeline, stages, capacity)
             findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
+        elif planned is not None:
+            findings += too_large_to_start(pipeline, stages, planned)
         for asked in written:
             findings += asked.result()
         if there is not None:
@@ -215,6 +219,23 @@ def too_large(
             fix = _BESIDE_CLUSTER if place is not capacity else ""
             findings.append(PreflightFinding(where, message, fix))
     return findings
+
+
+def too_large_to_start(
+    pipeline: Pipeline, stages: Sequence[str], planned: Capacity
+) -> list[PreflightFinding]:
+    """Find the workers that a cluster could not hold that is not started yet.
+
+    Subprocesses beside it are validated when it runs: which GPUs are theirs depends on it.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+        planned: Resources of the cluster.
+    """
+    specs = {stage: pipeline[stage].spec for stage in stages}
+    there = [stage for stage, spec in specs.items() if not (spec.runs_udf and spec.on_driver)]
+    return too_large(pipeline, there, planned)
 
 
 def _written(
