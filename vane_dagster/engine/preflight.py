@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.versions import disagreements
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
+from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
@@ -54,11 +55,13 @@ class Checked:
         capacity: Resources of the cluster.
         code: The packed code of each stage that runs user code.
         findings: All problems that prevent the run.
+        notices: Advice about code that works, but wastes memory or time.
     """
 
     capacity: Capacity
     code: Mapping[str, CodeBundle]
     findings: Sequence[PreflightFinding] = field(default_factory=tuple)
+    notices: Sequence[str] = ()
 
 
 def check_all(
@@ -99,7 +102,8 @@ def check_all(
             findings += asked.result()
         if there is not None:
             findings += _versions(there.result)
-    return Checked(capacity, code, tuple(findings))
+    notices = tuple(models_on_import(pipeline, stages))
+    return Checked(capacity, code, tuple(findings), notices)
 
 
 def new_findings(
@@ -188,6 +192,20 @@ def misplaced(
             )
         )
     return findings
+
+
+def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]:
+    """Yield a text for each model that a module loads on import and code of a stage uses.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+    """
+    for stage in stages:
+        spec = pipeline[stage].spec
+        if spec.runs_udf:
+            for model in loaded_models(spec.udf.target):
+                yield f"stage '{pipeline.name}/{stage}': {advice(spec.udf.target, model)}"
 
 
 def too_large(
