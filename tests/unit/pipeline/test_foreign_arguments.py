@@ -170,7 +170,7 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("declare", "given", "line"), FOREIGN, ids=lambda each: str(each)[:60])
+@pytest.mark.parametrize(("declare", "given", "line"), FOREIGN, ids=range(len(FOREIGN)))
 def test_an_argument_of_another_system_is_refused_with_the_line_to_write(declare, given, line):
     message = refusal(declare, **given)
     (name,) = given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import dagster as dg
@@ -172,11 +173,30 @@ REFUSED = {
         lambda: mapped(Model()),
         ["'docs/m'", "an instance of Model", "stays warm", "fn_constructor_kwargs"],
     ),
-    "method of an instance": (lambda: mapped(Model().__call__), ["an instance of method"]),
+    "method of an instance": (
+        lambda: mapped(Model().__call__),
+        [
+            "method '__call__' of an instance of Model",
+            'Model.__call__, fn_constructor_kwargs={"path": ..., "revision": ...}',
+            "@vd.cls",
+        ],
+    ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
     "partial of a class": (
         lambda: mapped(functools.partial(Model, "a")),
-        ["functools.partial of class Model", "fn_constructor_kwargs"],
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
+    "instance without __call__": (
+        lambda: mapped(NotCallable()),
+        ["an instance of NotCallable, which has no __call__", "pass the class, NotCallable;"],
+    ),
+    "loaded model": (
+        lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
+        ["a loaded model, a Net, was given", "loads it in __init__"],
+    ),
+    "object of a library": (
+        lambda: mapped(operator.itemgetter("x")),
+        ["an object of itemgetter", "Call it in a function of your own"],
     ),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
     "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
