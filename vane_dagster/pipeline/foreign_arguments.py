@@ -11,13 +11,12 @@ import contextlib
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._arguments import one_of
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type
@@ -92,25 +91,23 @@ def misplaced(call: StageCall, name: str, value: Any, known: Collection[str]) ->
     return f". {name!r} is known from {_FOREIGN[name].system}: {written}" if written else ""
 
 
-def one_of_ours(location: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
-    """Validate that a value is one of the allowed ones, as `one_of`; explain foreign values.
+def check_value(location: str, name: str, value: Any) -> None:
+    """Check that an argument does not have a value that only another system knows.
 
     Args:
         location: The stage, for messages.
         name: The argument's name, for messages.
         value: The value.
-        allowed: The allowed values.
 
     Raises:
-        DefinitionError: If the value is not allowed.
+        DefinitionError: If it has. The message has the value to write.
     """
     foreign = _FOREIGN_VALUES.get((name, value)) if isinstance(value, str) else None
-    if foreign is not None and value not in allowed:
+    if foreign is not None:
         system, written = foreign
         raise DefinitionError(
             f"{location}: {name} is {value!r}, a value of {system}: write {written}"
         )
-    return one_of(location, name, value, allowed)
 
 
 def _advice(call: StageCall, name: str, value: Any) -> str | None:

@@ -20,6 +20,7 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
@@ -27,7 +28,7 @@ from vane_dagster.pipeline.contracts import (
     RowResult,
     row_call,
 )
-from vane_dagster.pipeline.foreign_arguments import StageCall, one_of_ours, stage_call
+from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, stage_call
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -35,14 +36,13 @@ from vane_dagster.pipeline.options import (
     ExecutionBackend,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
+from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema
@@ -212,8 +212,8 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
-        formats = get_args(BatchFormat)
-        contract = BatchCall(one_of_ours(location, "batch_format", batch_format, formats))
+        check_value(location, "batch_format", batch_format)
+        contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         udf = make_udf(
             location,
             fn,
@@ -474,6 +474,7 @@ class MapRows:
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
+        check_callable(location, fn)
         call, has_self = called_function(fn)
         declared, output = _result_schema(location, name, call, result, schema, output_column)
         contract = row_call(
@@ -563,6 +564,7 @@ class MapRows:
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
+        check_value(location, "on_error", on_error)
         workers = parse_concurrency(location, concurrency)
         in_flight = positive(location, "max_concurrency", max_concurrency)
         if in_flight and not udf.is_async:

@@ -23,8 +23,9 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.foreign_arguments import StageCall, misplaced, stage_call
+from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, misplaced, stage_call
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
     ExecutionBackend,
@@ -32,7 +33,6 @@ from vane_dagster.pipeline.options import (
     IncludeColumns,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
@@ -244,6 +244,7 @@ class ModelStageRows:
         custom = mapping(location, "resources", resources)
         needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
         needs.validate(location)
+        check_value(location, "on_error", on_error)
         failures = parse_failures(
             location, on_error, max_error_rate, max_retries, retry_on, timeout_s
         )

@@ -9,9 +9,8 @@ from typing import Any, Final, Literal, Protocol, Union, get_args
 
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, positive, seconds
+from vane_dagster._arguments import list_of_names, one_of, positive, seconds
 from vane_dagster.errors import DefinitionError
-from vane_dagster.pipeline.foreign_arguments import StageCall, one_of_ours, unknown_arguments
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
@@ -65,39 +64,6 @@ IncludeColumns = Union[Literal[True], tuple[str, ...]]
 
 AUTO: Final = "auto"
 """The batch size of a stage that lets its workers determine it."""
-
-
-@dataclass(frozen=True)
-class AssetOptions:
-    """Options of a stage's Dagster asset that the user declares; see `dg.AssetSpec`."""
-
-    description: str | None = None
-    group_name: str | None = None
-    owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    kinds: Sequence[str] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    deps: Sequence[Any] = ()
-    automation_condition: Any = None
-    freshness_policy: Any = None
-    checks: Sequence[Any] = ()
-
-
-def asset_options(location: str, options: Mapping[str, Any], call: StageCall) -> AssetOptions:
-    """Parse the arguments of a stage that configure its Dagster asset.
-
-    Args:
-        location: The stage, for messages.
-        options: The keyword arguments that are not the stage's own.
-        call: The method that adds the stage, for messages.
-
-    Raises:
-        DefinitionError: If an argument is unknown. The message has the line to write in its place.
-    """
-    known = tuple(AssetOptions.__dataclass_fields__)
-    if unknown := {name: value for name, value in options.items() if name not in known}:
-        raise DefinitionError(f"{location}: {unknown_arguments(call, unknown, known)}")
-    return AssetOptions(**options)
 
 
 @dataclass(frozen=True)
@@ -245,7 +211,7 @@ def parse_failures(
     Raises:
         DefinitionError: If an argument is invalid.
     """
-    one_of_ours(location, "on_error", on_error, ("raise", "quarantine", "null"))
+    one_of(location, "on_error", on_error, ("raise", "quarantine", "null"))
     number = isinstance(max_error_rate, (int, float)) and not isinstance(max_error_rate, bool)
     if not number or not 0 <= max_error_rate <= 1:
         raise DefinitionError(

@@ -13,11 +13,12 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
-from vane_dagster.pipeline.options import asset_options, parse_include
+from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class

@@ -104,17 +104,11 @@ def make_udf(
     """
     stateful = inspect.isclass(target)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
-    if not stateful:
-        _refuse_other_than_function(where, target)
-        if constructor_args or constructor_kwargs:
-            raise DefinitionError(
-                f"{where}: {_name(target)} is a function, so fn_constructor_args and "
-                "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
-            )
-    elif not callable(_members(target).get(method)):
+    check_callable(where, target, method)
+    if not stateful and (constructor_args or constructor_kwargs):
         raise DefinitionError(
-            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
-            "which a worker calls"
+            f"{where}: {_name(target)} is a function, so fn_constructor_args and "
+            "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
         )
     udf = Udf(
         target=target,
@@ -129,6 +123,26 @@ def make_udf(
     )
     _check_arguments(where, udf, contract or BatchCall())
     return udf
+
+
+def check_callable(where: str, target: Any, method: str = CALL) -> None:
+    """Check that a target is a function, or a class with the method that is called.
+
+    Args:
+        where: The stage, for messages.
+        target: The function or class.
+        method: The class's method that is called.
+
+    Raises:
+        DefinitionError: If it is neither, such as an instance.
+    """
+    if not inspect.isclass(target):
+        _refuse_other_than_function(where, target)
+    elif not callable(_members(target).get(method)):
+        raise DefinitionError(
+            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
+            "which a worker calls"
+        )
 
 
 def make_factory(

@@ -190,6 +190,18 @@ REFUSED = {
         lambda: mapped(NotCallable()),
         ["an instance of NotCallable, which has no __call__", "pass the class, NotCallable;"],
     ),
+    "instance without __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable()),
+        ["'docs/m'", "an instance of NotCallable, which has no __call__"],
+    ),
+    "no __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable),
+        ["class NotCallable has no __call__"],
+    ),
+    "partial of a class for rows": (
+        lambda: pipeline().map("m", functools.partial(Model, path="a")),
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
     "loaded model": (
         lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
         ["a loaded model, a Net, was given", "loads it in __init__"],
