@@ -82,10 +82,22 @@ _MODELS = frozenset(
 
 
 def model_class(value: object) -> str | None:
-    """Return the name of the class of a loaded model; None for any other value."""
+    """Return the name of the class of a loaded model; None for any other value.
+
+    A torch module without weights, such as an activation, is none.
+    """
     kind = type(value)
     bases = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
-    return kind.__name__ if any(base in _MODELS for base in bases) else None
+    is_model = any(base in _MODELS for base in bases)
+    return kind.__name__ if is_model and not _is_without_weights(value) else None
+
+
+def _is_without_weights(value: object) -> bool:
+    parameters = getattr(value, "parameters", None)
+    try:
+        return callable(parameters) and next(iter(parameters()), None) is None
+    except Exception:  # of a module that is not initialized, or of the user's own method
+        return False
 
 
 class ValueEncoder:

@@ -62,7 +62,7 @@ def unused_gpu() -> str:
     or in processes of its own: its use of a device is unknown here.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not _OTHER_GPU_USERS.isdisjoint(sys.modules):
+    if torch is None or any(name in sys.modules for name in _OTHER_GPU_USERS):
         return ""
     if not torch.cuda.is_available():
         return (

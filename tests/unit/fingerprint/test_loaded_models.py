@@ -118,6 +118,19 @@ def test_models_are_known_by_the_names_of_their_classes(module, name):
     assert model_class(child) is None, "a class is no model"
 
 
+def test_a_module_without_weights_is_no_model():
+    class Module(type(model)):  # type: ignore[misc]  # a class made in this test
+        def __init__(self, weights):
+            self.weights = weights
+
+        def parameters(self):
+            return iter(self.weights)
+
+    assert model_class(Module([])) is None
+    assert model_class(Module([1.0])) == "Module"
+    assert model_class(Module(None)) == "Module", "it raises, so nothing is known"
+
+
 def test_the_advice_has_the_class_to_write():
     text = advice(uses_it, HERE)
     assert (
