@@ -71,7 +71,7 @@ def unknown_arguments(
     )
 
 
-def misplaced(call: StageCall, name: str, value: Any, known: Collection[str]) -> str:
+def misplaced_option(call: StageCall, name: str, value: Any, known: Collection[str]) -> str:
     """Say what to write for an option in a mapping that does not take it.
 
     Args:

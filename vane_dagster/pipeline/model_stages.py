@@ -25,7 +25,12 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, misplaced, stage_call
+from vane_dagster.pipeline.foreign_arguments import (
+    StageCall,
+    check_value,
+    misplaced_option,
+    stage_call,
+)
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
     ExecutionBackend,
@@ -353,7 +358,7 @@ def _check_options(
     takes = _takes(provider)
     known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
-        corrections = (misplaced(call, name, options[name], known) for name in unknown)
+        corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
             f"{location}: provider_options has {names(unknown)}, which {provider.__name__} does "
             f"not take; it takes {names(known, 20)}{''.join(corrections)}"
