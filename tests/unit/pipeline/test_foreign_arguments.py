@@ -130,7 +130,7 @@ FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"return_dtype": SimpleNamespace(to_arrow_dtype=lambda: pa.list_(pa.float32()))},
         'write schema={"<column>": "FLOAT[]"}',
     ),
-    (prompted, {"return_dtype": str}, "leave it out; prompt knows its types"),
+    (prompted, {"return_dtype": str}, "write return_format=<a pydantic model>"),
     (mapped, {"use_process": True}, "leave it out; each worker is a process"),
     (mapped, {"unnest": True}, "leave it out; each column"),
     (mapped, {"cpus": 2}, "write num_cpus=2"),
