@@ -556,7 +556,7 @@ def resolve(
     """
     name = "__call__"
     given = (tuple(constructor_args or ()), dict(constructor_kwargs or {}))
-    _refuse_other_forms(location, fn)
+    _refuse_partial(location, fn)
     if isinstance(fn, LazyMethod):
         fn, name = fn.instance, fn.name
     if isinstance(fn, LazyInstance):
@@ -573,19 +573,12 @@ def resolve(
     return Callee(fn, name, *given, options)
 
 
-def _refuse_other_forms(location: str, fn: Any) -> None:
-    """Raise DefinitionError for a method in a form that a worker cannot construct the class of."""
+def _refuse_partial(location: str, fn: Any) -> None:
+    """Raise DefinitionError for a partial of a lazy instance or of its method."""
     if isinstance(fn, functools.partial) and isinstance(fn.func, (LazyInstance, LazyMethod)):
         raise DefinitionError(
             f"{location}: functools.partial of {fn.func!r}; pass the method itself, and the other "
             "arguments as fn_args and fn_kwargs"
-        )
-    if inspect.ismethod(fn) and not inspect.isclass(fn.__self__):
-        kind, method = type(fn.__self__).__qualname__, fn.__name__
-        raise DefinitionError(
-            f"{location}: a method of an instance of {kind} was given. A worker must construct the "
-            "object itself, once, so that a model is loaded where it runs, and is never pickled: "
-            f"put @vd.cls on {kind}, or pass {kind}.{method} and fn_constructor_kwargs={{...}}"
         )
 
 

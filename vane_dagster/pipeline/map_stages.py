@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,6 +21,7 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
@@ -31,6 +31,7 @@ from vane_dagster.pipeline.contracts import (
     row_call,
 )
 from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, resolve
+from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, stage_call
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -38,20 +39,13 @@ from vane_dagster.pipeline.options import (
     ExecutionBackend,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.pipeline.udf import (
-    Udf,
-    called_function,
-    make_factory,
-    make_udf,
-    refuse_other_than_function,
-)
+from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
 from vane_dagster.types.schema import ERROR_COLUMN, SchemaLike, parse_schema, sql_type
@@ -224,6 +218,7 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
+        check_value(location, "batch_format", batch_format)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
         if callee.options.is_batch:
@@ -248,6 +243,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(schema, location),
+            stage_call(self.map_batches),
             callee.options,
             columns=list_of_names(location, "columns", columns),
             include_columns=include_columns,
@@ -466,6 +462,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(pa.schema(fields or [(output, kind)]), location),
+            stage_call(self.predict_batch, self._add_udf_stage),
             columns=given,
             include_columns=include_columns,
             batch_size=batch_size,
@@ -494,8 +491,7 @@ class MapRows:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
         callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
-        if not inspect.isclass(callee.target):
-            refuse_other_than_function(location, callee.target)
+        check_callable(location, callee.target, callee.method)
         call, has_self = called_function(callee.target, callee.method)
         if schema is None:
             schema = _return_type(location, callee.options)
@@ -537,6 +533,7 @@ class MapRows:
             udf,
             contract,
             declared,
+            stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage),
             callee.options,
             columns=read,
             include_columns=include_columns,
@@ -550,6 +547,7 @@ class MapRows:
         udf: Udf,
         contract: Contract,
         schema: pa.Schema,
+        call: StageCall,
         declared: CallOptions = NO_OPTIONS,
         *,
         columns: tuple[str, ...] | None,
@@ -579,7 +577,7 @@ class MapRows:
         max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Add a stage that calls a UDF; the arguments are those of `map_batches`."""
+        """Add a stage that calls a UDF; the options are those of `map_batches`."""
         location = self.pipeline._location(name)
         if declared.label:
             udf = replace(udf, label=declared.label)
@@ -600,6 +598,7 @@ class MapRows:
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
+        check_value(location, "on_error", on_error)
         workers = parse_concurrency(location, concurrency)
         in_flight = positive(location, "max_concurrency", max_concurrency)
         if in_flight and not udf.is_async:
@@ -614,7 +613,7 @@ class MapRows:
         spec = kind(
             name=name,
             upstream=(self._node,),
-            asset=asset_options(location, asset),
+            asset=asset_options(location, asset, call),
             udf=udf,
             schema=schema,
             columns=columns,

@@ -23,7 +23,14 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.foreign_arguments import (
+    StageCall,
+    check_value,
+    misplaced_option,
+    stage_call,
+)
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
     ExecutionBackend,
@@ -31,7 +38,6 @@ from vane_dagster.pipeline.options import (
     IncludeColumns,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
@@ -243,6 +249,7 @@ class ModelStageRows:
         custom = mapping(location, "resources", resources)
         needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
         needs.validate(location)
+        check_value(location, "on_error", on_error)
         failures = parse_failures(
             location, on_error, max_error_rate, max_retries, retry_on, timeout_s
         )
@@ -256,7 +263,9 @@ class ModelStageRows:
         keep_arguments((), arguments)
         workers = parse_concurrency(location, concurrency) or (1, 1)
         forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
-        _check_options(location, found, options)
+        nested = {"provider_options": [each.name for each in _takes(found)]}
+        call = stage_call(getattr(self, kind.kind), self._add_model_stage, nested=nested)
+        _check_options(location, found, options, call)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
             target=functools.partial(ModelClient, found),
@@ -270,7 +279,7 @@ class ModelStageRows:
             kind(
                 name=name,
                 upstream=(self._node,),
-                asset=asset_options(location, asset),
+                asset=asset_options(location, asset, call),
                 udf=udf,
                 schema=model_task.schema,
                 columns=model_task.reads,
@@ -339,22 +348,32 @@ def name_of(location: str, value: Any, argument: str = "output_column") -> str:
     return value
 
 
-def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
+def _check_options(
+    location: str, provider: type, options: Mapping[str, Any], call: StageCall
+) -> None:
     """Raise DefinitionError for options that the provider's constructor does not accept."""
-    takes = list(inspect.signature(provider).parameters.values())[1:]
-    if any(each.kind is each.VAR_KEYWORD for each in takes):
+    parameters = inspect.signature(provider).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
-    known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+    takes = _takes(provider)
+    known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
+        corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
             f"{location}: provider_options has {names(unknown)}, which {provider.__name__} does "
-            f"not take; it takes {names(known, 20)}"
+            f"not take; it takes {names(known, 20)}{''.join(corrections)}"
         )
     needed = [each.name for each in takes if each.default is each.empty]
-    if missing := [name for name in needed if name in known and name not in options]:
+    if missing := [name for name in needed if name not in options]:
         raise DefinitionError(
             f"{location}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
         )
+
+
+def _takes(provider: type) -> list[inspect.Parameter]:
+    """Return the parameters of a provider's constructor after the model's name."""
+    parameters = list(inspect.signature(provider).parameters.values())[1:]
+    return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 def _keyed(

@@ -19,8 +19,10 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.pipeline.asset_options import asset_options
+from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.options import Children, JoinHow, asset_options
+from vane_dagster.pipeline.options import Children, JoinHow
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
@@ -289,7 +291,7 @@ class Pipeline(Rows):
         one_of(location, "how", how, ("inner", "left"))
         if children is not None:
             one_of(location, "children", children, ("rows", "list"))
-        options = asset_options(location, asset)
+        options = asset_options(location, asset, stage_call(self.join))
         return self._add(JoinSpec(name, upstream, options, how, children, chosen))
 
     def _location(self, name: str) -> str:

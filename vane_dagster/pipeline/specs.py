@@ -24,6 +24,7 @@ from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructo
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import Contract, RowCall
 from vane_dagster.pipeline.identity import (
     call_arguments,
@@ -33,7 +34,6 @@ from vane_dagster.pipeline.identity import (
 )
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
-    AssetOptions,
     Cardinality,
     Children,
     ExecutionBackend,

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.kinds import is_list, is_number, is_text
+from vane_dagster.worker.conversion_advice import explained, mismatch
 from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -292,13 +293,14 @@ def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
         array = _to_arrow(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UdfError(
-            f"{location}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
+            f"{location}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: "
+            f"{explained(error, values, kind)}"
         ) from error
     if array.type != kind:
         if not _same_family(array.type, kind):
             raise UdfError(
-                f"{location}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
-                "it in the function, or declare that type in the schema"
+                f"{location}: column {field.name!r}: expected {kind}, found {array.type}. "
+                f"{mismatch(array.type, kind, field.name)}"
             )
         try:
             if _is_list_view(array.type):

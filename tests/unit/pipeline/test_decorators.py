@@ -458,7 +458,7 @@ REFUSED = {
         "array for each column, by position; name its parameters",
     ),
     "a method of an instance": (
-        lambda: spec(Alone(1).add), r"put @vd.cls on Alone, or pass Alone.add and fn_constructor_kw"
+        lambda: spec(Alone(1).add), r"Alone.add, fn_constructor_kwargs=.*@vd.cls"
     ),
     "a partial": (
         lambda: spec(functools.partial(Transcriber("m").plain, "a")), "partial of <Transcriber.pl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import dagster as dg
@@ -115,7 +116,7 @@ REFUSED = {
     "stage differs in case": (lambda: twice("Clean"), ["'docs/Clean'", "only in case"]),
     "unknown argument": (
         lambda: mapped(batchsize=3),
-        ["'docs/m'", "unknown argument 'batchsize'", "freshness_policy"],
+        ["'docs/m'", "unknown argument 'batchsize'", "'batch_size'?"],
     ),
     "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
     # project
@@ -174,12 +175,40 @@ REFUSED = {
     ),
     "method of an instance": (
         lambda: mapped(Model().__call__),
-        ["a method of an instance of Model", "put @vd.cls on Model, or pass Model.__call__"],
+        [
+            "method '__call__' of an instance of Model",
+            'Model.__call__, fn_constructor_kwargs={"path": ..., "revision": ...}',
+            "@vd.cls",
+        ],
     ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
     "partial of a class": (
         lambda: mapped(functools.partial(Model, "a")),
-        ["functools.partial of class Model", "fn_constructor_kwargs"],
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
+    "instance without __call__": (
+        lambda: mapped(NotCallable()),
+        ["an instance of NotCallable, which has no __call__", "pass the class, NotCallable;"],
+    ),
+    "instance without __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable()),
+        ["'docs/m'", "an instance of NotCallable, which has no __call__"],
+    ),
+    "no __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable),
+        ["class NotCallable has no __call__"],
+    ),
+    "partial of a class for rows": (
+        lambda: pipeline().map("m", functools.partial(Model, path="a")),
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
+    "loaded model": (
+        lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
+        ["a loaded model, a Net, was given", "loads it in __init__"],
+    ),
+    "object of a library": (
+        lambda: mapped(operator.itemgetter("x")),
+        ["an object of itemgetter", "Call it in a function of your own"],
     ),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
     "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
