@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
+    from vane_dagster.types.tensors import tensor as tensor
 
 __version__ = "0.1.0"
 
@@ -80,6 +81,7 @@ _HOME = {
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",
+    "tensor": "types.tensors",
 }
 
 _MODULES = ("checks",)

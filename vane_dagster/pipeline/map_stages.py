@@ -145,7 +145,8 @@ class MapRows:
             columns: Input columns that `fn` reads; the id is always included. Default: all.
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.
-            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". If `fn`
+            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
+                tensors; lists for columns that are no numbers), "pandas" or "polars". If `fn`
                 returns a pandas frame without the id, its rows are matched by the frame's index.
             batch_size: Rows per call. The last batch of a fragment may be smaller. "auto": workers
                 double it as long as throughput rises. Default: all rows of a worker's task, a

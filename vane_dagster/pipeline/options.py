@@ -52,7 +52,7 @@ def parse_lifecycle(
     )
 
 
-BatchFormat = Literal["pyarrow", "numpy", "pandas"]
+BatchFormat = Literal["pyarrow", "numpy", "pandas", "torch", "polars"]
 Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 Children = Literal["rows", "list"]

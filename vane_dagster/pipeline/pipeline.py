@@ -35,14 +35,14 @@ from vane_dagster.pipeline.specs import (
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.stored import as_source
-from vane_dagster.types.schema import sql_name
+from vane_dagster.types.schema import type_name
 
 if TYPE_CHECKING:
     import dagster as dg
 
 
 def _type_name(kind: pa.DataType | None) -> str:
-    return "?" if kind is None else sql_name(kind) or str(kind)
+    return "?" if kind is None else type_name(kind)
 
 
 class Stage(Rows):

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from vane_dagster.types.kinds import is_list, is_text
 from vane_dagster.types.schema import sql_name
+from vane_dagster.types.tensors import astype, is_element
 
 _INSPECTED_ROWS = 1000
 _WITH_VALUE = re.compile(r"^Could not convert .* with type (\w+): (.*)$", re.DOTALL)
@@ -51,6 +52,8 @@ def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
     declared = sql_name(found)
     schema = f"declare { ({column: declared})!r}" if declared else "declare that type"
     convert = "Convert it in the function"
+    if is_element(kind) and (is_element(found) or is_text(found)):
+        convert = f"Return {astype(found, kind)}"
     if is_text(kind):
         binary = pa.types.is_binary(found) or pa.types.is_large_binary(found)
         text = "value.decode()" if binary else "str(value)"

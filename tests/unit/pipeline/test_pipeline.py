@@ -233,8 +233,8 @@ REFUSED = {
     "columns of a map is text": (lambda: mapped(columns="text"), ["'text'", "a list of names"]),
     "env_vars is text": (lambda: mapped(env_vars="KEY"), ["env_vars is 'KEY'", "a list of names"]),
     "batch_format": (
-        lambda: mapped(batch_format="polars"),
-        ["batch_format is 'polars'", "'pyarrow', 'numpy', 'pandas'"],
+        lambda: mapped(batch_format="jax"),
+        ["batch_format is 'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"],
     ),
     "cardinality": (lambda: mapped(cardinality="many"), ["'many'", "'one_to_one', 'filter'"]),
     "batch_size": (lambda: mapped(batch_size=2.5), ["batch_size is 2.5", "whole number"]),
@@ -500,7 +500,7 @@ PUBLIC = [
     "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
     "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
     "__version__", "checks", "cls", "func", "load", "method", "parquet", "quarantine", "stored",
-    "trace",
+    "tensor", "trace",
 ]  # fmt: skip
 
 
