@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.resources import LocalCompute as LocalCompute
     from vane_dagster.orchestration.resources import RayCompute as RayCompute
     from vane_dagster.orchestration.trace import trace as trace
+    from vane_dagster.pipeline.decorators import cls as cls
+    from vane_dagster.pipeline.decorators import func as func
+    from vane_dagster.pipeline.decorators import method as method
     from vane_dagster.pipeline.pipeline import Stage as Stage
     from vane_dagster.sources.parquet import ParquetSource as ParquetSource
     from vane_dagster.sources.parquet import parquet as parquet
@@ -40,12 +43,16 @@ if TYPE_CHECKING:
     from vane_dagster.sources.stored import stored as stored
     from vane_dagster.tracing.steps import Step as Step
     from vane_dagster.tracing.steps import Trace as Trace
+    from vane_dagster.types.tensors import tensor as tensor
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Pipeline": "orchestration.pipeline",
     "Stage": "pipeline.pipeline",
+    "cls": "pipeline.decorators",
+    "method": "pipeline.decorators",
+    "func": "pipeline.decorators",
     "ParquetSource": "sources.parquet",
     "StoredSource": "sources.stored",
     "parquet": "sources.parquet",
@@ -74,6 +81,7 @@ _HOME = {
     "trace": "orchestration.trace",
     "Trace": "tracing.steps",
     "Step": "tracing.steps",
+    "tensor": "types.tensors",
 }
 
 _MODULES = ("checks",)

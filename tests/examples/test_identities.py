@@ -118,6 +118,8 @@ def test_only_the_embedders_own_statements_of_the_demo_count(
         ("cpu_preprocess", "Urgency", {"Urgency"}),
         ("own_provider", "HouseModel", {"HouseModel"}),
         ("partitioned", "Anomaly", {"Anomaly"}),
+        ("prompt_pre_and_postprocess", "preprocess", {"preprocess", "TONES"}),
+        ("prompt_pre_and_postprocess", "postprocess", {"postprocess"}),
         ("sklearn_function", "classify", {"classify", "load_model", "MEASURES"}),
         ("torch_numpy", "Predictor", {"Predictor", "make_net"}),
         ("two_models", "Classifier", {"Classifier", "Embedder"}),

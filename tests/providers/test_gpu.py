@@ -168,3 +168,36 @@ def test_vllm_without_a_gpu_of_its_own_says_what_to_reserve(tmp_path, cluster, m
     ask(pipeline, make(tmp_path / "tiny"))
     message = failure(materialize(pipeline, vd.RayCompute(cluster=cluster), raises=False))
     assert "give the stage gpus_per_actor=1" in message
+
+
+class Forgotten:
+    """Has a model that was never moved to the GPU, unless `device` says so."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.device = device
+        self.model = torch.nn.Linear(64, 64).to(device)
+
+    def __call__(self, batch):
+        import torch
+
+        vectors = torch.as_tensor(np.stack(list(batch["vector"]))).to(self.device)
+        return {"id": batch["id"], "out": self.model(vectors)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_that_was_never_moved_to_its_gpu_is_noticed(tmp_path, device, materialize, caplog):
+    vectors = vd.Pipeline("vectors", source=source(tmp_path, 300), id="id")
+    vectors.map_batches(
+        "out",
+        Forgotten,
+        schema={"id": "BIGINT", "out": "FLOAT[64]"},
+        batch_format="numpy",
+        batch_size=100,
+        gpus=1,
+        fn_constructor_kwargs={"device": device},
+    )
+    materialize(vectors, vd.LocalCompute())
+    noticed = "'out': Forgotten reserves 1 GPU for a worker, and torch has used no memory of it"
+    assert caplog.text.count(noticed) == (device == "cpu")

@@ -167,6 +167,41 @@ def test_answers_are_held_to_formats(generating, tmp_path, local, materialize):
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
 
 
+def test_completions_with_fields_of_the_servers_own(generating, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    options = {**reached(generating)["provider_options"], "api": "completions"}
+    sampling = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
+    ask(pipeline, generating, provider_options=options, sampling_params=sampling)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert all(len(text) == 4 and text.isdigit() for text in rows["response"].to_pylist())
+    # No chat template surrounds the text.
+    usage = rows["response_usage"].to_pylist()
+    assert all(0 < u["prompt_tokens"] <= len(t) for u, t in zip(usage, TEXTS))
+
+
+def test_anthropics_api_has_the_same_answers(generating, tiny, tmp_path, local, materialize):
+    system = "The quick brown fox jumps over the lazy dog, and answers briefly."
+    pipeline = docs(tmp_path, [*TEXTS, LONG])
+    options = {"base_url": generating.removesuffix("/v1"), "api_key_env": "LLM_KEY"}
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    ask(pipeline, generating, provider="anthropic", provider_options=options, system=system,
+        **aside)  # fmt: skip
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    found = [text.rstrip("\ufffd") for text in rows["response"].to_pylist()]
+    assert found == greedy(tiny, TEXTS, system=system)
+    usage = rows["response_usage"].to_pylist()
+    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
+    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
+    faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
+    assert [(fault["id"], fault["error"]) for fault in faults] == [(len(TEXTS), "PromptTooLong")]
+
+
 def test_what_no_row_is_at_fault_of_fails_at_once(
     generating, tmp_path, local, materialize, monkeypatch
 ):

@@ -35,6 +35,8 @@ PRINTED = {
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
     r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
+    "prompt_pre_and_postprocess": r"May I return the lamp\? -> echo: May I return the lamp\? "
+    r"\(6 words\).*quarantined, id 2: the question is empty",
     "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
     "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat API, and fails in typical ways."""
+"""A server that speaks OpenAI's API and Anthropic's, and fails in typical ways."""
 
 from __future__ import annotations
 
@@ -34,12 +34,79 @@ class Server:
         self.answers: dict[str, list[str]] = {}
 
     async def chat(self, request):
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse
 
-        if request.headers.get("authorization") != f"Bearer {KEY}":
-            return JSONResponse({"error": {"message": "Incorrect API key provided"}}, 401)
+        if failed := _unauthorized(request):
+            return failed
         body = json.loads(await request.body())
         prompt = body["messages"][-1]["content"]
+        if failed := await self._failed(body, prompt):
+            return failed
+        text = self._answer(body["messages"], prompt)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return JSONResponse(_completion(body, "chat.completion", choice, prompt, text))
+
+    async def completions(self, request):
+        from starlette.responses import JSONResponse
+
+        if failed := _unauthorized(request):
+            return failed
+        body = json.loads(await request.body())
+        prompt = body["prompt"]
+        if failed := await self._failed(body, prompt):
+            return failed
+        text = self._answer([{"role": "user", "content": prompt}], prompt)
+        choice = {"index": 0, "finish_reason": "length", "text": text, "logprobs": None}
+        return JSONResponse(_completion(body, "text_completion", choice, prompt, text))
+
+    async def messages(self, request):
+        """Anthropic's Messages API; with a tool, the answer is its input if it is JSON."""
+        from starlette.responses import JSONResponse
+
+        if failed := _unauthorized(request):
+            return failed
+        if "anthropic-version" not in request.headers:
+            return _error("anthropic-version: header is required", 400)
+        body = json.loads(await request.body())
+        if wrong := {m["role"] for m in body["messages"]} - {"user", "assistant"}:
+            return _error(f"messages: unexpected role {wrong}", 400)
+        prompt = body["messages"][-1]["content"]
+        if failed := await self._failed(body, prompt):
+            return failed
+        text = self._answer(body["messages"], prompt)
+        content = [{"type": "text", "text": text}]
+        reason = "end_turn"
+        if body.get("tools"):
+            with contextlib.suppress(ValueError):
+                given, tool = json.loads(text), body["tools"][0]["name"]
+                used = {"type": "tool_use", "id": "t1", "name": tool, "input": given}
+                content, reason = [used], "tool_use"
+        words = len(text.split())
+        if words > body["max_tokens"]:
+            reason = "max_tokens"
+        return JSONResponse(
+            {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "model": body["model"],
+                "content": content,
+                "stop_reason": reason,
+                "stop_sequence": None,
+                "usage": {
+                    "input_tokens": len(prompt.split()),
+                    "cache_creation_input_tokens": 2,
+                    "cache_read_input_tokens": 1,
+                    "output_tokens": words,
+                },
+            }
+        )
+
+    async def _failed(self, body, prompt):
+        """Count a request, and return the response that a word in it asks for."""
+        from starlette.responses import Response
+
         self.bodies.append(body)
         self.requests[prompt] += 1
         self.times.append(time.monotonic())
@@ -48,50 +115,32 @@ class Server:
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(self.seconds)
-            if "busy" in prompt and first:
-                return JSONResponse({"error": {"message": "slow down"}}, 429, {"Retry-After": "0"})
-            if "broken" in prompt and first:
-                return JSONResponse({"error": {"message": "oops"}}, 500)
-            if "cut" in prompt and first:
-                return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
-            if "refused" in prompt:
-                return JSONResponse({"error": {"message": "content policy"}}, 400)
-            if "long" in prompt:
-                message = "This model's maximum context length is 10 tokens"
-                return JSONResponse({"error": {"message": message}}, 400)
         finally:
             self.now -= 1
-        users = [m["content"] for m in body["messages"] if m["role"] == "user"]
+        if "busy" in prompt and first:
+            return _error("slow down", 429, {"Retry-After": "0"})
+        if "broken" in prompt and first:
+            return _error("oops", 500)
+        if "overloaded" in prompt and first:
+            return _error("Overloaded", 529, {"Retry-After": "0"})
+        if "cut" in prompt and first:
+            return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
+        if "refused" in prompt:
+            return _error("content policy", 400)
+        if "long" in prompt:
+            return _error("This model's maximum context length is 10 tokens", 400)
+        return None
+
+    def _answer(self, messages, prompt):
+        users = [m["content"] for m in messages if m["role"] == "user"]
         given = self.answers.get(users[0])
-        text = given[min(len(users), len(given)) - 1] if given else f"echo: {prompt}"
-        tokens = len(prompt.split())
-        return JSONResponse(
-            {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [
-                    {
-                        "index": 0,
-                        "finish_reason": "stop",
-                        "message": {"role": "assistant", "content": text},
-                    }
-                ],
-                "usage": {
-                    "prompt_tokens": tokens,
-                    "completion_tokens": len(text.split()),
-                    "total_tokens": tokens + len(text.split()),
-                    "prompt_tokens_details": {"cached_tokens": 1},
-                },
-            }
-        )
+        return given[min(len(users), len(given)) - 1] if given else f"echo: {prompt}"
 
     async def embeddings(self, request):
         from starlette.responses import JSONResponse
 
-        if request.headers.get("authorization") != f"Bearer {KEY}":
-            return JSONResponse({"error": {"message": "Incorrect API key provided"}}, 401)
+        if failed := _unauthorized(request):
+            return failed
         body = json.loads(await request.body())
         self.bodies.append(body)
         size = body.get("dimensions", 4)
@@ -106,9 +155,42 @@ class Server:
         )
 
 
+def _unauthorized(request):
+    given = request.headers
+    # Versions of Anthropic's client differ in the header of the key.
+    if KEY in (given.get("x-api-key"), given.get("authorization", "").removeprefix("Bearer ")):
+        return None
+    return _error("Incorrect API key provided", 401)
+
+
+def _error(message, status, headers=None):
+    """An error in the form that both APIs have in common."""
+    from starlette.responses import JSONResponse
+
+    error = {"type": "error", "error": {"type": "some_error", "message": message}}
+    return JSONResponse(error, status, headers)
+
+
+def _completion(body, kind, choice, prompt, text):
+    tokens, words = len(prompt.split()), len(text.split())
+    return {
+        "id": "1",
+        "object": kind,
+        "created": 0,
+        "model": body["model"],
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": tokens,
+            "completion_tokens": words,
+            "total_tokens": tokens + words,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+    }
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[Server, str]]:
-    """Yield the server and its base URL."""
+    """Yield the server and its base URL for OpenAI's API; Anthropic's is without the ``/v1``."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.routing import Route
@@ -117,6 +199,8 @@ def serving() -> Iterator[tuple[Server, str]]:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/completions", server.completions, methods=["POST"]),
+            Route("/v1/messages", server.messages, methods=["POST"]),
             Route("/v1/embeddings", server.embeddings, methods=["POST"]),
         ]
     )

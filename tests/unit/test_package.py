@@ -16,7 +16,15 @@ import vane_dagster
 from support.paths import TESTS
 
 ROOT = Path(vane_dagster.__file__).parent
-OPTIONAL = {"deltalake", "openai", "sentence_transformers", "torch", "transformers", "vllm"}
+OPTIONAL = {
+    "anthropic",
+    "deltalake",
+    "openai",
+    "sentence_transformers",
+    "torch",
+    "transformers",
+    "vllm",
+}
 
 
 def test_the_package_is_typed():

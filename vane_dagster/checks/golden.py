@@ -21,6 +21,7 @@ from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_list, is_number, is_numbers
+from vane_dagster.types.tensors import as_storage
 
 Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 
@@ -242,6 +243,7 @@ def _compared(
     check: Golden, name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray
 ) -> tuple[np.ndarray[Any, Any], float | None]:
     """Return which values differ and, for numbers, the largest difference."""
+    actual, expected = as_storage(actual), as_storage(expected)
     kinds = (actual.type, expected.type)
     if not any(pa.types.is_floating(k.value_type if is_list(k) else k) for k in kinds):
         pairs = zip(actual, _cast(expected, actual.type, name))

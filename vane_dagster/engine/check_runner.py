@@ -33,6 +33,7 @@ from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
+from vane_dagster.types.schema import empty_table
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -123,7 +124,7 @@ class CheckRunner:
 
         folder, names = places(self._store, manifest)
         if not names:
-            return ds.dataset(manifest.schema.empty_table())
+            return ds.dataset(empty_table(manifest.schema))
         files = [folder.file(name) for name in names]
         return ds.dataset(files, schema=manifest.schema, filesystem=folder.fs, format=verified())
 

@@ -81,6 +81,8 @@ def execute(
                 first = _written_first(plan, needed)
                 checked = check_all(plan.pipeline, needed, first, store, backend)
                 refuse(checked.findings)
+                for text in checked.notices if count == 1 else ():
+                    emit(Noticed(text))
                 pools = stage_pools(plan, checked)
                 refuse(edited(plan, needed))
             state = RunState(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.versions import disagreements
 from vane_dagster.errors import ComputeError, PreflightError, StoreError, VaneError, names
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
+from vane_dagster.fingerprint.loaded_models import advice, loaded_models
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
 from vane_dagster.storage.store import Store
@@ -54,11 +55,13 @@ class Checked:
         capacity: Resources of the cluster.
         code: The packed code of each stage that runs user code.
         findings: All problems that prevent the run.
+        notices: Advice about code that works, but wastes memory or time.
     """
 
     capacity: Capacity
     code: Mapping[str, CodeBundle]
     findings: Sequence[PreflightFinding] = field(default_factory=tuple)
+    notices: Sequence[str] = ()
 
 
 def check_all(
@@ -67,6 +70,7 @@ def check_all(
     partitions: Mapping[str, str | None],
     store: Store,
     backend: Backend | None,
+    planned: Capacity | None = None,
 ) -> Checked:
     """Collect all problems that prevent computing some stages.
 
@@ -77,7 +81,8 @@ def check_all(
         stages: The stages to compute.
         partitions: For each stage that writes, a partition with a target representative of all.
         store: The store for parts and manifests.
-        backend: Backend that computes; None if it is known to fail.
+        backend: Backend that computes; None if it is known to fail, or not started yet.
+        planned: Resources of a cluster that is not started yet, to validate without a backend.
     """
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
         there = threads.submit(backend.versions) if backend else None
@@ -86,16 +91,19 @@ def check_all(
             for location, write_target in _written(pipeline, stages, partitions, store)
         ]
         code, findings = packed(pipeline, stages)
-        capacity = Capacity((), 0)
+        capacity = planned or Capacity((), 0)
         if backend is not None:
             capacity = backend.capacity()
             findings += misplaced(pipeline, stages, capacity)
             findings += too_large(pipeline, stages, capacity, backend.infeasible_reason)
+        elif planned is not None:
+            findings += too_large_to_start(pipeline, stages, planned)
         for asked in written:
             findings += asked.result()
         if there is not None:
             findings += _versions(there.result)
-    return Checked(capacity, code, tuple(findings))
+    notices = tuple(models_on_import(pipeline, stages))
+    return Checked(capacity, code, tuple(findings), notices)
 
 
 def new_findings(
@@ -186,6 +194,20 @@ def misplaced(
     return findings
 
 
+def models_on_import(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[str]:
+    """Yield a text for each model that a module loads on import and code of a stage uses.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+    """
+    for stage in stages:
+        spec = pipeline[stage].spec
+        if spec.runs_udf:
+            for model in loaded_models(spec.udf.target):
+                yield f"stage '{pipeline.name}/{stage}': {advice(spec.udf.target, model)}"
+
+
 def too_large(
     pipeline: Pipeline,
     stages: Sequence[str],
@@ -215,6 +237,23 @@ def too_large(
             fix = _BESIDE_CLUSTER if place is not capacity else ""
             findings.append(PreflightFinding(where, message, fix))
     return findings
+
+
+def too_large_to_start(
+    pipeline: Pipeline, stages: Sequence[str], planned: Capacity
+) -> list[PreflightFinding]:
+    """Find the workers that a cluster could not hold that is not started yet.
+
+    Subprocesses beside it are validated when it runs: which GPUs are theirs depends on it.
+
+    Args:
+        pipeline: The pipeline.
+        stages: The stages to compute.
+        planned: Resources of the cluster.
+    """
+    specs = {stage: pipeline[stage].spec for stage in stages}
+    there = [stage for stage, spec in specs.items() if not (spec.runs_udf and spec.on_driver)]
+    return too_large(pipeline, there, planned)
 
 
 def _written(

@@ -244,6 +244,8 @@ class WaveScheduler:
         self._worker_group.finish_call(
             in_flight.worker, in_flight.rows, report.recycle_reason if report else ""
         )
+        if report is not None and report.unused_gpu:
+            self._worker_group.notice_unused_gpu(in_flight.worker, report.unused_gpu)
         self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
             loss = WorkerLoss(done.lost, done.worker_lost, timed_out=done.timed_out)

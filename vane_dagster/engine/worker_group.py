@@ -16,7 +16,7 @@ from typing import Any
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.errors import ModelLoadError, VaneError
+from vane_dagster.errors import ModelLoadError, VaneError, names
 from vane_dagster.events import Event, Noticed, Printed, WorkerReady
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.worker.protocol import Fault, LoadReport, PoolSpec, Starting, load_failed
@@ -184,6 +184,7 @@ class WorkerGroup:
         self._starting: dict[int, Worker] = {}
         self._startup_probes: dict[int, Worker] = {}
         self._probe_at: dict[Worker, float] = {}
+        self._unused_gpus: set[str] = set()
         for worker in lease.workers():
             self._start(worker)
 
@@ -286,6 +287,23 @@ class WorkerGroup:
         for drained in worker_queue.drained:
             worker_queue.remove(drained)
             self._start(self._lease.replace(drained))
+
+    def notice_unused_gpu(self, worker: Worker, reason: str) -> None:
+        """Report once for each pool that a worker reserves a GPU that it does not use.
+
+        Args:
+            worker: The worker.
+            reason: Why it uses no GPU.
+        """
+        pool = next((p for p in self._pools.values() if p.identity == worker.pool), None)
+        reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
+        if pool is None or not reserved or worker.pool in self._unused_gpus:
+            return
+        self._unused_gpus.add(worker.pool)
+        stages = names(self.stages(worker))
+        self._emit(
+            Noticed(f"{stages}: {pool.label} reserves {reserved:g} GPU for a worker, and {reason}")
+        )
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.fingerprint.code_strings import evaluated, mark_texts, syntax_tree
+from vane_dagster.fingerprint.decorators import detach_decorators
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.introspection import (
     detach_texts,
@@ -35,9 +36,9 @@ _GLOBAL_READS = frozenset(
 def parse(source: bytes | str) -> ast.Module:
     """Parse source, and drop everything that cannot change a result.
 
-    Bare constants and the bodies of ``if TYPE_CHECKING`` are dropped. Docstrings and type hints are
-    detached. The remaining nodes are annotated with local variables, names bound by imports, and
-    imports by a string.
+    Bare constants, our own decorators and the bodies of ``if TYPE_CHECKING`` are dropped.
+    Docstrings and type hints are detached. The remaining nodes are annotated with local variables,
+    names bound by imports, and imports by a string.
 
     Raises:
         SyntaxError: The source is not valid for this Python.
@@ -62,6 +63,7 @@ def parse(source: bytes | str) -> ast.Module:
         stack += [(item, scope) for item in inner_statements(node)]
     keep_module_docstring(tree)
     mark_texts(tree)
+    detach_decorators(tree)
     mark_locals(tree)
     return tree
 

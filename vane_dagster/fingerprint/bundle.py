@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,26 @@ def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
     return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
 
 
-def _pickled(obj: Any) -> bytes:
-    """Pickle a script's definitions by value, including functions wrapped in `lru_cache`."""
+def _pickled(
+    obj: Any,
+    by_value: Collection[str] = MAIN_NAMES,
+    visit: Callable[[Any], None] | None = None,
+) -> bytes:
+    """Pickle a script's definitions by value, including functions wrapped in `lru_cache`.
+
+    Args:
+        obj: The object.
+        by_value: The modules of such functions.
+        visit: Called with each part that is not a plain value or container.
+    """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
         def reducer_override(self, part: Any) -> Any:
-            # cloudpickle pickles these by module name, and a worker has another `__main__`.
-            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in MAIN_NAMES:
+            if visit is not None:
+                visit(part)
+            # cloudpickle pickles these by module name, which names another module in a worker.
+            if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             return super().reducer_override(part)
 
@@ -85,13 +97,16 @@ def _pickled(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
-def pickled_by_value(modules: Iterable[str], obj: Any) -> bytes:
+def pickled_by_value(
+    modules: Iterable[str], obj: Any, visit: Callable[[Any], None] | None = None
+) -> bytes:
     """Pickle an object for workers that have none of the user's modules.
 
     Args:
         modules: The user's own modules that it may need, as listed by `CodeIdentity.modules`. Their
             definitions are pickled by value; modules not imported yet are left out.
         obj: The object.
+        visit: Called with each part that is not a plain value or container.
 
     Raises:
         CodeIdentityError: The object cannot be pickled.
@@ -103,7 +118,7 @@ def pickled_by_value(modules: Iterable[str], obj: Any) -> bytes:
         for module in own:
             cloudpickle.register_pickle_by_value(module)
         try:
-            return _pickled(obj)
+            return _pickled(obj, {*MAIN_NAMES, *(module.__name__ for module in own)}, visit)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "

@@ -90,6 +90,7 @@ def constructor_identity(
     target: Callable[..., Any],
     arguments: Sequence[Any] = (),
     *,
+    method: str = "__call__",
     version: str | None = None,
     files: LocalFiles | None = None,
 ) -> ConstructorIdentity:
@@ -98,6 +99,9 @@ def constructor_identity(
     Args:
         target: The function or class.
         arguments: The arguments of its constructor or calls.
+        method: The method of the class that calls use. Identities of a class that differ in it
+            share their workers, unless the constructor runs the method too and the method keeps
+            something.
         version: See `code_identity`. It replaces the code in keys, but not here: workers with other
             code are not used, regardless of its version.
         files: Reads the files that defaults name.
@@ -106,7 +110,7 @@ def constructor_identity(
         CodeIdentityError: The code has no stable identity.
     """
     try:
-        separated = _Separation(target, arguments, files).digest()
+        separated = _Separation(target, arguments, method, files).digest()
         effects = code_identity(target, files=files).effects
         return ConstructorIdentity(combine("constructor", separated, effects), True)
     except _InseparableError as refused:
@@ -146,11 +150,16 @@ class _Separation:
     """One attempt to separate the calls of a function or class from its construction."""
 
     def __init__(
-        self, target: Callable[..., Any], arguments: Sequence[Any], files: LocalFiles | None
+        self,
+        target: Callable[..., Any],
+        arguments: Sequence[Any],
+        method: str,
+        files: LocalFiles | None,
     ) -> None:
         if not isinstance(target, (type, types.FunctionType)):
             raise _InseparableError(f"it is a {type(target).__name__}")
         self._target = target
+        self._method = method
         self._files = files
         self._finder = Finder()
         self._by_module: dict[str, ModuleNames] = {}
@@ -205,7 +214,8 @@ class _Separation:
                     attributes.setdefault(name, []).append(member)
         made = _made_with(methods, attributes)
         constructs = [each for name in made for each in methods.get(name, ())]
-        calls = [each for name in methods if name not in made for each in methods[name]]
+        called_by_name = [name for name in methods if name not in made or name == self._method]
+        calls = [each for name in called_by_name for each in methods[name]]
         later = [inner for each in constructs for inner in _inner_functions(each)]
         while more := [
             each

@@ -22,6 +22,13 @@ class DependencyWalk:
 
     For modules that are only imported, the statements count that change what is read or the state
     of a library (see `import_effects`).
+
+    Attributes:
+        modules: The names of the reached modules.
+        packages: The names of the reached installed packages.
+        imported: The names of the modules that importing them imports.
+        hints_of: The qualified names of functions with hints that always count.
+        replaced: Code that counts in place of a unit of a file, by the unit's id.
     """
 
     def __init__(self, finder: Finder, own: Module | None) -> None:
@@ -37,6 +44,7 @@ class DependencyWalk:
         self._read = ReadNames(finder)
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self.hints_of: frozenset[str] = frozenset()
+        self.replaced: dict[int, SymbolSource] = {}
 
     def digest(self) -> str:
         """Hash everything reached so far, in an order that is independent of the walk."""
@@ -46,6 +54,11 @@ class DependencyWalk:
             size = len(self._walked)
             self._add_effects()
         return combine("reach", *(f"{key}={value}" for key, value in sorted(self._facts.items())))
+
+    @property
+    def units(self) -> list[SymbolSource]:
+        """The code reached so far."""
+        return [unit for _, unit in self._walked.values()]
 
     @property
     def effects(self) -> str:
@@ -148,7 +161,8 @@ class DependencyWalk:
             if (module.name, name) in self._seen:
                 continue
             self._seen.add((module.name, name))
-            units = binding_units(self.finder, module, name)
+            found = binding_units(self.finder, module, name)
+            units = [self.replaced.get(id(unit), unit) for unit in found]
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}:{name}"] = digest

@@ -34,6 +34,7 @@ from typing import NamedTuple
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef
+from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource
 
@@ -1579,6 +1580,7 @@ class _Frame:
                 method = program.method(item.place, "__call__")
                 if method:
                     known = True
+                    self._construct_late(item.place, function)
                     found |= self._apply(method, [function, *arguments], keywords)
         if "inert" in kinds and not any(item.kind == "parameter" for item in function):
             return frozenset(found)
@@ -1658,12 +1660,21 @@ class _Frame:
         program = self.program
         passed = frozenset(v for given in [*arguments, *keywords.values()] for v in given)
         instance = frozenset({Origin("instance", item.place, "")}) | _held(passed)
+        if is_lazy(program.code[item.place].node):
+            return instance
         for name in ("__new__", "__init__", "__post_init__", "__enter__", "__exit__"):
             method = program.method(item.place, name)
             if method:
                 given = arguments if name in ("__new__", "__init__") else []
                 self._apply(method, [instance, *given], keywords)
         return instance
+
+    def _construct_late(self, key: str, receiver: Values) -> None:
+        """Apply the effects of constructing a lazy instance, when one of its methods is called."""
+        program = self.program
+        constructor = program.method(key, "__init__") if is_lazy(program.code[key].node) else ""
+        if constructor:
+            self._apply(constructor, [receiver], {})
 
     def _call_method(
         self,
@@ -1681,6 +1692,8 @@ class _Frame:
             for item in program.aliases(self._with_bindings(receiver))
             if not item.inside and not item.attribute and (key := program.class_of(item))
         }
+        for key in sorted(owners):
+            self._construct_late(key, receiver)
         methods = {method for key in owners for method in program.methods_of(key, name)}
         is_unknown = not owners or not all(program.method(key, name) for key in owners)
         if is_unknown and receiver and name not in ITEM_WRITERS | READERS:

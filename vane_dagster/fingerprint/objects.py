@@ -17,6 +17,7 @@ from typing import Any
 import vane_dagster
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
+from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
@@ -52,10 +53,22 @@ def unwrapped(obj: Any) -> Any:
 
 
 class ObjectEncoder:
-    """Hashes code objects, and collects everything that they reach in `dependency_walk`."""
+    """Hashes code objects, and collects everything that they reach in `dependency_walk`.
 
-    def __init__(self, dependency_walk: DependencyWalk, files: LocalFiles | None = None) -> None:
+    Args:
+        dependency_walk: Collects what code reaches.
+        files: Reads the files that values name.
+        unused: Methods of classes that do not count.
+    """
+
+    def __init__(
+        self,
+        dependency_walk: DependencyWalk,
+        files: LocalFiles | None = None,
+        unused: Mapping[Any, Collection[str]] | None = None,
+    ) -> None:
         self._dependency_walk = dependency_walk
+        self._unused = unused or {}
         self._values = ValueEncoder(self._code, files)
         self._tokens: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -204,7 +217,7 @@ class ObjectEncoder:
         if function.__doc__ and not said and function.__doc__ != copied:
             yield combine("__doc__", function.__doc__)
         for name, value in sorted(vars(function).items()):
-            if name != "__wrapped__" and name not in changed:
+            if name not in ("__wrapped__", OPTIONS) and name not in changed:
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _in_memory(self, function: types.FunctionType, module: Module | None, path: str) -> str:
@@ -236,8 +249,11 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
+            unused = self._unused.get(cls, ())
             bases += [
-                self._with_defaults(item, name, f"{path}.{name}") for name, item in _functions(cls)
+                self._with_defaults(item, name, f"{path}.{name}")
+                for name, item in _functions(cls)
+                if name not in unused
             ]
             if _lookup(cls) is not cls:
                 # The name now refers to something else, or to another class of that name.
@@ -392,6 +408,8 @@ def _members(cls: type, text: Collection[str] | None) -> Iterator[tuple[str, Any
     body = members.keys() if text is None else text
     generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
     skipped = {*_CLASS_DETAILS, *generated.difference(text or ())}
+    if OPTIONS in members:
+        skipped |= {OPTIONS, *SET_ON_CLASSES}
     if issubclass(cls, enum.Enum):
         names = cls.__members__
         yield "__members__", {name: member.value for name, member in names.items()}

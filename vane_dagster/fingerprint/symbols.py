@@ -13,6 +13,7 @@ from pathlib import Path
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.decorators import first_line
 from vane_dagster.fingerprint.hashing import FileCache, combine
 from vane_dagster.fingerprint.introspection import Evidence, evidence
 from vane_dagster.fingerprint.reads import Reads, reads
@@ -158,8 +159,7 @@ class SourceFile:
         found: dict[tuple[int, str], list[ast.AST]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast_digest.Definition):
-                start = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-                found.setdefault((start, node.name), []).append(node)
+                found.setdefault((first_line(node), node.name), []).append(node)
             elif isinstance(node, ast.Lambda):
                 found.setdefault((node.lineno, "<lambda>"), []).append(node)
         return found

@@ -62,6 +62,44 @@ _PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__", "__pydantic_fie
 _NO_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_root_model__", *_PYDANTIC_STATE})
 
 
+_MODELS = frozenset(
+    {
+        ("torch", "Module"),
+        ("transformers", "Pipeline"),
+        ("sklearn", "BaseEstimator"),
+        ("keras", "Model"),
+        ("tensorflow", "Module"),
+        ("onnxruntime", "InferenceSession"),
+        ("xgboost", "Booster"),
+        ("lightgbm", "Booster"),
+        ("catboost", "CatBoost"),
+        ("spacy", "Language"),
+        ("ctranslate2", "Translator"),
+        ("llama_cpp", "Llama"),
+        ("vllm", "LLM"),
+    }
+)
+
+
+def model_class(value: object) -> str | None:
+    """Return the name of the class of a loaded model; None for any other value.
+
+    A torch module without weights, such as an activation, is none.
+    """
+    kind = type(value)
+    bases = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
+    is_model = any(base in _MODELS for base in bases)
+    return kind.__name__ if is_model and not _is_without_weights(value) else None
+
+
+def _is_without_weights(value: object) -> bool:
+    parameters = getattr(value, "parameters", None)
+    try:
+        return callable(parameters) and next(iter(parameters()), None) is None
+    except Exception:  # of a module that is not initialized, or of the user's own method
+        return False
+
+
 class ValueEncoder:
     """Hashes values; the `code` callable hashes functions, classes and modules."""
 
@@ -123,6 +161,12 @@ class ValueEncoder:
         kind = type(value)
         if not self._strict:
             return combine("opaque", kind.__module__, kind.__qualname__)
+        if model := model_class(value):
+            raise CodeIdentityError(
+                f"{path} is a loaded model, a {model}, which has no stable identity, and would be "
+                "pickled for each worker. Pass what it is loaded from, such as its name or the "
+                "path of its weights, and load it in the __init__ of a class, once in each worker"
+            )
         raise CodeIdentityError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
             f"whether it is the same in the next process cannot be determined. Pass plain "

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.pipeline.options import AssetOptions
+from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE, StageSpec
 from vane_dagster.planning.definition import stage_definition

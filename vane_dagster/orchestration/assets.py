@@ -27,7 +27,7 @@ from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import run_pipeline
 from vane_dagster.orchestration.source_asset import SourceLog, observe
-from vane_dagster.pipeline.options import AssetOptions
+from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import SOURCE
 

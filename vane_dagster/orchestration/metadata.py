@@ -16,7 +16,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.render import sample_trace
-from vane_dagster.types.schema import sql_name
+from vane_dagster.types.schema import type_name
 
 
 def column_schema(
@@ -38,7 +38,7 @@ def column_schema(
         [
             dg.TableColumn(
                 field.name,
-                sql_name(field.type) or str(field.type),
+                type_name(field.type),
                 description=_derived(sources.get(field.name, ())),
                 constraints=unique if field.name == id else None,
             )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline import pipeline as declared
-from vane_dagster.pipeline.options import asset_options
+from vane_dagster.pipeline.asset_options import asset_options
+from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.specs import SOURCE
 
 if TYPE_CHECKING:
@@ -98,4 +99,4 @@ class Pipeline(declared.Pipeline):
             )
         from vane_dagster.orchestration.assets import build_source
 
-        return build_source(self, asset_options(location, asset))
+        return build_source(self, asset_options(location, asset, stage_call(self.build_source)))

@@ -8,13 +8,13 @@ evaluation.
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from vane_dagster.compute.api import Backend
+from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.errors import ComputeError
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,15 @@ class LocalCluster(dg.ConfigurableResource):  # type: ignore[type-arg]
             ComputeError: If the head does not start or is not reachable.
         """
         self._head().connect("vane_dagster", start)
+
+    def planned_node(self) -> Mapping[str, float] | None:
+        """Return the resources of the node that `connect` would start; None if unknown, or it runs.
+
+        Raises:
+            ComputeError: If the state folder of the head is not private.
+        """
+        node: Mapping[str, float] | None = self._head().planned_node()
+        return node
 
     def conflicts(self) -> list[str]:
         """Return a warning for each other local head that claims the same CPUs or GPUs."""
@@ -109,6 +118,14 @@ class Compute(dg.ConfigurableResource):  # type: ignore[type-arg]
     def is_up(self) -> bool:
         """Whether the backend is available without starting anything persistent."""
         return True
+
+    def planned_capacity(self) -> Capacity | None:
+        """Resources of the cluster that `backend` would start; None if it starts none.
+
+        Raises:
+            ComputeError: If that cannot be determined.
+        """
+        return None
 
 
 class RayCompute(Compute):
@@ -195,6 +212,14 @@ class RayCompute(Compute):
         import ray
 
         return bool(ray.is_initialized())
+
+    def planned_capacity(self) -> Capacity | None:
+        """Implement `Compute.planned_capacity`, for a local head that does not run yet."""
+        own = self.cluster is None or isinstance(self.cluster, LocalCluster)
+        if self.address is not None or not own or self.is_up():
+            return None
+        node = (self.cluster or LocalCluster()).planned_node()
+        return None if node is None else Capacity((node,), int(node["object_store_memory"]))
 
     def _connect(self, warn: Callable[[str], None], start: bool) -> None:
         if self.address is not None:

@@ -12,11 +12,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from vane_dagster.compute.api import Backend
+from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
-from vane_dagster.engine.preflight import PreflightFinding, check_all, new_findings, refuse
+from vane_dagster.engine.preflight import (
+    PreflightFinding,
+    check_all,
+    new_findings,
+    refuse,
+    too_large,
+)
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Committed,
@@ -155,7 +161,7 @@ def run_pipeline(
         return plan_run(resolved, selected, keys, store, force, run_id, retry_quarantined)
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
-        backend = connection.backend()
+        backend = connection.backend(first.needed())
         return execute_preview(first, backend, store, run_id, listen, check, check_runner, priority)
 
     try:
@@ -171,7 +177,7 @@ def run_pipeline(
             listen(event)
         if plan.failed and not plan.partitions:
             look.refuse_with(list(plan.failed.values()))
-        backend = connection.backend() if plan.needed() else None
+        backend = connection.backend(needed) if (needed := plan.needed()) else None
         _on_a_thread(
             lambda emit, cancelled: execute(
                 plan,
@@ -314,16 +320,22 @@ class _Diagnosis:
     store: Store
     log: Callable[[str], None]
 
-    def backend(self) -> Backend:
-        """Connect to the backend.
+    def backend(self, needed: Sequence[str]) -> Backend:
+        """Connect to the backend, unless it would start a cluster that cannot hold the workers.
+
+        Args:
+            needed: The stages to compute.
 
         Raises:
-            PreflightError: If it is not reachable.
+            PreflightError: If it is not reachable, or a cluster that it would start is too small.
         """
+        planned = self.compute.planned_capacity()
+        if planned is not None and too_large(self.pipeline, needed, planned):
+            refuse(self._findings([], planned=planned, stages=needed))
         try:
             return _connected(self.compute, self.pipeline, self.selected, self.log)
         except VaneError as error:
-            refuse([error, *self._findings([error], None)])
+            refuse([error, *self._findings([error])])
             raise
 
     def refuse_with(self, errors: Sequence[VaneError]) -> None:
@@ -332,12 +344,12 @@ class _Diagnosis:
         Only a running cluster is validated: a plan that fails does not start one.
         """
         if not self.compute.is_up():
-            found = self._findings(errors, None)
+            found = self._findings(errors, planned=self.compute.planned_capacity())
         else:
             try:
                 backend = _connected(self.compute, self.pipeline, self.selected, self.log)
             except VaneError as error:
-                refuse([*_few(errors), error, *self._findings(errors, None)])
+                refuse([*_few(errors), error, *self._findings(errors)])
                 return
             try:
                 found = self._findings(errors, backend)
@@ -347,11 +359,16 @@ class _Diagnosis:
             refuse([*_few(errors), *found])
 
     def _findings(
-        self, errors: Sequence[VaneError], backend: Backend | None
+        self,
+        errors: Sequence[VaneError],
+        backend: Backend | None = None,
+        planned: Capacity | None = None,
+        stages: Sequence[str] | None = None,
     ) -> Sequence[PreflightFinding]:
-        stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
+        if stages is None:
+            stages = [stage.name for stage in self.pipeline if stage.name in self.selected]
         first = dict.fromkeys(stages, next(iter(self.partitions), None))
-        checked = check_all(self.pipeline, stages, first, self.store, backend)
+        checked = check_all(self.pipeline, stages, first, self.store, backend, planned)
         return new_findings(checked.findings, errors)
 
 
@@ -362,14 +379,17 @@ class _Connection:
         self._look = look
         self._backend: Backend | None = None
 
-    def backend(self) -> Backend:
+    def backend(self, needed: Sequence[str]) -> Backend:
         """Return the backend.
 
+        Args:
+            needed: The stages to compute.
+
         Raises:
-            PreflightError: If it is not reachable.
+            PreflightError: If it is not reachable, or a cluster that it would start is too small.
         """
         if self._backend is None:
-            self._backend = self._look.backend()
+            self._backend = self._look.backend(needed)
         return self._backend
 
     def close(self) -> None:

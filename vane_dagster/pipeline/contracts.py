@@ -225,6 +225,32 @@ def row_call(
     return RowCall(tuple(named.items()), leading, arrays, output, result)
 
 
+def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> ColumnsCall:
+    """Return the contract of a callable that gets an array in place of each value of a row.
+
+    Args:
+        location: The stage, for messages.
+        call: The function or method.
+        by_row: The contract for values. Arrays are numpy's if a parameter is annotated so, else
+            pyarrow's.
+
+    Raises:
+        DefinitionError: If a column cannot be passed by position, or the stage needs rows.
+    """
+    if by_row.inputs is None or by_row.positional < len(by_row.inputs):
+        raise DefinitionError(
+            f"{location}: {_name(call)} gets an array for each column, by position; name its "
+            'parameters after the columns, or pass inputs={"parameter": "column"}'
+        )
+    if by_row.result != "value":
+        raise DefinitionError(
+            f"{location}: {_name(call)} returns a value for each row, in arrays; this kind of "
+            "stage calls a function row by row: use map, or leave out .batch"
+        )
+    columns = tuple(column for _, column in by_row.inputs)
+    return ColumnsCall(columns, "numpy" if by_row.arrays else "pyarrow", (), by_row.output)
+
+
 def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(call).parameters.values())[has_self:]

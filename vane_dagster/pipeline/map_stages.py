@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import duckdb
 import pyarrow as pa
 
 from vane_dagster._arguments import (
@@ -20,13 +21,17 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import (
     BatchCall,
     ColumnsCall,
     Contract,
     RowResult,
+    columns_call,
     row_call,
 )
+from vane_dagster.pipeline.decorators import NO_OPTIONS, CallOptions, resolve
+from vane_dagster.pipeline.foreign_arguments import StageCall, check_value, stage_call
 from vane_dagster.pipeline.options import (
     AUTO,
     BatchFormat,
@@ -34,17 +39,16 @@ from vane_dagster.pipeline.options import (
     ExecutionBackend,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
 )
 from vane_dagster.pipeline.specs import MapBatchesSpec
-from vane_dagster.pipeline.udf import Udf, called_function, make_factory, make_udf
+from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
-from vane_dagster.types.schema import INFER, SchemaLike, parse_schema
+from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
@@ -100,7 +104,7 @@ class MapRows:
         concurrency: int | tuple[int, int] | None = None,
         max_concurrency: int | None = None,
         num_cpus: float = 0,
-        gpus: float = 0,
+        gpus: float | None = None,
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
@@ -115,9 +119,9 @@ class MapRows:
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_error_rate: float = DEFAULT_ERROR_RATE,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
@@ -129,10 +133,12 @@ class MapRows:
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm). Either
-                may return, yield, or be async. The result is a table in any form that exports Arrow
-                streams (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data
-                frame, or a dict of column to array.
+            fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm); or
+                another method of the class, as ``Model(path="m").score`` under `vd.cls`, or
+                ``Model.score`` with the constructor's arguments beside it. Either may return,
+                yield, or be async. The result is a table in any form that exports Arrow streams
+                (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data frame,
+                or a dict of column to array.
             schema: Output columns: a mapping of name to SQL type, or a `pyarrow.Schema`. If the id
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
                 dropped. "infer": the first run infers the schema from the first rows, pins it in
@@ -140,7 +146,8 @@ class MapRows:
             columns: Input columns that `fn` reads; the id is always included. Default: all.
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.
-            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays) or "pandas". If `fn`
+            batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
+                tensors; lists for columns that are no numbers), "pandas" or "polars". If `fn`
                 returns a pandas frame without the id, its rows are matched by the frame's index.
             batch_size: Rows per call. The last batch of a fragment may be smaller. "auto": workers
                 double it as long as throughput rises. Default: all rows of a worker's task, a
@@ -154,7 +161,8 @@ class MapRows:
                 default 16. A worker runs one call of a synchronous `fn` at a time, so there it is
                 the number of workers, as `concurrency`.
             num_cpus: CPUs that a worker reserves. Default: none.
-            gpus: GPUs that a worker reserves; fractions share one. For a class only.
+            gpus: GPUs that a worker reserves; fractions share one. For a class only. Default: none,
+                or what `vd.cls` says; so for all arguments that decorators take.
             memory: Bytes of memory that a worker reserves.
             accelerator_type: The GPU type, as Ray names it.
             resources: Custom cluster resources that a worker reserves.
@@ -185,14 +193,14 @@ class MapRows:
                 Default: the input's id.
             column_lineage: The input columns that output columns depend on, shown in Dagster.
                 Default: all columns that `fn` reads.
-            on_error: How a failed batch is handled. "raise" fails the partition. "quarantine"
-                halves the batch until the failed rows are isolated, stores those with their errors
-                beside the output, and continues. "null" keeps them in the output as nulls, with the
-                error in a column "error".
+            on_error: How a failed batch is handled. "raise", the default, fails the partition.
+                "quarantine" halves the batch until the failed rows are isolated, stores those with
+                their errors beside the output, and continues. "null" keeps them in the output as
+                nulls, with the error in a column "error".
             max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
                 fails.
             max_retries: Retries of a call, with exponential backoff, after a transient error: a
-                connection error, a time-out, HTTP 429 or 5xx.
+                connection error, a time-out, HTTP 429 or 5xx. Default: 3.
             retry_on: Further exception classes, or their names, to treat as transient.
             timeout_s: Time limit of a call in seconds. A worker that exceeds it is replaced. Rows
                 that hang or kill their workers are isolated like rows that raise.
@@ -212,15 +220,23 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
+        check_value(location, "batch_format", batch_format)
         contract = BatchCall(one_of(location, "batch_format", batch_format, get_args(BatchFormat)))
+        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        if callee.options.is_batch:
+            raise DefinitionError(
+                f"{location}: {callee.name} takes an array for each column, as @batch says; use "
+                f"map({name!r}, ...), which passes the columns that its parameters name"
+            )
         udf = make_udf(
             location,
-            fn,
+            callee.target,
             args=fn_args,
             kwargs=fn_kwargs,
-            constructor_args=fn_constructor_args,
-            constructor_kwargs=fn_constructor_kwargs,
+            constructor_args=callee.constructor_args,
+            constructor_kwargs=callee.constructor_kwargs,
             version=version,
+            method=callee.method,
             contract=contract,
         )
         return self._add_udf_stage(
@@ -229,6 +245,8 @@ class MapRows:
             udf,
             contract,
             None if _is_inferred(schema) else parse_schema(schema, location),
+            stage_call(self.map_batches),
+            callee.options,
             columns=list_of_names(location, "columns", columns),
             include_columns=include_columns,
             batch_size=batch_size,
@@ -278,7 +296,9 @@ class MapRows:
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            fn: A function, or a class with ``__call__`` that is constructed once per worker.
+            fn: A function, or a class with ``__call__`` that is constructed once per worker, or
+                another method of it; see `map_batches`. Under `vd.method.batch` or `vd.func.batch`
+                it is called with an array for each column.
             schema: The type of the result as an SQL string or Arrow type; or several columns, as a
                 mapping of name to type or a `pyarrow.Schema`. Default: the return annotation, a
                 scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model. "infer":
@@ -445,6 +465,7 @@ class MapRows:
             udf,
             contract,
             parse_schema(pa.schema(fields or [(output, kind)]), location),
+            stage_call(self.predict_batch, self._add_udf_stage),
             columns=given,
             include_columns=include_columns,
             batch_size=batch_size,
@@ -472,9 +493,13 @@ class MapRows:
     ) -> Stage:
         """Add a stage with a row-wise function; the arguments are those of `map`."""
         location = self.pipeline._location(name)
-        call, has_self = called_function(fn)
+        callee = resolve(location, fn, fn_constructor_args, fn_constructor_kwargs)
+        check_callable(location, callee.target, callee.method)
+        call, has_self = called_function(callee.target, callee.method)
+        if schema is None:
+            schema = _return_type(location, callee.options)
         declared, output = _result_schema(location, name, call, result, schema, output_column)
-        contract = row_call(
+        by_row = row_call(
             location,
             call,
             mapping(location, "inputs", inputs) if inputs is not None else None,
@@ -484,30 +509,35 @@ class MapRows:
             result,
             has_self,
         )
+        is_batch = callee.options.is_batch
+        contract: Contract = columns_call(location, call, by_row) if is_batch else by_row
         udf = make_udf(
             location,
-            fn,
+            callee.target,
             args=fn_args,
             kwargs=fn_kwargs,
-            constructor_args=fn_constructor_args,
-            constructor_kwargs=fn_constructor_kwargs,
+            constructor_args=callee.constructor_args,
+            constructor_kwargs=callee.constructor_kwargs,
             version=version,
+            method=callee.method,
             contract=contract,
         )
         read = list_of_names(location, "columns", columns)
-        if contract.inputs is not None:
+        if by_row.inputs is not None:
             if read is not None:
                 raise DefinitionError(
                     f"{location}: columns is for a function that gets the whole row; this one "
-                    f"reads {names(column for _, column in contract.inputs)}"
+                    f"reads {names(column for _, column in by_row.inputs)}"
                 )
-            read = tuple(dict.fromkeys(column for _, column in contract.inputs))
+            read = tuple(dict.fromkeys(column for _, column in by_row.inputs))
         return self._add_udf_stage(
             kind,
             name,
             udf,
             contract,
             declared,
+            stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage),
+            callee.options,
             columns=read,
             include_columns=include_columns,
             **options,
@@ -520,6 +550,8 @@ class MapRows:
         udf: Udf,
         contract: Contract,
         schema: pa.Schema | None,
+        call: StageCall,
+        declared: CallOptions = NO_OPTIONS,
         *,
         columns: tuple[str, ...] | None,
         include_columns: bool | Sequence[str] = (),
@@ -528,7 +560,7 @@ class MapRows:
         concurrency: int | tuple[int, int] | None = None,
         max_concurrency: int | None = None,
         num_cpus: float = 0,
-        gpus: float = 0,
+        gpus: float | None = None,
         memory: int = 0,
         accelerator_type: str | None = None,
         resources: Mapping[str, float] | None = None,
@@ -538,9 +570,9 @@ class MapRows:
         id: str | None = None,
         parent_id: str | None = None,
         column_lineage: Mapping[str, Sequence[str]] | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_error_rate: float = DEFAULT_ERROR_RATE,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         retry_on: Sequence[type[BaseException] | str] = (),
         timeout_s: float | None = None,
         startup_timeout_s: float | None = None,
@@ -548,11 +580,27 @@ class MapRows:
         max_rss: int | None = None,
         **asset: Any,
     ) -> Stage:
-        """Add a stage that calls a UDF; the arguments are those of `map_batches`.
+        """Add a stage that calls a UDF; the options are those of `map_batches`.
 
         A schema of None is inferred.
         """
         location = self.pipeline._location(name)
+        if schema is None and isinstance(contract, ColumnsCall):
+            raise DefinitionError(
+                f"{location}: {udf.name} gets an array for each column, and schema={INFER!r} is "
+                "for functions that get batches or rows. Declare what it returns, as "
+                '@vd.method.batch(return_dtype="VARCHAR") or schema="VARCHAR"'
+            )
+        if declared.label:
+            udf = replace(udf, label=declared.label)
+        if gpus is None:
+            gpus = declared.gpus or 0
+        if max_concurrency is None and (udf.is_async or concurrency is None):
+            max_concurrency = declared.max_concurrency
+        if max_retries is None:
+            max_retries = 3 if declared.max_retries is None else declared.max_retries
+        num_cpus = num_cpus or declared.num_cpus or 0
+        batch_size = batch_size or declared.batch_size
         needs = Resources(
             num_cpus, gpus, memory, accelerator_type, mapping(location, "resources", resources)
         )
@@ -562,6 +610,7 @@ class MapRows:
                 f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
                 "each batch; make it a class that loads the model in __init__"
             )
+        check_value(location, "on_error", on_error)
         workers = parse_concurrency(location, concurrency)
         in_flight = positive(location, "max_concurrency", max_concurrency)
         if in_flight and not udf.is_async:
@@ -576,7 +625,7 @@ class MapRows:
         spec = kind(
             name=name,
             upstream=(self._node,),
-            asset=asset_options(location, asset),
+            asset=asset_options(location, asset, call),
             udf=udf,
             schema=pa.schema([]) if schema is None else schema,
             infers=schema is None,
@@ -595,7 +644,12 @@ class MapRows:
             keyed_env_vars=keyed,
             children=self._children(location, cardinality, id, parent_id),
             failures=parse_failures(
-                location, on_error, max_error_rate, max_retries, retry_on, timeout_s
+                location,
+                on_error or declared.on_error or "raise",
+                max_error_rate,
+                max_retries,
+                retry_on,
+                timeout_s,
             ),
             lifecycle=parse_lifecycle(location, startup_timeout_s, max_batches_per_actor, max_rss),
             reads={
@@ -625,6 +679,37 @@ class MapRows:
                 'of their own; give its column, as id="chunk_id"'
             )
         return id, parent_id or self.pipeline.keys(self._node)[0].column
+
+
+def _return_type(location: str, options: CallOptions) -> SchemaLike | str | pa.DataType | None:
+    """Return the type that a decorator declares, as the `schema` of a stage.
+
+    Raises:
+        DefinitionError: If the fields of something other than a struct are to be columns.
+        SchemaError: If the type is unknown.
+    """
+    declared = options.return_dtype
+    if declared is None or isinstance(declared, pa.Schema):
+        return declared
+    try:
+        if isinstance(declared, Mapping):
+            found = {name: _declared_type(kind) for name, kind in declared.items()}
+            return pa.schema(list(found.items()))
+        kind = _declared_type(declared)
+    except (SchemaError, duckdb.Error) as error:
+        raise SchemaError(f"{location}: return_dtype is {declared!r}: {error}") from None
+    if not options.unnest:
+        return kind
+    if not pa.types.is_struct(kind):
+        raise DefinitionError(
+            f"{location}: unnest=True makes columns of the fields of a struct, but return_dtype is "
+            f"{kind}"
+        )
+    return pa.schema(list(kind))
+
+
+def _declared_type(kind: Any) -> pa.DataType:
+    return sql_type(kind) if isinstance(kind, str) else arrow_type(kind)
 
 
 def _result_schema(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from vane_dagster._arguments import (
     environment_variables,
@@ -16,12 +18,19 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.errors import CodeIdentityError, DefinitionError, names
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.foreign_arguments import (
+    StageCall,
+    check_value,
+    misplaced_option,
+    stage_call,
+)
 from vane_dagster.pipeline.identity import environment, in_any_order, local_files, value_identity
 from vane_dagster.pipeline.options import (
     ExecutionBackend,
@@ -29,13 +38,12 @@ from vane_dagster.pipeline.options import (
     IncludeColumns,
     OnError,
     Resources,
-    asset_options,
     parse_execution_backend,
     parse_failures,
     parse_include,
     parse_lifecycle,
 )
-from vane_dagster.pipeline.specs import MapBatchesSpec, declares_columns
+from vane_dagster.pipeline.specs import MapBatchesSpec, Schemas, declares_columns
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient, ModelTask
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -85,16 +93,19 @@ class ModelStageSpec(MapBatchesSpec):
         ]
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
-        """Return the identity of the provider, and of the user's classes that the model task needs.
+        """Return the identity of the provider, and of the user's code that the model task needs.
 
-        The classes are included because a worker that has imported a class never sees a later edit
-        of it. Built-in providers count by frozen names and a number. A new version of this package
+        Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
+        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
+
+    def _code(self, pipeline: Pipeline, own: Sequence[Callable[..., Any]]) -> CodeIdentity:
+        """Return the identity of the provider, and of `own`."""
         name = built_in_name(self.provider)
         try:
-            classes = [*([] if name else [self.provider]), *self.model_task.classes]
-            found = [code_identity(kind, files=local_files(pipeline, self)) for kind in classes]
+            every = [*([] if name else [self.provider]), *own]
+            found = [code_identity(each, files=local_files(pipeline, self)) for each in every]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
         packages = dict.fromkeys(package for one in found for package in one.packages)
@@ -108,16 +119,30 @@ class ModelStageSpec(MapBatchesSpec):
         )
 
     def code_digest(self) -> str:
-        """Digest of a user's own provider, and of the classes that the model task needs."""
+        """Digest of a user's own provider, and of the user's code that the model task needs."""
         unread = LocalFiles(read=False)
-        own = [] if built_in_name(self.provider) else [self.provider]
-        return digest(
-            *(code_identity(kind, files=unread).digest for kind in (*own, *self.model_task.classes))
-        )
+        provider = [] if built_in_name(self.provider) else [self.provider]
+        own = (*provider, *self.model_task.classes, *self.model_task.functions)
+        return digest(*(code_identity(each, files=unread).digest for each in own))
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
-        """Identity of the provider. Different versions of it share no state."""
-        return ConstructorIdentity(self.code(pipeline).digest, False)
+        """Identity of the provider, and of code that a worker never sees a later edit of.
+
+        Versions of it share no state. A worker that has imported a module keeps it, so the user's
+        classes count, and those functions that do not travel with each call.
+        """
+        own = (*self.model_task.classes, *self.model_task.preloaded)
+        return ConstructorIdentity(self._code(pipeline, own).digest, False)
+
+    def output_schema(self, pipeline: Pipeline, inputs: Schemas) -> pa.Schema:
+        """The columns that the model task makes, and those that pass through."""
+        first = inputs[self.upstream[0]]
+        if missing := [column for column in self.model_task.needed if column not in first.names]:
+            raise SchemaError(
+                f"{pipeline._location(self.name)}: needs {names(missing)}, which "
+                f"{self.upstream[0]!r} does not have; it has {names(first.names, 20)}"
+            )
+        return super().output_schema(pipeline, inputs)
 
     @property
     def code_files(self) -> Sequence[str]:
@@ -224,6 +249,7 @@ class ModelStageRows:
         custom = mapping(location, "resources", resources)
         needs = Resources(num_cpus, gpus_per_actor, memory, accelerator_type, custom)
         needs.validate(location)
+        check_value(location, "on_error", on_error)
         failures = parse_failures(
             location, on_error, max_error_rate, max_retries, retry_on, timeout_s
         )
@@ -237,7 +263,9 @@ class ModelStageRows:
         keep_arguments((), arguments)
         workers = parse_concurrency(location, concurrency) or (1, 1)
         forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
-        _check_options(location, found, options)
+        nested = {"provider_options": [each.name for each in _takes(found)]}
+        call = stage_call(getattr(self, kind.kind), self._add_model_stage, nested=nested)
+        _check_options(location, found, options, call)
         operational = getattr(found, "OPERATIONAL", ())
         udf = Udf(
             target=functools.partial(ModelClient, found),
@@ -251,7 +279,7 @@ class ModelStageRows:
             kind(
                 name=name,
                 upstream=(self._node,),
-                asset=asset_options(location, asset),
+                asset=asset_options(location, asset, call),
                 udf=udf,
                 schema=model_task.schema,
                 columns=model_task.reads,
@@ -296,7 +324,8 @@ class ModelStageRows:
         if not declares_columns(self.pipeline, self._node):
             return
         known = self.pipeline.declared_types()[self._node]
-        if missing := [column for column in (*model_task.reads, *named) if column not in known]:
+        read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
+        if missing := [column for column in read if column not in known]:
             raise DefinitionError(
                 f"{location}: needs {names(missing)}, which {self._node!r} does not have; it has "
                 f"{names(known, 20)}"
@@ -319,22 +348,32 @@ def name_of(location: str, value: Any, argument: str = "output_column") -> str:
     return value
 
 
-def _check_options(location: str, provider: type, options: Mapping[str, Any]) -> None:
+def _check_options(
+    location: str, provider: type, options: Mapping[str, Any], call: StageCall
+) -> None:
     """Raise DefinitionError for options that the provider's constructor does not accept."""
-    takes = list(inspect.signature(provider).parameters.values())[1:]
-    if any(each.kind is each.VAR_KEYWORD for each in takes):
+    parameters = inspect.signature(provider).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
-    known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+    takes = _takes(provider)
+    known = [each.name for each in takes]
     if unknown := sorted(set(options) - set(known)):
+        corrections = (misplaced_option(call, name, options[name], known) for name in unknown)
         raise DefinitionError(
             f"{location}: provider_options has {names(unknown)}, which {provider.__name__} does "
-            f"not take; it takes {names(known, 20)}"
+            f"not take; it takes {names(known, 20)}{''.join(corrections)}"
         )
     needed = [each.name for each in takes if each.default is each.empty]
-    if missing := [name for name in needed if name in known and name not in options]:
+    if missing := [name for name in needed if name not in options]:
         raise DefinitionError(
             f"{location}: provider_options lacks {names(missing)}, which {provider.__name__} needs"
         )
+
+
+def _takes(provider: type) -> list[inspect.Parameter]:
+    """Return the parameters of a provider's constructor after the model's name."""
+    parameters = list(inspect.signature(provider).parameters.values())[1:]
+    return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 def _keyed(

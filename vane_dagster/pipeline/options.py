@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, Union, get_args
 import pyarrow as pa
 
 from vane_dagster._arguments import list_of_names, one_of, positive, seconds
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
@@ -52,7 +52,7 @@ def parse_lifecycle(
     )
 
 
-BatchFormat = Literal["pyarrow", "numpy", "pandas"]
+BatchFormat = Literal["pyarrow", "numpy", "pandas", "torch", "polars"]
 Cardinality = Literal["one_to_one", "filter", "one_to_many", "zero_to_many"]
 JoinHow = Literal["inner", "left"]
 Children = Literal["rows", "list"]
@@ -64,42 +64,6 @@ IncludeColumns = Union[Literal[True], tuple[str, ...]]
 
 AUTO: Final = "auto"
 """The batch size of a stage that lets its workers determine it."""
-
-
-@dataclass(frozen=True)
-class AssetOptions:
-    """Options of a stage's Dagster asset that the user declares; see `dg.AssetSpec`."""
-
-    description: str | None = None
-    group_name: str | None = None
-    owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    kinds: Sequence[str] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    deps: Sequence[Any] = ()
-    automation_condition: Any = None
-    freshness_policy: Any = None
-    checks: Sequence[Any] = ()
-
-
-def asset_options(location: str, options: dict[str, Any]) -> AssetOptions:
-    """Parse the arguments of a stage that configure its Dagster asset.
-
-    Args:
-        location: The stage, for messages.
-        options: The keyword arguments that are not the stage's own.
-
-    Raises:
-        DefinitionError: If an argument is unknown.
-    """
-    try:
-        return AssetOptions(**options)
-    except TypeError:
-        unknown = sorted(set(options) - set(AssetOptions.__dataclass_fields__))
-        raise DefinitionError(
-            f"{location}: unknown argument {names(unknown)}; beside its own arguments a stage "
-            f"takes {', '.join(AssetOptions.__dataclass_fields__)}"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from vane_dagster._arguments import (
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.pipeline.asset_options import asset_options
+from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.keys import IdColumn, Keys
-from vane_dagster.pipeline.options import Children, JoinHow, asset_options
+from vane_dagster.pipeline.options import Children, JoinHow
 from vane_dagster.pipeline.specs import (
     SOURCE,
     JoinSpec,
@@ -34,14 +36,14 @@ from vane_dagster.pipeline.specs import (
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.stored import as_source
-from vane_dagster.types.schema import sql_name
+from vane_dagster.types.schema import type_name
 
 if TYPE_CHECKING:
     import dagster as dg
 
 
 def _type_name(kind: pa.DataType | None) -> str:
-    return "?" if kind is None else sql_name(kind) or str(kind)
+    return "?" if kind is None else type_name(kind)
 
 
 class Stage(Rows):
@@ -365,7 +367,7 @@ class Pipeline(Rows):
         one_of(location, "how", how, ("inner", "left"))
         if children is not None:
             one_of(location, "children", children, ("rows", "list"))
-        options = asset_options(location, asset)
+        options = asset_options(location, asset, stage_call(self.join))
         return self._add(JoinSpec(name, upstream, options, how, children, chosen))
 
     def _location(self, name: str) -> str:

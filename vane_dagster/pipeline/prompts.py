@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._arguments import (
-    mapping,
-    positive,
-)
+import pyarrow as pa
+
+from vane_dagster._arguments import list_of_names, mapping, positive
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.model_stages import ModelStageRows, PromptSpec, name_of
 from vane_dagster.pipeline.options import ExecutionBackend, OnError
+from vane_dagster.pipeline.prompt_functions import made_columns, parse_functions
+from vane_dagster.pipeline.specs import declares_columns
 from vane_dagster.providers.format import parse_format
 from vane_dagster.providers.prompting import PromptTask
-from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.row_functions import RowFunctions
+from vane_dagster.providers.template import Template, parse_system, parse_template
 from vane_dagster.providers.usage import parse_budget, parse_prices
+from vane_dagster.types.schema import SchemaLike
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Stage
@@ -27,7 +31,7 @@ class PromptRows(ModelStageRows):
     def prompt(
         self,
         name: str,
-        messages: str,
+        messages: str | None = None,
         *,
         provider: str | type,
         model: str,
@@ -37,6 +41,10 @@ class PromptRows(ModelStageRows):
         output_column: str = "response",
         include_columns: bool | Sequence[str] = (),
         explain_errors: int = 0,
+        preprocess: Callable[[dict[str, Any]], Any] | None = None,
+        postprocess: Callable[[dict[str, Any]], Any] | None = None,
+        schema: SchemaLike | None = None,
+        columns: Sequence[str] | None = None,
         batch_size: int | None = None,
         max_concurrency: int | None = None,
         concurrency: int | tuple[int, int] | None = None,
@@ -70,9 +78,10 @@ class PromptRows(ModelStageRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
-                content); or text with ``{column}`` fields.
-            provider: "openai", "transformers" or "vllm"; the name of an installed package's
-                provider; or a class, see `vane_dagster.providers.base.Provider`.
+                content); or text with ``{column}`` fields. Default: the column that is called like
+                the stage, unless `preprocess` makes the prompts.
+            provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
+                package's provider; or a class, see `vane_dagster.providers.base.Provider`.
             model: The model's name, as the provider knows it.
             system: The system message, placed before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
@@ -85,6 +94,19 @@ class PromptRows(ModelStageRows):
             include_columns: Input columns to pass through; True for all.
             explain_errors: How often to send a model the reason why its answer does not fit, and
                 ask again.
+            preprocess: A function that gets a row as a dict, and returns its prompt: text; a list
+                of messages; or a dict with ``messages`` or ``prompt``, or with fields of the
+                template if there is one, and optionally the row's own ``sampling_params``. Its
+                errors are those of the row.
+            postprocess: A function that gets a row as a dict, with what `preprocess` added, the
+                answer as `output_column`, and its text as ``generated_text``. It returns a dict (or
+                dataclass, named tuple, pydantic model) of the columns in `schema`, which replace
+                the answer in the output; other fields of the row are dropped. Its errors are those
+                of the row, whose tokens are counted.
+            schema: The columns that `postprocess` makes; see `map_batches`. Default: the fields of
+                its return annotation.
+            columns: The input columns that these functions get, besides those of the template.
+                Default: all.
             batch_size: Rows that are submitted together. The model processes the rows of all of a
                 worker's batches concurrently. Default: 32.
             max_concurrency: Concurrent batches in one worker. Default: 16.
@@ -123,15 +145,21 @@ class PromptRows(ModelStageRows):
 
         Raises:
             DefinitionError: If an argument is invalid, or a field names no column.
+            SchemaError: If a type is unknown.
         """
         location = self.pipeline._location(name)
         explain = 0 if explain_errors == 0 else positive(location, "explain_errors", explain_errors)
+        functions = parse_functions(location, preprocess, postprocess)
+        template, made, read = self._parse_rows(name, messages, system, functions, schema, columns)
         model_task = PromptTask(
-            parse_template(location, messages, system),
+            template,
             name_of(location, output_column),
             mapping(location, "sampling_params", sampling_params),
             parse_format(location, return_format),
             explain,
+            functions,
+            read,
+            made,
         )
         priced = parse_prices(location, prices)
         own = {
@@ -168,3 +196,44 @@ class PromptRows(ModelStageRows):
             max_batches_per_actor=max_batches_per_actor,
             **asset,
         )
+
+    def _parse_rows(
+        self,
+        name: str,
+        messages: Any,
+        system: Any,
+        functions: RowFunctions,
+        schema: Any,
+        columns: Any,
+    ) -> tuple[Template, pa.Schema | None, tuple[str, ...] | None]:
+        """Return the template, the columns that are made of answers, and those that are read."""
+        location = self.pipeline._location(name)
+        if messages is not None:
+            template = parse_template(location, messages, system)
+        elif functions.preprocess is not None:
+            template = Template("", (), False, parse_system(location, system))
+        else:
+            declared = declares_columns(self.pipeline, self._node)
+            known = self.pipeline.declared_types()[self._node] if declared else [name]
+            if name not in known:
+                raise DefinitionError(
+                    f"{location}: messages is missing, and {self._node!r} has no column {name!r}; "
+                    f"it has {names(known, 20)}. Name the column of prompts, write a template, or "
+                    "give preprocess"
+                )
+            template = Template(name, (name,), True, parse_system(location, system))
+        if functions.postprocess is None and schema is not None:
+            raise DefinitionError(
+                f"{location}: schema declares what postprocess makes, and there is none; leave it "
+                "out, or use return_format for the type of the answer"
+            )
+        if columns is not None and not functions.given:
+            raise DefinitionError(
+                f"{location}: columns are what preprocess and postprocess get, and there is "
+                "neither; to pass columns through, name them in include_columns"
+            )
+        made = None
+        if functions.postprocess is not None:
+            made = made_columns(location, functions.postprocess, schema)
+        read = list_of_names(location, "columns", columns) if functions.given else ()
+        return template, made, read

@@ -24,6 +24,7 @@ from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructo
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import (
     call_arguments,
@@ -33,7 +34,6 @@ from vane_dagster.pipeline.identity import (
 )
 from vane_dagster.pipeline.keys import IdColumn, JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.options import (
-    AssetOptions,
     Cardinality,
     Children,
     ExecutionBackend,
@@ -732,15 +732,18 @@ class MapBatchesSpec(StageKind):
             CodeIdentityError: If it has no stable identity.
         """
         try:
-            target, version = self.udf.target, self.udf.version
-            return code_identity(target, version=version, files=local_files(pipeline, self))
+            udf, files = self.udf, local_files(pipeline, self)
+            return code_identity(udf.target, method=udf.method, version=udf.version, files=files)
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
     def code_digest(self) -> str:
         """Digest of the function or class."""
         unread = LocalFiles(read=False)
-        return code_identity(self.udf.target, version=self.udf.version, files=unread).digest
+        udf = self.udf
+        return code_identity(
+            udf.target, method=udf.method, version=udf.version, files=unread
+        ).digest
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
         """Return the identity of the code that its workers execute before their first call.
@@ -754,7 +757,9 @@ class MapBatchesSpec(StageKind):
         given = (udf.constructor_args, dict(udf.constructor_kwargs)) if udf.stateful else ()
         try:
             files = local_files(pipeline, self)
-            return constructor_identity(udf.target, given, version=udf.version, files=files)
+            return constructor_identity(
+                udf.target, given, method=udf.method, version=udf.version, files=files
+            )
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
 
@@ -773,7 +778,8 @@ class MapBatchesSpec(StageKind):
     @property
     def description(self) -> str | None:
         """The first paragraph of the user's docstring."""
-        doc = self.udf.target.__doc__
+        named = None if self.udf.method == CALL else self.udf.call.__doc__
+        doc = named or self.udf.target.__doc__
         return doc.strip().split("\n\n")[0] if doc else None
 
 

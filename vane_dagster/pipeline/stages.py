@@ -13,10 +13,12 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError
+from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.embeddings import EmbedRows
+from vane_dagster.pipeline.foreign_arguments import stage_call
 from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
-from vane_dagster.pipeline.options import asset_options, parse_include
+from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.specs import SOURCE, ProjectSpec, WriteSpec
 from vane_dagster.storage.publish.base import PARTITION_COLUMN, Target
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
@@ -74,7 +76,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 )
         carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
         pairs = (*carried, *pairs)
-        options = asset_options(location, asset)
+        options = asset_options(location, asset, stage_call(self.project))
         include = parse_include(location, include_columns)
         return self.pipeline._add(ProjectSpec(name, (self._node,), options, pairs, where, include))
 
@@ -147,5 +149,5 @@ class Rows(MapRows, LabelRows, EmbedRows):
         partitioned = self.pipeline.partitions_def is not None
         columns = tuple(self.pipeline.declared_types()[self._node])
         declared = publisher.validate(declared, location, partitioned, columns)
-        options = asset_options(location, asset)
+        options = asset_options(location, asset, stage_call(self.write))
         return self.pipeline._add(WriteSpec(name, (self._node,), options, declared))

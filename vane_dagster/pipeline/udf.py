@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import BatchCall, Contract
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
@@ -102,17 +104,11 @@ def make_udf(
     """
     stateful = inspect.isclass(target)
     keep_arguments(args, kwargs, constructor_args, constructor_kwargs)
-    if not stateful:
-        _refuse_other_than_function(where, target)
-        if constructor_args or constructor_kwargs:
-            raise DefinitionError(
-                f"{where}: {_name(target)} is a function, so fn_constructor_args and "
-                "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
-            )
-    elif not callable(_members(target).get(method)):
+    check_callable(where, target, method)
+    if not stateful and (constructor_args or constructor_kwargs):
         raise DefinitionError(
-            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
-            "which a worker calls"
+            f"{where}: {_name(target)} is a function, so fn_constructor_args and "
+            "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
         )
     udf = Udf(
         target=target,
@@ -127,6 +123,26 @@ def make_udf(
     )
     _check_arguments(where, udf, contract or BatchCall())
     return udf
+
+
+def check_callable(where: str, target: Any, method: str = CALL) -> None:
+    """Check that a target is a function, or a class with the method that is called.
+
+    Args:
+        where: The stage, for messages.
+        target: The function or class.
+        method: The class's method that is called.
+
+    Raises:
+        DefinitionError: If it is neither, such as an instance.
+    """
+    if not inspect.isclass(target):
+        _refuse_other_than_function(where, target)
+    elif not callable(_members(target).get(method)):
+        raise DefinitionError(
+            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
+            "which a worker calls"
+        )
 
 
 def make_factory(
@@ -188,21 +204,58 @@ def _refuse_other_than_function(where: str, target: Any) -> None:
         if inspect.isclass(target.func):
             raise DefinitionError(
                 f"{where}: functools.partial of class {_name(target.func)}; pass the class itself "
-                "and its arguments as fn_constructor_kwargs"
+                f"and its arguments, {_with_constructor(target.func, target)}"
             )
         return _refuse_other_than_function(where, target.func)
     if inspect.isfunction(target) or inspect.isbuiltin(target):
         return None
     if inspect.ismethod(target) and inspect.isclass(target.__self__):
         return None
-    kind = type(target).__name__
-    if callable(target):
-        raise DefinitionError(
-            f"{where}: an instance of {kind} was given. A worker must construct the object itself, "
-            "once, so that a model is loaded where it runs and stays warm there, and is never "
-            f"pickled: pass the class, map_batches(..., {kind}, fn_constructor_kwargs={{...}})"
+    raise DefinitionError(f"{where}: {_refusal(target)}")
+
+
+def _refusal(target: Any) -> str:
+    """Say what to pass in place of an object that is neither a function nor a class."""
+    kind, is_method = type(target), inspect.ismethod(target)
+    if is_method:
+        kind = type(target.__self__)
+    name = _name(kind)
+    if model_class(target.__self__ if is_method else target):
+        return (
+            f"a loaded model, a {name}, was given. Write a class that loads it in __init__, once "
+            "in each worker, and calls it in __call__(self, batch), and pass the class"
         )
-    raise DefinitionError(f"{where}: {target!r} cannot be called; pass a function or a class")
+    if kind.__module__ in ("builtins", "operator", "functools", "numpy"):
+        if not callable(target):
+            return f"{target!r} cannot be called; pass a function or a class"
+        return f"an object of {name} was given. Call it in a function of your own, and pass that"
+    given, passed = f"an instance of {name}", f"the class, {_with_constructor(kind)}"
+    if is_method:
+        method = target.__name__
+        given = f"method {method!r} of {given}"
+        passed = f"the method of the class, {_with_constructor(kind, method=method)}"
+    elif not callable(target):
+        given += ", which has no __call__,"
+    return (
+        f"{given} was given. A worker must construct the object itself, once, so that a model is "
+        "loaded where it runs and stays warm there, and is never pickled: pass "
+        f"{passed}; or decorate the class with @vd.cls, so that {name}(...) constructs nothing here"
+    )
+
+
+def _with_constructor(
+    cls: type, given: functools.partial[Any] | None = None, method: str = ""
+) -> str:
+    """Return the arguments of a stage for a class, or a method of it, without their values."""
+    names: list[str] = []
+    with contextlib.suppress(TypeError, ValueError):  # extension types may have no signature
+        signature = inspect.signature(cls)
+        names = list(signature.parameters)
+        if given is not None:
+            names = list(signature.bind_partial(*given.args, **given.keywords).arguments)
+    written = f"{_name(cls)}.{method}" if method else _name(cls)
+    entries = ", ".join(f'"{name}": ...' for name in names)
+    return f"{written}, fn_constructor_kwargs={{{entries}}}" if entries else written
 
 
 def _members(cls: type) -> dict[str, Any]:

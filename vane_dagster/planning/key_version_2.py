@@ -108,11 +108,10 @@ def _written(spec: WriteSpec, pipeline: Pipeline) -> list[object]:
 @_parameters.register
 def _asked(spec: ModelStageSpec, pipeline: Pipeline) -> list[object]:
     name = _PROVIDERS.get(built_in_name(spec.provider) or "")
-    if name is None or spec.model_task.classes or _names_a_path(spec.model):
+    task = spec.model_task
+    if name is None or task.classes or task.functions or _names_a_path(spec.model):
         raise _NotPlainError(spec.name)
-    given = [
-        part for n, v in spec.model_task.keyed(spec.include).items() for part in (n, _keyed(v))
-    ]
+    given = [part for n, v in task.keyed(spec.include).items() for part in (n, _keyed(v))]
     options = _value(_Unordered(spec.options))
     nulls = spec.failures.on_error == "null"
     return [digest(name, _PROMPTS), spec.model, options, *given, nulls]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, DefinitionError, names
 from vane_dagster.providers.base import Answer
-from vane_dagster.providers.usage import COUNTS
+from vane_dagster.providers.usage import counted
 
 _SCALARS = {
     "string": pa.string(),
@@ -33,7 +33,7 @@ class InvalidAnswer(CostlyError):
     def __init__(self, problem: str, answer: Answer) -> None:
         cut = " It was cut: raise max_tokens." if answer.finish_reason == "length" else ""
         super().__init__(f"{problem}.{cut} The answer: {answer.text[:_MAX_SHOWN]}")
-        self.used = {name: getattr(answer, name) for name in COUNTS}
+        self.used = counted(answer)
 
 
 @dataclass(frozen=True)

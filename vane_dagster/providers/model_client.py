@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,8 +17,12 @@ class ModelTask(Protocol):
         """The provider's method that it calls."""
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+    def reads(self) -> tuple[str, ...] | None:
+        """The columns that it reads; None for all."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that its input must have."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -42,6 +46,17 @@ class ModelTask(Protocol):
     @property
     def classes(self) -> tuple[type, ...]:
         """The user's own classes that it needs in a worker."""
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The user's functions that it calls in a worker. They count in keys."""
+
+    @property
+    def preloaded(self) -> tuple[Callable[..., Any], ...]:
+        """Those of `functions` that run only in a worker which was started with their modules.
+
+        The others travel with each call, so a worker runs each edit of them.
+        """
 
     def describe(self, model: str) -> str:
         """Describe the request to a model, for users."""

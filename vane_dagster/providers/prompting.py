@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +14,27 @@ import pyarrow as pa
 
 from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
-from vane_dagster.providers.format import Format
+from vane_dagster.providers.format import Format, InvalidAnswer
+from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
 from vane_dagster.providers.template import PrefixOrder, Template
 from vane_dagster.providers.usage import COUNTS, USAGE
 
 _COLUMN = re.compile(r"\{\w+\}")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A row and its request.
+
+    Attributes:
+        row: The row, with the fields that a function added.
+        request: Its request.
+        own_sampling: Whether the row has sampling parameters of its own.
+    """
+
+    row: dict[str, Any]
+    request: Request
+    own_sampling: bool
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,9 @@ class PromptTask:
         sampling: See `Request`. A value ``"{column}"`` is read from the row.
         format: The format of an answer.
         explain: How often to send a model the problem of its answer, and ask again.
+        row_functions: The user's functions before and after the model.
+        columns: The columns that these functions get; None for all.
+        processed: The columns that `postprocess` makes; None without one.
     """
 
     template: Template
@@ -38,13 +57,25 @@ class PromptTask:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     format: Format = field(default_factory=Format)
     explain: int = 0
+    row_functions: RowFunctions = field(default_factory=RowFunctions)
+    columns: tuple[str, ...] | None = ()
+    processed: pa.Schema | None = None
 
     method = "submit"
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> tuple[str, ...] | None:
+        """The columns that it needs, and those of its functions; None for all."""
+        if self.columns is None:
+            return None
+        return tuple(dict.fromkeys((*self.columns, *self.needed)))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
         """The columns of its template and its sampling parameters."""
-        return tuple(dict.fromkeys((*self.template.fields, *self.own.values())))
+        # A function before the model may make the fields of the template.
+        fields = () if self.row_functions.preprocess else self.template.fields
+        return tuple(dict.fromkeys((*fields, *self.own.values())))
 
     @functools.cached_property
     def own(self) -> Mapping[str, str]:
@@ -59,13 +90,18 @@ class PromptTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """The answer and its usage."""
-        return pa.schema([pa.field(self.output, self.format.type), pa.field(self.usage, USAGE)])
+        """The answer, or what a function makes of it, and its usage."""
+        answer = [pa.field(self.output, self.format.type)]
+        made = answer if self.processed is None else list(self.processed)
+        return pa.schema([*made, pa.field(self.usage, USAGE)])
 
     @property
-    def order(self) -> PrefixOrder:
-        """Groups prompts with a common prefix, which an engine then has in its cache."""
-        return PrefixOrder(self.template)
+    def order(self) -> PrefixOrder | None:
+        """Groups prompts with a common prefix, which an engine then has in its cache.
+
+        None if a function makes prompts, since only the model's workers have it.
+        """
+        return None if self.row_functions.preprocess else PrefixOrder(self.template)
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
@@ -74,7 +110,15 @@ class PromptTask:
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """See `ModelTask`."""
+        made = self.processed
+        schema = None if made is None else made.to_string(show_schema_metadata=False)
+        functions = {
+            "preprocess": self.row_functions.preprocess is not None,
+            "columns": self.columns,
+            "schema": schema,
+        }
         return {
+            **(functions if self.functions else {}),
             "messages": (self.template.text, self.template.system),
             "sampling_params": self.sampling,
             "return_format": (self.format.schema, self.format.choices, self.format.model),
@@ -88,8 +132,20 @@ class PromptTask:
         """The pydantic model that validates answers."""
         return (self.format.model,) if self.format.model else ()
 
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The user's functions before and after the model."""
+        return self.row_functions.given
+
+    @property
+    def preloaded(self) -> tuple[Callable[..., Any], ...]:
+        """Those of `functions` that need their modules in the worker."""
+        return self.row_functions.preloaded
+
     def describe(self, model: str) -> str:
         """See `ModelTask`."""
+        if not self.template.text:
+            return f"{model} is asked what `{_name(self.row_functions.preprocess)}` makes of a row"
         asked = f"column `{self.template.text}`" if self.template.column else self.template.text
         return f"{model} is asked: {asked}"
 
@@ -107,20 +163,23 @@ class PromptTask:
             RowErrors: With one error for each failed row, and the output of the others.
         """
         errors: dict[int, BaseException] = {}
-        requests: dict[int, Request] = {}
+        asked: dict[int, _Asked] = {}
         for place, row in enumerate(batch.to_pylist()):
             try:
-                requests[place] = self._request(row, str(row[batch.column_names[0]]))
-            except ValueError as error:
+                asked[place] = self._asked(row, str(row[batch.column_names[0]]))
+            except BaseException as error:  # it may be of the user's function
                 errors[place] = error
-        asked = (self._one(provider, request) for request in requests.values())
-        found = dict(zip(requests, await asyncio.gather(*asked, return_exceptions=True)))
+        answering = (self._one(provider, each) for each in asked.values())
+        found = dict(zip(asked, await asyncio.gather(*answering, return_exceptions=True)))
         good = {}
         for place, answer in found.items():
             if isinstance(answer, BaseException):
                 errors[place] = answer
-            else:
-                good[place] = answer
+                continue
+            try:
+                good[place] = self._made(asked[place].row, *answer), answer[1]
+            except Exception as error:
+                errors[place] = error
         kept = sorted(good)
         taken = batch.take(pa.array(kept, pa.int64()))
         answers = _columns(taken, self, [good[place] for place in kept])
@@ -128,19 +187,41 @@ class PromptTask:
             raise RowErrors(dict(sorted(errors.items())), answers if kept else None)
         return answers
 
-    def _request(self, row: Mapping[str, Any], id: str) -> Request:
+    def _asked(self, row: dict[str, Any], id: str) -> _Asked:
+        """Return the request of a row."""
         own = {name: row[column] for name, column in self.own.items()}
         every = {name: value for name, value in self.sampling.items() if name not in own}
         given = {name: value for name, value in own.items() if value is not None}
-        messages, form = self.template.messages(row), self.format
-        return Request(messages, {**every, **given}, form.schema, form.choices, id)
+        prompt: Any = None
+        if (function := self.row_functions.preprocess) is not None:
+            made = function(dict(row))
+            prompt, fields, sampling = prompt_of(made, bool(self.template.text))
+            row, given = {**row, **fields}, {**given, **sampling}
+        if prompt is None:
+            messages = self.template.messages(row)
+        else:
+            messages = self.template.with_system(prompt, "what preprocess returned")
+        form = self.format
+        request = Request(messages, {**every, **given}, form.schema, form.choices, id)
+        return _Asked(row, request, bool(self.own or given))
 
-    async def _one(self, provider: Any, request: Request) -> tuple[Any, Answer]:
-        form, began = self.format, time.perf_counter()
+    def _made(self, row: dict[str, Any], value: Any, answer: Answer) -> list[pa.Array]:
+        """Return one value for each column that a row's answer makes."""
+        function = self.row_functions.postprocess
+        if function is not None and self.processed is not None:
+            answered = {**row, self.output: value, ANSWER: answer.text}
+            return processed(function, answered, answer, self.processed)
+        try:
+            return [pa.array([value], self.format.type)]
+        except pa.ArrowException as error:  # such as an integer of more than 64 bits
+            raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
+
+    async def _one(self, provider: Any, asked: _Asked) -> tuple[Any, Answer]:
+        form, request, began = self.format, asked.request, time.perf_counter()
         try:
             answer = await provider.submit(request)
         except SamplingRefused as error:
-            if self.own:
+            if asked.own_sampling:
                 raise ValueError(str(error)) from error
             raise
         for _ in range(self.explain):
@@ -164,9 +245,22 @@ def _summed(former: Answer, answer: Answer) -> Answer:
 
 
 def _columns(
-    batch: pa.Table, prompt: PromptTask, answers: Sequence[tuple[Any, Answer]]
+    batch: pa.Table, prompt: PromptTask, answers: Sequence[tuple[list[pa.Array], Answer]]
 ) -> dict[str, Any]:
     given = {batch.column_names[0]: batch.column(0)}
+    *made, last = prompt.schema
     usage = [{field.name: getattr(answer, field.name) for field in USAGE} for _, answer in answers]
-    values = pa.array([value for value, _ in answers], prompt.format.type)
-    return {**given, prompt.output: values, prompt.usage: pa.array(usage, USAGE)}
+    columns = {
+        field.name: pa.concat_arrays([arrays[place] for arrays, _ in answers])
+        if answers
+        else pa.array([], field.type)
+        for place, field in enumerate(made)
+    }
+    return {**given, **columns, last.name: pa.array(usage, USAGE)}
+
+
+def _name(function: Any) -> str:
+    """Return the name of a function for users."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", function))

@@ -14,6 +14,7 @@ from vane_dagster.errors import DefinitionError, names
 GROUP = "vane_dagster.providers"
 """The entry-point group under which a package registers its provider class."""
 _BUILT_IN = {
+    "anthropic": "vane_dagster.providers.anthropic:AnthropicProvider",
     "openai": "vane_dagster.providers.openai:OpenAIProvider",
     "sentence_transformers": (
         "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"

@@ -22,7 +22,7 @@ class Template:
     """The template of a row's messages.
 
     Attributes:
-        text: A column name, or text with ``{column}`` fields.
+        text: A column name, or text with ``{column}`` fields; empty if a function makes prompts.
         fields: The columns that it reads.
         column: Whether `text` is a column name.
         system: The system message; None for none.
@@ -47,18 +47,28 @@ class Template:
             ValueError: If a column that it needs is null or empty, or is not a conversation.
         """
         for name in self.fields:
-            if row[name] is None:
+            if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
+        if self.column:
+            return self.with_system(row[self.text], f"column {self.text!r}")
+        return self.with_system(self.text.format_map(row), "the template")
+
+    def with_system(self, prompt: Any, origin: str) -> Sequence[Message]:
+        """Return the messages of a prompt or a conversation, after the system message.
+
+        Args:
+            prompt: Text, or a list of messages.
+            origin: Where it is from, for messages.
+
+        Raises:
+            ValueError: If it is empty, or neither of these.
+        """
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        if not self.column:
-            text = self.text.format_map(row)
-        elif isinstance(row[self.text], str):
-            text = row[self.text]
-        else:
-            return [*first, *_conversation(self.text, row[self.text])]
-        if not text.strip():
+        if not isinstance(prompt, str):
+            return [*first, *_conversation(origin, prompt)]
+        if not prompt.strip():
             raise ValueError("the prompt is empty")
-        return [*first, {"role": "user", "content": text}]
+        return [*first, {"role": "user", "content": prompt}]
 
 
 @dataclass(frozen=True)
@@ -87,19 +97,34 @@ class PrefixOrder:
             return ""
 
 
-def _conversation(column: str, value: Any) -> list[Message]:
+def _conversation(origin: str, value: Any) -> list[Message]:
     fits = isinstance(value, list) and value
     if not fits or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
         raise ValueError(
-            f"column {column!r} holds a {type(value).__name__}; expected text, or a list of "
+            f"{origin} holds a {type(value).__name__}; expected text, or a list of "
             "messages with role and content that is not empty"
         )
     if wrong := [m["role"] for m in value if m["role"] not in _ROLES or not m["content"]]:
         raise ValueError(
-            f"column {column!r}: a message of role {wrong[0]!r} has no content, or the role is "
+            f"{origin}: a message of role {wrong[0]!r} has no content, or the role is "
             f"none of {names(_ROLES)}"
         )
     return [{"role": m["role"], "content": m["content"]} for m in value]
+
+
+def parse_system(where: str, system: Any) -> str | None:
+    """Validate a system message; None for none.
+
+    Args:
+        where: The stage, for messages.
+        system: The argument of `prompt`.
+
+    Raises:
+        DefinitionError: If it is no text, or empty.
+    """
+    if system is not None and (not isinstance(system, str) or not system.strip()):
+        raise DefinitionError(f"{where}: system is {system!r}; expected text, or None")
+    return system
 
 
 def parse_template(where: str, messages: Any, system: Any) -> Template:
@@ -118,8 +143,7 @@ def parse_template(where: str, messages: Any, system: Any) -> Template:
             f"{where}: messages is {messages!r}; expected a column's name, or text with {{column}} "
             "fields"
         )
-    if system is not None and (not isinstance(system, str) or not system.strip()):
-        raise DefinitionError(f"{where}: system is {system!r}; expected text, or None")
+    system = parse_system(where, system)
     try:
         parts = list(string.Formatter().parse(messages))
     except ValueError as error:

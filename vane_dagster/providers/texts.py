@@ -25,6 +25,8 @@ class TextTask:
 
     order = None
     classes = ()
+    functions = ()
+    preloaded = ()
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
@@ -35,6 +37,11 @@ class TextTask:
     def reads(self) -> tuple[str, ...]:
         """The text column."""
         return (self.column,)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that it reads."""
+        return self.reads
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
         """Return a result for each text.

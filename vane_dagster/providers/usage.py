@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.providers.base import Answer
 
 USAGE = pa.struct(
     [
@@ -25,6 +26,11 @@ COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
 """The counts of `USAGE` and `Answer` that are summed for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
+
+
+def counted(answer: Answer) -> dict[str, int]:
+    """Return the usage of an answer, by the names of `COUNTS`."""
+    return {name: getattr(answer, name) for name in COUNTS}
 
 
 def parse_prices(where: str, prices: Any) -> Mapping[str, float]:

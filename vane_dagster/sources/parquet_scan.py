@@ -30,6 +30,7 @@ from vane_dagster.types.sql import (
     select_list,
     unused,
 )
+from vane_dagster.types.tensors import unsliced
 
 _ROW = "file_row_number"
 
@@ -139,7 +140,8 @@ def _read_row_groups(
             if not wanted:
                 return pa.table({})
             table = file.read_row_groups(groups, columns=wanted, use_threads=False)
-            return table.select(wanted).slice(rows.start - first, rows.stop - rows.start)
+            table = table.select(wanted).slice(rows.start - first, rows.stop - rows.start)
+            return unsliced(table)
 
     try:
         table = with_retries(_failpoints.failing("read", rows.url, read))

@@ -19,8 +19,11 @@ from vane_dagster.storage.damage import is_damage, verified
 from vane_dagster.storage.filesystem import duckdb_path
 from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.duckdb_connection import spill_below
-from vane_dagster.types.schema import plain_type, sql_name
+from vane_dagster.types.frames import to_pandas, to_polars
+from vane_dagster.types.kinds import is_list_view
+from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
 from vane_dagster.types.sql import literal, quote
+from vane_dagster.types.tensors import holds_tensors
 
 _BATCH = 65_536
 
@@ -145,7 +148,7 @@ def _dataset(rows: StoredRows) -> Any:
     import pyarrow.dataset as ds  # imports pandas if it is installed
 
     if not rows.paths:
-        return ds.dataset(rows.schema.empty_table())
+        return ds.dataset(empty_table(rows.schema))
     # Without this, folders named after keys such as "day=1" would become columns.
     return ds.dataset(
         list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format=verified(),
@@ -154,20 +157,19 @@ def _dataset(rows: StoredRows) -> Any:
 
 
 def _pandas(rows: StoredRows) -> Any:
-    importlib.import_module("pandas")  # pyarrow's own error does not name the package
-    return _table(rows).to_pandas()
+    return to_pandas(_table(rows))
 
 
 def _polars(rows: StoredRows) -> Any:
-    return importlib.import_module("polars").from_arrow(_table(rows))
+    return to_polars(_table(rows))
 
 
 def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
-    empty = pl.from_arrow(rows.schema.empty_table())
+    empty = to_polars(empty_table(rows.schema))
     if not rows.paths:
         return empty.lazy()
-    if rows.base.is_local:
+    if rows.base.is_local and not any(holds_tensors(field.type) for field in rows.schema):
         frame = pl.scan_parquet(
             list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
         )
@@ -179,7 +181,7 @@ def _polars_lazy(rows: StoredRows) -> Any:
     ) -> Iterator[Any]:
         wanted = rows.schema.names if columns is None else columns
         for batch in scanned.scanner(columns=wanted, batch_size=size or _BATCH).to_batches():
-            frame = pl.from_arrow(batch)
+            frame = to_polars(pa.Table.from_batches([batch]))
             if most is not None:
                 frame = frame.head(most)
                 most -= len(frame)
@@ -193,11 +195,17 @@ def _polars_lazy(rows: StoredRows) -> Any:
 
 def _relation(rows: StoredRows) -> Any:
     duckdb: Any = importlib.import_module("duckdb")
+    for field in rows.schema:
+        if seen_by_sql(field.type) is None and not is_list_view(field.type):
+            raise StoreError(
+                f"{rows.label!r}: column {field.name!r} is {field.type}, which DuckDB would read "
+                "as another type; select other columns with columns=, or read another form"
+            )
     connection = duckdb.connect()  # the relation keeps it open
     connection.execute("SET TimeZone='UTC'")
     spill_below(connection, user_folder("spill"))
     if not rows.paths:
-        return connection.from_arrow(rows.schema.empty_table())
+        return connection.from_arrow(empty_table(rows.schema))
     fs = rows.base.fs
     if not rows.base.is_local:
         connection.register_filesystem(fs)
@@ -208,9 +216,9 @@ def _relation(rows: StoredRows) -> Any:
 
 def _selected(field: pa.Field) -> str:
     """Return the SQL of a column, with a cast for fixed-size lists, which DuckDB reads as lists."""
-    name, kind = quote(field.name), sql_name(field.type)
-    fixed = pa.types.is_fixed_size_list(field.type) and kind
-    return f"{name}::{kind} AS {name}" if fixed else name
+    name, seen = quote(field.name), seen_by_sql(field.type)
+    kind = sql_name(seen) if seen is not None and pa.types.is_fixed_size_list(seen) else None
+    return f"{name}::{kind} AS {name}" if kind else name
 
 
 def _ray_dataset(rows: StoredRows) -> Any:
@@ -223,7 +231,7 @@ def _ray_dataset(rows: StoredRows) -> Any:
             "Call ray.init(), or vane_dagster.LocalCluster().connect(), first"
         )
     if not rows.paths:
-        return data.from_arrow(rows.schema.empty_table())
+        return data.from_arrow(empty_table(rows.schema))
     fs = None if rows.base.is_local else PyFileSystem(FSSpecHandler(rows.base.fs))
     read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
     return read.select_columns(rows.schema.names)

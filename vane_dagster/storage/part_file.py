@@ -16,8 +16,10 @@ from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo, PartProvenance, part_footer, part_name
 from vane_dagster.storage.sample import sample_rows
+from vane_dagster.types.tensors import holds_tensors, is_tensor, storage_type
 
 _SAMPLE = 4096
+_BYTES = (pa.uint8(), pa.int8())
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def write_part(
         table.replace_schema_metadata({"vane": part_footer(info)}),
         sink,
         compression=_codecs(table.schema, target.compression),
-        use_dictionary=[n for n in table.column_names if _is_repetitive(table.column(n))],
+        use_dictionary=[*_repetitive(table)],
         write_page_checksum=True,
     )
     data = memoryview(sink.getvalue())
@@ -151,8 +153,19 @@ def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
     }
 
 
+def _repetitive(table: pa.Table) -> Iterator[str]:
+    """Yield the Parquet columns that have a dictionary."""
+    for name, column in zip(table.column_names, table.columns):
+        if is_tensor(column.type) and column.type.value_type in _BYTES:
+            yield f"{name}.list.element"  # Parquet's own numbers have 32 bits at least
+        elif _is_repetitive(column):
+            yield name
+
+
 def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """Yield the Parquet columns of a column, with their paths and types."""
+    if holds_tensors(kind):
+        kind = storage_type(kind)
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(f"{path}.{field.name}", field.type)
@@ -171,7 +184,9 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
     A dictionary costs the most for distinct values.
     """
     kind = column.type
-    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind):
+    if is_tensor(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
+        return False
+    if pa.types.is_floating(kind):
         return False
     sample = column.slice(0, _SAMPLE)
     return bool(pc.count_distinct(sample).as_py() * 2 <= len(sample))

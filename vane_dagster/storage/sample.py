@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster.types.tensors import as_storage
+
 _MAX_COLUMNS = 12
 _MAX_CHARACTERS = 80
 _SHOWN_NUMBERS = 3
@@ -36,6 +38,7 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
+    column = as_storage(column)
     kind = column.type
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         lengths = pc.list_value_length(column).to_pylist()

@@ -40,7 +40,8 @@ TRANSIENT = frozenset(
     }
 )
 """Names of transient error classes of any library: the error's own class or one of its bases."""
-TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""The last one is not standard; some servers have it for an overload."""
 _TRANSIENT_CODES = frozenset(
     {
         "SlowDown",

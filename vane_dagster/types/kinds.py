@@ -1,8 +1,12 @@
-"""Predicates on column types, independent of their encoding."""
+"""Kinds of column types, independent of their encoding."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -34,3 +38,18 @@ def is_floats(kind: pa.DataType) -> bool:
 def is_numbers(kind: pa.DataType) -> bool:
     """Return whether a column holds lists of numbers."""
     return is_list(kind) and is_number(kind.value_type)
+
+
+def is_list_view(kind: pa.DataType) -> bool:
+    """Return whether a column holds list views."""
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def as_lists(views: Any) -> pa.ChunkedArray:
+    """Convert list views to lists in row order; Arrow's own cast keeps the offsets as they are."""
+    chunks = []
+    for chunk in views.chunks if isinstance(views, pa.ChunkedArray) else [views]:
+        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        chunks.append(pa.LargeListArray.from_arrays(offsets, chunk.flatten(), mask=chunk.is_null()))
+    return pa.chunked_array(chunks, pa.large_list(views.type.value_type))

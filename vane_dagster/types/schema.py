@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from vane_dagster.errors import SchemaError, UdfError, first_line
 from vane_dagster.types.duckdb_connection import connect
+from vane_dagster.types.tensors import is_tensor, storage_type, tensor_name
 
 ERROR_COLUMN = "error"
 """The column in which `on_error="null"` stores the error of a row."""
@@ -48,6 +49,11 @@ def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
     parsed = pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
     check_storable(parsed, where)
     return parsed
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return a table without rows; Arrow's own method fails for tensors inside of other types."""
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:
@@ -104,10 +110,16 @@ def _column_type(column: object, kind: object, where: str) -> pa.DataType:
     except SchemaError as error:
         raise SchemaError(f"{where}: column {column!r} is {error}") from None
     except duckdb.Error as error:
+        if "ARRAY type size" in str(error):
+            raise SchemaError(
+                f"{where}: column {column!r} is {kind!r}, and SQL has no arrays of more than "
+                f"{MAX_SQL_ARRAY} elements. Declare it as a tensor, for example "
+                'vd.tensor("float32", (3, 224, 224))'
+            ) from None
         raise SchemaError(
             f"{where}: column {column!r} has the unknown type {kind!r} ({first_line(error)}). Use "
             "a DuckDB SQL type: BIGINT, DOUBLE, FLOAT, VARCHAR, BOOLEAN, TIMESTAMP, FLOAT[], "
-            "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ..."
+            "FLOAT[384], STRUCT(a INTEGER, b VARCHAR), ...; or vd.tensor(dtype, shape)"
         ) from None
 
 
@@ -191,6 +203,11 @@ def sql_name(kind: pa.DataType) -> str | None:
     return None
 
 
+def type_name(kind: pa.DataType) -> str:
+    """Return how a user declares a type: as SQL, or as a tensor; else its name in Arrow."""
+    return tensor_name(kind) if is_tensor(kind) else sql_name(kind) or str(kind)
+
+
 def type_code(kind: pa.DataType) -> str:
     """Return the Python code of an Arrow type in a schema: an SQL type string if there is one.
 
@@ -198,9 +215,17 @@ def type_code(kind: pa.DataType) -> str:
         kind: The type.
     """
     name = sql_name(kind)
-    if name is not None and sql_type(name) == kind:
+    if name is not None and _declares(name, kind):
         return json.dumps(name, ensure_ascii=False)
     return _arrow_code(kind)
+
+
+def _declares(name: str, kind: pa.DataType) -> bool:
+    """Return whether an SQL type string stands for exactly this type."""
+    try:
+        return bool(sql_type(name) == kind)
+    except (duckdb.Error, SchemaError):  # an array larger than SQL's
+        return False
 
 
 _ARROW_NAMES = {
@@ -212,6 +237,8 @@ _ARROW_NAMES = {
 
 def _arrow_code(kind: pa.DataType) -> str:
     """Return the Python code of a type that SQL cannot name, or that contains one."""
+    if is_tensor(kind):
+        return tensor_name(kind)
     if kind in _ARROW_NAMES:
         return _ARROW_NAMES[kind]
     if pa.types.is_struct(kind):
@@ -298,8 +325,11 @@ def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
     If it differs from `kind`, a column that only passes through is kept out of SQL.
 
     Returns:
-        None if SQL has no such type: durations, decimals of more than 38 digits, list views.
+        None if SQL has no such type: durations, decimals of more than 38 digits, list views. A
+        tensor is the flat list of its elements.
     """
+    if is_tensor(kind):
+        return seen_by_sql(storage_type(kind))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
     if kind in _SQL_NAMES or pa.types.is_null(kind):
@@ -318,9 +348,13 @@ def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         child = seen_by_sql(kind.value_type)
         size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
-        return None if child is None else pa.list_(child, size)
+        sized = 0 < size <= MAX_SQL_ARRAY
+        return None if child is None else pa.list_(child, size if sized else -1)
     return None
 
+
+MAX_SQL_ARRAY = 100_000
+"""The largest size of DuckDB's ARRAY type. SQL sees longer lists of a fixed size as lists."""
 
 _SEEN = (
     (pa.types.is_float16, pa.float32()),
@@ -334,7 +368,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """Normalize child names and encodings of a type, so that equal types compare equal.
 
     Large and view types become the plain ones: pandas writes large strings, DuckDB reads plain
-    ones.
+    ones. Extension types become the type underneath, except for tensors of numbers.
     """
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
@@ -350,6 +384,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
+    if is_tensor(kind):
+        return pa.fixed_shape_tensor(kind.value_type, kind.shape, dim_names=kind.dim_names)
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     return kind

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.errors import UdfError, names
+from vane_dagster.errors import SchemaError, StageError, UdfError, names
 from vane_dagster.pipeline.options import BatchFormat
-from vane_dagster.types.kinds import is_list, is_number, is_text
+from vane_dagster.types.frames import to_pandas, to_polars
+from vane_dagster.types.kinds import as_lists, is_list, is_list_view, is_number, is_text
+from vane_dagster.types.schema import empty_table, type_name
+from vane_dagster.types.tensors import (
+    array_rows,
+    as_storage,
+    from_lists,
+    from_ndarray,
+    holds_tensors,
+    is_element,
+    is_multidimensional,
+    is_tensor,
+    nested,
+    numbers,
+    object_array,
+    row_shape,
+    stacked,
+    storage_type,
+    to_ndarray,
+    unsliced,
+    whole,
+    with_null_rows,
+)
+from vane_dagster.worker.conversion_advice import explained, mismatch
 from vane_dagster.worker.frameworks import without_tensor
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -23,9 +47,14 @@ from vane_dagster.worker.protocol import CallUdf, Work
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Copy a column into memory that nothing else shares.
 
-    This is a plain memory copy, at about 15 GB/s. It trims slices to their own size.
+    This is a plain memory copy, at about 15 GB/s. It trims slices to their own size. Numbers and
+    arrays of numbers become one chunk, so that no format has to copy them again.
     """
-    return pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type)
+    whole = column.num_chunks > 1 and (
+        pa.types.is_primitive(column.type) or row_shape(column.type) is not None
+    )
+    pieces = [column.chunks] if whole else [[chunk] for chunk in column.chunks]
+    return pa.chunked_array([pa.concat_arrays(piece) for piece in pieces], column.type)
 
 
 def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
@@ -50,29 +79,120 @@ def to_format(batch: pa.Table, form: BatchFormat) -> Any:
         form: The format.
 
     Returns:
-        A `pyarrow.Table`, a dict of column to array, or a `pandas.DataFrame`. In the dict, a column
-        of fixed-size lists of numbers is an array of shape (rows, size).
+        A `pyarrow.Table`, a dict of column to array or tensor, a `pandas.DataFrame` or a
+        `polars.DataFrame`. A column of tensors or of fixed-size lists of numbers is an array of
+        shape ``(rows, *shape)``, or a data frame's column of arrays. Lists of variable size are an
+        object array of arrays, or a list of tensors.
+
+    Raises:
+        StageError: If the worker lacks the format's package, or polars has no type for a column.
     """
     if form == "pyarrow":
         return batch
     if form == "pandas":
-        return batch.to_pandas()
-    return {name: _to_numpy(batch.column(name)) for name in batch.column_names}
+        return to_pandas(batch)
+    if form == "polars":
+        _package("polars", form)
+        try:
+            return to_polars(batch)
+        except SchemaError as error:
+            raise StageError(str(error)) from error
+    if form == "torch":
+        torch = _package("torch", form)
+        return {name: _to_torch(batch.column(name), torch) for name in batch.column_names}
+    return {name: _read_only(_to_numpy(batch.column(name))) for name in batch.column_names}
+
+
+def _package(name: str, form: str) -> Any:
+    """Import the package of a format.
+
+    Raises:
+        StageError: If the worker cannot import it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StageError(
+            f"batch_format={form!r} needs the package {name!r}, which this worker cannot import: "
+            f"{error}. Install it in the environment of the workers, or declare another format"
+        ) from error
+
+
+def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a column as an array, or as an object array if a row is no number, text or array."""
+    kind = column.type
+    if row_shape(kind) is not None:
+        array = to_ndarray(whole(column))
+        if array is not None:
+            return array
+        if is_multidimensional(kind):
+            return object_array(row_values(column))
+    if holds_tensors(kind):
+        return object_array(row_values(column))
+    found: npt.NDArray[Any] = column.to_numpy()
+    return found
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype != object:
+        array.flags.writeable = False
+    return array
+
+
+def _to_torch(column: pa.ChunkedArray, torch: Any) -> Any:
+    """Return a column of numbers as a tensor, other columns as a list."""
+    kind = column.type
+    shape = row_shape(kind)
+    element = kind.value_type if shape is None and is_list(kind) else kind
+    if not is_element(element if shape is None else shape.value_type):
+        return row_values(column)
+    if shape is not None and not column.null_count:
+        array = to_ndarray(whole(column))
+    elif shape is None and element is kind:
+        array = numbers(whole(column))
+    else:
+        array = None
+    if array is not None and array.dtype != object:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    rows = row_values(column) if is_multidimensional(kind) else _to_numpy(column)
+    if array is not None:  # bools with nulls
+        return list(rows)
+    if any(row is not None and row.dtype == object for row in rows):  # bools with nulls
+        return row_values(column)
+    return [None if row is None else torch.tensor(row) for row in rows]
 
 
 def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
-    """Return the Python value of each row of a column, for functions that get one row at a time."""
-    return list(column.to_pylist())
+    """Return the value of each row, for functions that are called row by row.
 
+    Tensors and nested fixed-size lists of numbers are arrays of their shape, copied; scalars are
+    Python values, lists are lists, structs are dicts; null is None.
 
-def _to_numpy(column: pa.ChunkedArray) -> Any:
+    Args:
+        column: The column.
+    """
     kind = column.type
-    if pa.types.is_fixed_size_list(kind) and not column.null_count:
-        array = column.combine_chunks()
-        values = array.flatten()
-        if pa.types.is_primitive(kind.value_type) and not values.null_count:
-            return values.to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
-    return column.to_numpy()
+    if is_multidimensional(kind):
+        return array_rows(column)
+    if pa.types.is_struct(kind) and _holds_arrays(kind):
+        fields = [row_values(pc.struct_field(column, [i])) for i in range(kind.num_fields)]
+        named = [dict(zip((field.name for field in kind), row)) for row in zip(*fields)]
+        return _where_valid(named, column)
+    if is_list(kind) and _holds_arrays(kind):
+        lengths = pc.list_value_length(column).to_pylist()
+        values = iter(row_values(pc.list_flatten(column)))
+        return [None if n is None else [next(values) for _ in range(n)] for n in lengths]
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
+    return [v if ok else None for v, ok in zip(values, column.is_valid().to_pylist())]
+
+
+def _holds_arrays(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return is_multidimensional(kind) or any(map(_holds_arrays, inner))
 
 
 @dataclass(frozen=True)
@@ -163,8 +283,10 @@ def result_columns(
         columns, rows = dict(result), 0
     elif pandas is not None and isinstance(result, pandas.DataFrame):
         index = result.index
-        table = pa.Table.from_pandas(result, preserve_index=False)
-        columns, rows = dict(zip(table.column_names, table.columns)), table.num_rows
+        arrays = [name for name in result.columns if _holds_ndarrays(result[name])]
+        table = pa.Table.from_pandas(result.drop(columns=arrays), preserve_index=False)
+        columns, rows = dict(zip(table.column_names, table.columns)), len(result)
+        columns |= {str(name): result[name] for name in arrays}
     elif hasattr(result, "__arrow_c_stream__"):
         table = _streamed(result, location)
         return dict(zip(table.column_names, table.columns)), table.num_rows, None
@@ -179,6 +301,14 @@ def result_columns(
     if id in index.names:
         return {**columns, id: index.get_level_values(id)}, rows, None
     return columns, rows, _places(index)
+
+
+def _holds_ndarrays(series: Any) -> bool:
+    """Return whether a column of a data frame has arrays of several dimensions as values."""
+    if getattr(series, "ndim", 0) != 1 or series.dtype != object:
+        return False
+    first = next((value for value in series if value is not None), None)
+    return getattr(host_array(first), "ndim", 0) > 1
 
 
 def _streamed(result: Any, location: str) -> pa.Table:
@@ -264,7 +394,7 @@ def put_together(
         UdfError: If an index does not hold each of these positions once.
     """
     if not results:
-        return schema.empty_table()
+        return empty_table(schema)
     rows = pa.concat_tables([result.rows for result in results])
     if all(result.index is None for result in results) or rows.num_rows != len(places):
         return rows
@@ -288,45 +418,83 @@ def put_together(
 
 
 def fitted(values: Any, field: pa.Field, location: str) -> pa.ChunkedArray:
-    """Convert one column of a result to the type of its field.
+    """Convert one column of results to the type of its field.
+
+    Numbers are cast to the declared number type if they fit, text to text, lists to lists; nothing
+    else is converted. None and masked values become null. NaN stays a number, except in pandas,
+    where it stands for a missing value. An array of shape (n, 1) is a column of scalars.
 
     Args:
-        values: An array, a tensor, an Arrow column, or a list with a value for each row.
-        field: The column's name and type.
+        values: The values of the rows: a sequence, an array, a tensor, a Series or an Arrow array.
+        field: The declared column.
         location: Stage and fragment, for messages.
 
+    Returns:
+        The column, in memory that nothing else shares.
+
     Raises:
-        UdfError: If the values do not fit the type.
+        UdfError: If they do not fit; it names the column, the expected and the found type, and the
+            conversion that would help.
     """
     kind = field.type
     try:
         array = _to_arrow(values, kind)
+        if is_tensor(kind):
+            array = _each_chunk(array, lambda chunk: _as_tensors(chunk, kind))
+        elif is_tensor(array.type):
+            array = _each_chunk(
+                array, nested if is_multidimensional(kind) else lambda chunk: chunk.storage
+            )
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise UdfError(
-            f"{location}: column {field.name!r}: expected {kind}, found {_kind_of(values)}: {error}"
-        ) from error
+        _refuse(field, location, _kind_of(values), f": {explained(error, values, kind)}", error)
     if array.type != kind:
         if not _same_family(array.type, kind):
-            raise UdfError(
-                f"{location}: column {field.name!r}: expected {kind}, found {array.type}. Convert "
-                "it in the function, or declare that type in the schema"
-            )
+            _refuse(field, location, str(array.type), f". {mismatch(array.type, kind, field.name)}")
         try:
-            if _is_list_view(array.type):
-                array = _as_lists(array)
+            if is_list_view(array.type):
+                array = as_lists(array)
             elif _has_view_values(array.type):  # polars' categories; Arrow can't decode them
                 array = array.cast(pa.dictionary(array.type.index_type, pa.string()))
             array = array.cast(kind)
         except pa.ArrowException as error:
-            raise UdfError(
-                f"{location}: column {field.name!r}: expected {kind}, found {array.type} with "
-                f"values that do not fit: {error}"
-            ) from error
+            text = f" with values that do not fit: {error}"
+            if is_number(array.type):
+                text += f". {mismatch(array.type, kind, field.name)}"
+            _refuse(field, location, str(array.type), text, error)
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
         hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
     )
     return copied(column) if shared else column
+
+
+def _refuse(
+    field: pa.Field, location: str, found: str, text: str, error: Exception | None = None
+) -> NoReturn:
+    wanted = type_name(field.type) if is_tensor(field.type) else str(field.type)
+    raise UdfError(
+        f"{location}: column {field.name!r}: expected {wanted}, found {found}{text}"
+    ) from error
+
+
+def _each_chunk(array: Any, convert: Any) -> Any:
+    if isinstance(array, pa.ChunkedArray):
+        if not array.num_chunks:
+            return pa.chunked_array([convert(array.combine_chunks())])
+        return pa.chunked_array([convert(chunk) for chunk in array.chunks])
+    return convert(array)
+
+
+def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return array.cast(kind)
+    if is_list_view(array.type):
+        array = as_lists(array).combine_chunks()
+    if not is_list(array.type) and not is_tensor(array.type):
+        raise TypeError(f"values are {array.type}, one for each row")
+    return from_lists(array, kind)
 
 
 def _to_arrow(values: Any, kind: pa.DataType) -> Any:
@@ -338,25 +506,129 @@ def _to_arrow(values: Any, kind: pa.DataType) -> Any:
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
     if exports_stream(values):
         return pa.chunked_array(values)
-    values = without_tensor(values)
+    if not _is_pandas(values):
+        values = host_array(values)
     if isinstance(values, memoryview):
         values = np.asarray(values)
-    if getattr(values, "ndim", 1) == 2:
-        return _matrix(values, kind)
-    if getattr(values, "ndim", 1) > 2:
-        values = list(values.tolist())
+    if getattr(values, "ndim", 1) > 1 and values.dtype != object:
+        return _from_array(values, kind)
     if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
         values = [dict(zip(values.dtype.names, row)) for row in values.tolist()]
     if hasattr(values, "dtype") and values.dtype != object:
         return pa.array(values)
-    values = [without_tensor(value) for value in values]
-    first = values[0] if values else None
-    is_array = getattr(first, "ndim", 0) and not isinstance(first, memoryview)
-    if is_array and not pa.types.is_nested(kind):
-        raise TypeError("values are arrays")
+    return _from_rows(plain_rows(values), kind)
+
+
+def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert an array of several dimensions; a scalar's dimension of 1 is squeezed."""
+    if is_list(kind) or is_tensor(kind):
+        return from_ndarray(values, kind)
+    if set(values.shape[1:]) == {1}:
+        return pa.array(values.reshape(-1))
+    one = "a vector" if values.ndim == 2 else "an array"
+    name = f'vd.tensor("{values.dtype.name}", {tuple(int(n) for n in values.shape[1:])})'
+    raise TypeError(f"an array of shape {values.shape} has {one} a row. Declare {name}")
+
+
+_PLAIN = frozenset({str, int, float, bool, bytes, list, dict, type(None)})
+"""Types of values that are no arrays."""
+
+
+def plain_rows(values: Any) -> list[Any]:
+    """Return the values of rows, with None for masked and missing ones, arrays as numpy's."""
+    missing = values.isna() if _is_pandas(values) else ()
+    rows = [value if type(value) in _PLAIN else host_array(value) for value in values]
+    for place in np.flatnonzero(missing):
+        rows[place] = None
+    return rows
+
+
+def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    first = next((row for row in rows if row is not None), None)
+    ndim = first.ndim if isinstance(first, np.ndarray) else None
+    if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
+        if is_multidimensional(kind) or ndim > 1 or not pa.types.is_nested(kind):
+            return _from_arrays(rows, kind)
+        rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
+    if is_tensor(kind):
+        return _tensors_from_lists(rows, kind)
+    if holds_tensors(kind):
+        return _nested_rows(rows, kind)
     if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
-        return pa.array(values)  # inferred, to detect a wrong type instead of converting it
-    return pa.array(values, kind)
+        return pa.array(rows)  # inferred, to detect a wrong type instead of converting it
+    return pa.array(rows, kind)
+
+
+def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert an array a row: one array of all if they have one shape."""
+    array = stacked(rows)
+    if array is not None:
+        valid = pa.array(array) if array.ndim == 1 else _from_array(array, kind)
+        return with_null_rows(valid, [row is None for row in rows])
+    if not pa.types.is_nested(kind) and not is_tensor(kind):
+        raise TypeError("values are arrays")
+    if row_shape(kind) is not None:
+        shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
+        raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
+    return pa.array([None if row is None else row.tolist() for row in rows], kind)
+
+
+def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert nested lists to tensors, or flat lists, which are Arrow's values of a tensor."""
+    row, depth = next((row for row in rows if row is not None), ()), 0
+    while isinstance(row, (list, tuple, np.ndarray)):
+        depth += 1
+        row = row[0] if len(row) else None
+    lists = kind.value_type
+    for size in reversed(kind.shape):
+        lists = pa.list_(lists, size)
+    return pa.array(rows, storage_type(kind) if depth == 1 else lists)
+
+
+def _nested_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert structs and lists with tensors inside, which Arrow does not convert itself."""
+    is_null = [row is None for row in rows]
+    given = [row for row in rows if row is not None]
+    if pa.types.is_struct(kind):
+        columns = [_inner([row.get(field.name) for row in given], field) for field in kind]
+        return with_null_rows(pa.StructArray.from_arrays(columns, fields=list(kind)), is_null)
+    if pa.types.is_list(kind):
+        values = _inner([value for row in given for value in row], kind.value_field)
+        offsets = np.cumsum([0, *(len(row) for row in given)], dtype=np.int32)
+        lists = pa.ListArray.from_arrays(pa.array(offsets), values)
+        return with_null_rows(lists, is_null)
+    raise TypeError(f"{kind} has tensors inside, which only lists and structs can")
+
+
+def _inner(values: list[Any], field: pa.Field) -> pa.Array:
+    array = _from_rows(plain_rows(values), field.type)
+    if is_tensor(field.type):
+        array = _as_tensors(array, field.type)
+    return array.cast(field.type)
+
+
+def host_array(value: Any) -> Any:
+    """Convert a tensor or image to an array in host memory; return other values unchanged.
+
+    An array without dimensions, such as a loss, becomes a scalar, and a masked one None.
+
+    Raises:
+        TypeError: If numpy has no such numbers.
+    """
+    value = without_tensor(value)
+    if isinstance(value, np.ndarray):
+        return value if value.ndim else None if value is np.ma.masked else value[()]
+    if isinstance(value, np.generic) or not hasattr(value, "__array__") or _is_pandas(value):
+        return value
+    return host_array(np.asarray(value))
+
+
+def _is_pandas(values: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return False
+    arrays = (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
+    return isinstance(values, (*arrays, pandas.DataFrame))
 
 
 def exports_stream(values: Any) -> bool:
@@ -364,19 +636,7 @@ def exports_stream(values: Any) -> bool:
 
     pandas exports NaN as a number, and cannot export columns of objects.
     """
-    pandas = sys.modules.get("pandas")
-    is_pandas = pandas is not None and isinstance(values, (pandas.Series, pandas.Index))
-    return hasattr(values, "__arrow_c_stream__") and not is_pandas
-
-
-def _matrix(values: Any, kind: pa.DataType) -> pa.Array:
-    flat = pa.array(values.reshape(-1))
-    width = values.shape[1]
-    if pa.types.is_fixed_size_list(kind) and kind.list_size != width:
-        raise ValueError(f"vectors have {width} elements, not {kind.list_size}")
-    if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
-        raise TypeError(f"an array of shape {values.shape} has a vector a row")
-    return pa.FixedSizeListArray.from_arrays(flat, width)
+    return hasattr(values, "__arrow_c_stream__") and not _is_pandas(values)
 
 
 def _kind_of(values: Any) -> str:
@@ -394,7 +654,7 @@ def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pa.types.is_dictionary(found):
         return _same_family(found.value_type, wanted)
-    if (is_list(found) or _is_list_view(found)) and is_list(wanted):
+    if (is_list(found) or is_list_view(found)) and is_list(wanted):
         return _same_family(found.value_type, wanted.value_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
         return {f.name for f in found} == {f.name for f in wanted}
@@ -402,22 +662,8 @@ def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
     return any(family(found) and family(wanted) for family in families)
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
-
-
 def _has_view_values(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type))
-
-
-def _as_lists(views: Any) -> pa.ChunkedArray:
-    """Convert list views to lists in row order; Arrow's own cast keeps the offsets as they are."""
-    chunks = []
-    for chunk in views.chunks if isinstance(views, pa.ChunkedArray) else [views]:
-        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-        chunks.append(pa.LargeListArray.from_arrays(offsets, chunk.flatten(), mask=chunk.is_null()))
-    return pa.chunked_array(chunks, pa.large_list(views.type.value_type))
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -513,6 +759,7 @@ def _numbered(parents: pa.ChunkedArray) -> pa.Array:
 
 def _equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     """Return whether columns are equal. NaN equals null: formats such as pandas confuse them."""
+    some, other = as_storage(some), as_storage(other)
     if len(some) != len(other) or some.equals(other):
         return len(some) == len(other)
     if pa.types.is_floating(some.type):
@@ -539,8 +786,9 @@ def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: Cal
     if not included and len(op.ids) == 1:
         return output
     positions = None if ids.equals(given) else pc.index_in(ids, value_set=given.combine_chunks())
+    rows = batch if positions is None else unsliced(batch)
     for name in (*op.ids[1:], *included):
-        column = batch.column(name)
+        column = rows.column(name)
         carried = column if positions is None else column.take(positions)
         if name in output.column_names:
             if name in included and not _equal(output.column(name), carried):

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
+from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import fitted, given_batch
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.row_results import fields_of, plain
+from vane_dagster.worker.row_results import plain
 
 
 def column_arguments(

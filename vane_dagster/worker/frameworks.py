@@ -16,6 +16,10 @@ from vane_dagster.storage.transient_errors import class_names
 
 _OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
 _DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
+_OTHER_GPU_USERS = frozenset(
+    {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
+     "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost"}
+)  # fmt: skip
 _DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
 
 
@@ -49,6 +53,32 @@ def device() -> str:
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return str(torch.cuda.get_device_name())
     return f"gpu {visible}" if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else "cpu"
+
+
+def unused_gpu() -> str:
+    """Return why torch cannot have used a GPU in this process so far; empty if it may have.
+
+    Empty as well if torch is not imported, or another framework is that computes on GPUs by itself
+    or in processes of its own: its use of a device is unknown here.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or any(name in sys.modules for name in _OTHER_GPU_USERS):
+        return ""
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} finds no CUDA device. Install a build of torch for the "
+            "worker's GPU, or reserve none"
+        )
+    try:
+        devices = range(torch.cuda.device_count())
+        if any(torch.cuda.max_memory_reserved(number) for number in devices):
+            return ""
+    except RuntimeError:  # a device that has failed has been used
+        return ""
+    return (
+        "torch has used no memory of it after a batch. Move the model there in __init__, "
+        'model.to("cuda"), and its inputs in each call; or reserve no GPU'
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

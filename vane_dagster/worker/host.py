@@ -26,7 +26,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.worker import operators
 from vane_dagster.worker.database import connection
-from vane_dagster.worker.frameworks import device, set_threads
+from vane_dagster.worker.frameworks import device, set_threads, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
@@ -221,6 +221,7 @@ class Host:
             part=part,
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
+            unused_gpu=unused_gpu() if calls_model and computed.tally.rows_in else "",
         )
         return (table if work.keep else None), report
 

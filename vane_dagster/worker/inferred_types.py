@@ -12,11 +12,17 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
 from vane_dagster.storage.codec import schema_record
+from vane_dagster.types.records import fields_of
 from vane_dagster.types.schema import merged_types, plain_type
-from vane_dagster.worker.batch_formats import exports_stream, result_columns
-from vane_dagster.worker.frameworks import without_tensor
+from vane_dagster.types.tensors import is_element, stacked, tensor
+from vane_dagster.worker.batch_formats import (
+    exports_stream,
+    host_array,
+    plain_rows,
+    result_columns,
+)
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.row_results import RowResults, fields_of, has_fields
+from vane_dagster.worker.row_results import RowResults, has_fields
 
 _MAX_DIGITS = 38
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -103,7 +109,8 @@ def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
 def column_type(values: Any) -> pa.DataType:
     """Return the Arrow type of a column of a result.
 
-    An array of N dimensions is a column of fixed-size lists, nested N - 1 times.
+    An array of two dimensions is a column of lists of one size; one of more dimensions is a column
+    of tensors.
 
     Args:
         values: An array, a tensor, an Arrow column, or a list with a value for each row.
@@ -120,23 +127,34 @@ def column_type(values: Any) -> pa.DataType:
         raise TypeError("it is a data frame. Return one of its columns")
     if exports_stream(values):
         return pa.chunked_array(values).type
-    values = without_tensor(values)
-    if isinstance(values, memoryview):
-        values = np.asarray(values)
-    if getattr(values, "ndim", 1) == 0:
+    values = host_array(np.asarray(values) if isinstance(values, memoryview) else values)
+    if not hasattr(values, "__len__"):
         raise TypeError("it is a single value, not one for each row")
     dtype = getattr(values, "dtype", None)
     fields = getattr(dtype, "names", None)
     if fields:  # a structured array
         values = [dict(zip(fields, row)) for row in values.tolist()]
     elif getattr(dtype, "kind", "O") != "O":
-        inner = values.shape[1:]
-        kind = pa.array(values.reshape(-1)[:1] if inner else values).type
-        for size in reversed(inner):
-            kind = pa.list_(kind, size)
-        return kind
-    plain = [_without_objects(without_tensor(value)) for value in values]
-    return _with_room(pa.array(plain).type)
+        return _array_type(values)
+    rows = plain_rows(values)
+    given = [row for row in rows if row is not None]
+    if given and all(isinstance(row, np.ndarray) and row.ndim > 1 for row in given):
+        if (array := stacked(given)) is None:
+            shapes = names(dict.fromkeys(row.shape for row in given))
+            raise TypeError(f"its arrays have the shapes {shapes}; expected one shape")
+        return _array_type(array)
+    return _with_room(pa.array([_without_objects(row) for row in rows]).type)
+
+
+def _array_type(values: Any) -> pa.DataType:
+    """Return the type of an array with the rows in its first dimension."""
+    inner = tuple(int(size) for size in values.shape[1:])
+    kind = pa.array(values.reshape(-1)[:1] if inner else values).type
+    if len(inner) > 1 and is_element(kind):
+        return tensor(kind, inner)
+    for size in reversed(inner):
+        kind = pa.list_(kind, size)
+    return kind
 
 
 def _without_objects(value: Any) -> Any:
@@ -151,10 +169,6 @@ def _without_objects(value: Any) -> Any:
         return _without_objects(fields_of(value))
     if isinstance(value, (list, tuple)):
         return [_without_objects(each) for each in value]
-    if isinstance(value, np.ndarray) and value.ndim > 1:
-        raise TypeError(
-            f"its values are arrays of shape {value.shape}; a list of arrays has no fixed shape"
-        )
     return value
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
+from vane_dagster.pipeline.decorators import construct_in_this_process
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     Fault,
@@ -142,6 +143,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
+    construct_in_this_process()
     serve(Connection(descriptor), sys.argv[2], int(sys.argv[3]))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments, masked
 from vane_dagster._user_errors import contained, is_shutdown
+from vane_dagster.pipeline.decorators import construct
 from vane_dagster.worker import user_code
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.isolation import one_process
@@ -66,7 +67,7 @@ class ModelVersions:
         keep_arguments(args, kwargs)
         _failpoints.at_load(model.label)
         with one_process():
-            made = target(*args, **kwargs) if model.stateful else target
+            made = construct(target, args, kwargs) if model.stateful else target
         self.hold(model, made, folder)
 
     def hold(self, model: ModelSpec, made: Any, folder: Path | None = None) -> None:

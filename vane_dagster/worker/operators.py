@@ -18,7 +18,7 @@ from vane_dagster.pipeline.keys import JoinSide
 from vane_dagster.pipeline.options import RowOrder
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
-from vane_dagster.types.schema import seen_by_sql
+from vane_dagster.types.schema import empty_table, seen_by_sql
 from vane_dagster.types.sql import (
     computed_from,
     expression_error,
@@ -27,6 +27,7 @@ from vane_dagster.types.sql import (
     select,
     unused,
 )
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.protocol import (
     Faults,
@@ -57,12 +58,13 @@ def resolve(rows: Rows, tables: Sequence[pa.Table], work: Work) -> pa.Table:
     """
     if isinstance(rows, TableRows):
         table = tables[rows.index]
-        return table.slice(rows.start, None if rows.stop is None else rows.stop - rows.start)
+        count = None if rows.stop is None else rows.stop - rows.start
+        return unsliced(table.slice(rows.start, count))
     if isinstance(rows, SourceRows):
         return scan(rows, work)
     if isinstance(rows, SampledRows):
         return resolve(rows.rows, tables, work).take(pa.array(rows.places, pa.int64()))
-    return read_part(rows.folder, rows.name, rows.columns)
+    return unsliced(read_part(rows.folder, rows.name, rows.columns))
 
 
 def project(
@@ -231,7 +233,7 @@ def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:
         inputs: The tables.
         work: The task.
     """
-    return pa.concat_tables(inputs) if inputs else work.schema.empty_table()
+    return pa.concat_tables(inputs) if inputs else empty_table(work.schema)
 
 
 def select_failed(op: SelectFailed, rows: pa.Table) -> pa.Table:

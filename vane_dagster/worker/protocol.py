@@ -494,6 +494,7 @@ class WorkReport:
         unhealthy_reason: Why the worker must be replaced at once. `fault` is then that of the rows
             being computed, if any.
         recycle_reason: Why the worker should be replaced when it is idle.
+        unused_gpu: Why the user's code uses no GPU; empty if it does, or if that is unknown.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -512,6 +513,7 @@ class WorkReport:
     cancelled: bool = False
     unhealthy_reason: str = ""
     recycle_reason: str = ""
+    unused_gpu: str = ""
 
     @property
     def all_rows_failed(self) -> bool:

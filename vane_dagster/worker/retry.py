@@ -16,6 +16,7 @@ import pyarrow as pa
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.pipeline.options import OnError
 from vane_dagster.storage.transient_errors import backoff_seconds, is_transient
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
 _MAX_IDS = 5
@@ -162,7 +163,7 @@ def attempt(
         if passing and attempts <= policy.max_retries:
             yield Wait(max(backoff_seconds(error, attempts) for error in set(passing.values())))
             outcome.retries += 1
-            again = rows if len(passing) == rows.num_rows else rows.take([*passing])
+            again = rows if len(passing) == rows.num_rows else unsliced(rows).take([*passing])
             waiting.insert(0, (again, attempts + 1))
             errors = {i: error for i, error in errors.items() if i not in passing}
         elif not alone:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
 from vane_dagster.storage.quarantine import PARENTS, fault_schema
-from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.worker.protocol import CallUdf, Computed, Reject, Tally, Work
 from vane_dagster.worker.retry import RowFault
 
@@ -85,7 +85,7 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     call = op.call
     fault = RowFault(row, Exception(op.message), op.attempts, op.error)
     nulls = call.policy.on_error == "null"
-    table = null_row(fault, work, call) if nulls else work.schema.empty_table()
+    table = null_row(fault, work, call) if nulls else empty_table(work.schema)
     return Computed(
         table,
         Tally(1, quarantined=int(not nulls), nulled=int(nulls)),

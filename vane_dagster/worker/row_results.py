@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.types.kinds import is_list
+from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import fitted, row_values
 from vane_dagster.worker.protocol import CallUdf, Work
 
@@ -226,26 +226,6 @@ def has_fields(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def fields_of(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, dataclass, pydantic model or named tuple as a mapping.
-
-    Raises:
-        TypeError: If the value has no named fields.
-    """
-    if isinstance(value, Mapping):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(names_ := getattr(type(value), "model_fields", None), Mapping):
-        return {name: getattr(value, name) for name in names_}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value))
-    raise TypeError(
-        f"returned {type(value).__name__}; expected a dict, dataclass, pydantic model or named "
-        "tuple with a value for each column of the schema, or name the one column by output_column"
-    )
 
 
 def _item(row: Mapping[str, Any], name: str) -> Any:

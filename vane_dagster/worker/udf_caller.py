@@ -18,7 +18,8 @@ from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.udf import CALL
 from vane_dagster.storage.packages import installed
-from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.types.schema import ERROR_COLUMN, empty_table
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import contracts
 from vane_dagster.worker.batch_formats import (
     Result,
@@ -103,7 +104,7 @@ class UdfCaller:
         outcomes = self._run_async(run, batches) if is_async else run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
         tables = [rows for outcome in outcomes for rows in run.rows(outcome)]
-        rows = pa.concat_tables(tables) if tables else work.schema.empty_table()
+        rows = pa.concat_tables(tables) if tables else empty_table(work.schema)
         if any(outcome.mixed for outcome in outcomes):
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         faults = [fault for outcome in outcomes for _, fault in outcome.faults]
@@ -289,7 +290,7 @@ class _TableCalls:
                 "give the error of each failed row by its place, from 0 on"
             )
         others = [i for i in range(batch.num_rows) if i not in places]
-        given = batch.take(pa.array(others, pa.int64()))
+        given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
             results = [] if error.rows is None else [self._taken(error.rows)]
             return Partial(self._fitted(results, given, others), dict(sorted(places.items())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.edits import Project
+from support.prompts import Reversed
 from support.results import metadata
 from support.warm_pools import clear
 from support.warm_workers import start_forked
@@ -74,6 +76,20 @@ class Slotted:
 def plain(batch):
     ids = batch["id"].to_pylist()
     return {"id": ids, "out": [FACTOR * n for n in ids], "pid": [os.getpid()] * len(ids)}
+
+
+def asks(row):
+    return f"row {row['id'] + helpers.more(0)}"
+
+
+def asks_lazily(row):
+    import helpers as found
+
+    return f"row {row['id'] + found.more(0)}"
+
+
+def uses(row):
+    return {"out": FACTOR * len(row["generated_text"]), "said": row["response"], "pid": os.getpid()}
 """
 
 
@@ -131,6 +147,20 @@ class Runs:
         rows = read_stage(self._folder / "store", "docs", "out").sort_by("id")
         (pid,) = set(rows["pid"].to_pylist())
         return metadata(result, "out"), rows["out"].to_pylist(), pid
+
+    def prompt(self, preprocess: str = "asks") -> Any:
+        """Materializes a prompt stage; gives the metadata, the rows' outputs, and the pid."""
+        docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
+        after = self.project.load("uses", "models")
+        before = getattr(sys.modules["models"], preprocess)
+        docs.prompt(
+            "asked", provider=Reversed, model="m", preprocess=before, postprocess=after,
+            schema={"out": "BIGINT", "said": "VARCHAR", "pid": "BIGINT"}, batch_size=5,
+        )  # fmt: skip
+        result = self._materialize(docs, self._compute)
+        rows = read_stage(self._folder / "store", "docs", "asked").sort_by("id").to_pylist()
+        (pid,) = {row["pid"] for row in rows}
+        return metadata(result, "asked"), [(row["out"], row["said"]) for row in rows], pid
 
     @property
     def loads(self) -> list[int]:
@@ -218,3 +248,33 @@ def test_a_forced_run_keeps_a_model_only_if_its_own_code_made_it(runs):
     assert (found["model_loads"], found["warm_hits"]) == (1, 0)
     assert runs.loads == [pid, other]
     assert pid != other
+
+
+def test_edits_of_functions_around_a_prompt_keep_the_model(runs):
+    def expected(factor: int, more: int) -> list[tuple[int, str]]:
+        texts = [f"row {n + more}" for n in range(ROWS)]
+        return [(factor * len(text), text[::-1]) for text in texts]
+
+    found, out, pid = runs.prompt()
+    assert (found["model_loads"], out) == (1, expected(2, 100))
+    edits = [
+        ("models.py", "FACTOR = 2", "FACTOR = 3", expected(3, 100)),
+        ("helpers.py", "return 100", "return 200", expected(3, 200)),
+    ]
+    for *edit, new in edits:
+        runs.project.edit(*edit)
+        found, out, same = runs.prompt()
+        assert (found["model_loads"], found["fragments_computed"]) == (0, 1)
+        assert (out, same) == (new, pid)
+    runs.project.edit("models.py", "def uses(row):", "def uses(row):\n    # a comment")
+    assert runs.prompt()[0]["fragments_computed"] == 0
+
+
+def test_functions_that_import_their_modules_load_the_model_again(runs):
+    _, out, pid = runs.prompt("asks_lazily")
+    runs.project.edit("helpers.py", "return 100", "return 2000")
+    found, edited, other = runs.prompt("asks_lazily")
+    assert found["model_loads"] == 1
+    assert pid != other
+    assert [said[::-1] for _, said in edited] == [f"row {n + 2000}" for n in range(ROWS)]
+    assert edited != out

@@ -153,7 +153,7 @@ def test_an_installed_package_registers_a_provider(tmp_path, local, monkeypatch,
     materialize(pipeline, local)
 
     assert read(tmp_path)["response"].to_pylist() == ["barn: a fox"]
-    with pytest.raises(vd.DefinitionError, match="there are 'house', 'openai', "):
+    with pytest.raises(vd.DefinitionError, match="there are 'anthropic', 'house', 'openai'"):
         pipeline.prompt("other", "{text}", provider="hose", model="barn")
 
 
@@ -179,6 +179,39 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     (body, *_) = server.bodies
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
+
+
+def test_completions_take_one_text_and_fields_of_the_servers_own(
+    tmp_path, local, server, endpoint, materialize
+):
+    def computed(extra: dict[str, Any], **options: Any) -> int:
+        pipeline = docs(tmp_path)
+        sampling = {"temperature": 0, "extra_body": extra}
+        given = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}, **options}
+        asked(pipeline, endpoint[1], system="Be brief.", sampling_params=sampling,
+              provider_options=given)  # fmt: skip
+        return metadata(materialize(pipeline, local), "asked")["fragments_computed"]
+
+    assert computed({"guided_regex": "a"}, api="completions") == 1
+
+    rows = read(tmp_path)
+    assert rows["response"].to_pylist() == [f"echo: Be brief.\n\n{text}" for text in TEXTS]
+    used = rows["response_usage"].to_pylist()[0]
+    assert (used["prompt_tokens"], used["finish_reason"]) == (4, "length")
+    body = server.bodies[0]
+    assert "messages" not in body
+    assert (body["temperature"], body["guided_regex"], body["ignore_eos"]) == (0, "a", True)
+    assert computed({"guided_regex": "a"}, api="completions") == 0
+    assert computed({"guided_regex": "c"}, api="completions") == 1
+    assert computed({"guided_regex": "c"}) == 1, "a chat has other answers"
+    assert server.bodies[-1]["guided_regex"] == "c"
+
+
+def test_an_api_that_there_is_not(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    asked(pipeline, endpoint[1], provider_options={"api": "chats"})
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "api is 'chats'; expected 'chat' or 'completions'" in message
 
 
 def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):

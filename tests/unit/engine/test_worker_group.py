@@ -93,9 +93,10 @@ class Group:
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
         self.lease: Any = Lease(*workers)
+        self.pools = {"model": PoolSpec("m", "Model", (1, 2))}
         self.group = WorkerGroup(
             self.lease,
-            {"model": PoolSpec("m", "Model", (1, 2))},
+            self.pools,
             self.events.append,
             lambda stages, report: None,
             lambda stages, error: self.given_up.append((stages, str(error))),
@@ -125,6 +126,18 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+
+
+def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
+    group = Group(FIRST, SECOND)
+    group.group.notice_unused_gpu(FIRST, "torch has used no memory of it")
+    assert group.notices == [], "it reserves none"
+    group.pools["model"] = PoolSpec("m", "Model", (1, 2), {"GPU": 0.5})
+    for worker in (FIRST, SECOND):
+        group.group.notice_unused_gpu(worker, "torch has used no memory of it")
+    assert group.notices == [
+        "'model': Model reserves 0.5 GPU for a worker, and torch has used no memory of it"
+    ]
 
 
 def test_a_pool_whose_workers_die_as_they_start_is_given_up():

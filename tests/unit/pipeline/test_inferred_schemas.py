@@ -168,6 +168,15 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
             made.pipeline.with_schema("out", columns)
 
 
+def test_a_function_of_arrays_declares_its_result():
+    @vd.func.batch(return_dtype="VARCHAR")
+    def upper(text):
+        return text
+
+    with pytest.raises(vd.DefinitionError, match="Declare what it returns"):
+        stage(fn=upper)
+
+
 def test_the_copy_with_a_schema_leaves_the_pipeline_as_it_is():
     made = stage()
     resolved = made.pipeline.with_schema("out", pa.schema([("label", pa.string())]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import dagster as dg
@@ -115,7 +116,7 @@ REFUSED = {
     "stage differs in case": (lambda: twice("Clean"), ["'docs/Clean'", "only in case"]),
     "unknown argument": (
         lambda: mapped(batchsize=3),
-        ["'docs/m'", "unknown argument 'batchsize'", "freshness_policy"],
+        ["'docs/m'", "unknown argument 'batchsize'", "'batch_size'?"],
     ),
     "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
     # project
@@ -172,11 +173,42 @@ REFUSED = {
         lambda: mapped(Model()),
         ["'docs/m'", "an instance of Model", "stays warm", "fn_constructor_kwargs"],
     ),
-    "method of an instance": (lambda: mapped(Model().__call__), ["an instance of method"]),
+    "method of an instance": (
+        lambda: mapped(Model().__call__),
+        [
+            "method '__call__' of an instance of Model",
+            'Model.__call__, fn_constructor_kwargs={"path": ..., "revision": ...}',
+            "@vd.cls",
+        ],
+    ),
     "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
     "partial of a class": (
         lambda: mapped(functools.partial(Model, "a")),
-        ["functools.partial of class Model", "fn_constructor_kwargs"],
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
+    "instance without __call__": (
+        lambda: mapped(NotCallable()),
+        ["an instance of NotCallable, which has no __call__", "pass the class, NotCallable;"],
+    ),
+    "instance without __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable()),
+        ["'docs/m'", "an instance of NotCallable, which has no __call__"],
+    ),
+    "no __call__ for rows": (
+        lambda: pipeline().map("m", NotCallable),
+        ["class NotCallable has no __call__"],
+    ),
+    "partial of a class for rows": (
+        lambda: pipeline().map("m", functools.partial(Model, path="a")),
+        ["functools.partial of class Model", 'Model, fn_constructor_kwargs={"path": ...}'],
+    ),
+    "loaded model": (
+        lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
+        ["a loaded model, a Net, was given", "loads it in __init__"],
+    ),
+    "object of a library": (
+        lambda: mapped(operator.itemgetter("x")),
+        ["an object of itemgetter", "Call it in a function of your own"],
     ),
     "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
     "not callable": (lambda: mapped("plain"), ["'plain' cannot be called", "or a class"]),
@@ -201,8 +233,8 @@ REFUSED = {
     "columns of a map is text": (lambda: mapped(columns="text"), ["'text'", "a list of names"]),
     "env_vars is text": (lambda: mapped(env_vars="KEY"), ["env_vars is 'KEY'", "a list of names"]),
     "batch_format": (
-        lambda: mapped(batch_format="polars"),
-        ["batch_format is 'polars'", "'pyarrow', 'numpy', 'pandas'"],
+        lambda: mapped(batch_format="jax"),
+        ["batch_format is 'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"],
     ),
     "cardinality": (lambda: mapped(cardinality="many"), ["'many'", "'one_to_one', 'filter'"]),
     "batch_size": (lambda: mapped(batch_size=2.5), ["batch_size is 2.5", "whole number"]),
@@ -467,7 +499,8 @@ PUBLIC = [
     "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
     "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
     "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
-    "__version__", "checks", "load", "parquet", "quarantine", "stored", "trace",
+    "__version__", "checks", "cls", "func", "load", "method", "parquet", "quarantine", "stored",
+    "tensor", "trace",
 ]  # fmt: skip
 
 

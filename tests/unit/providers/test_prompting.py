@@ -97,8 +97,8 @@ def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
     [
         (
             {"provider": "nobody"},
-            "unknown provider 'nobody'; there are 'openai', 'sentence_transformers', "
-            "'transformers', 'transformers_classifier', 'vllm'",
+            "unknown provider 'nobody'; there are 'anthropic', 'openai', "
+            "'sentence_transformers', 'transformers', 'transformers_classifier', 'vllm'",
         ),
         ({"provider": dict}, "has no `async def submit`"),
         ({"provider": 7}, "provider is 7; expected a name"),

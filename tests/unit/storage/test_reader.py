@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import duckdb
 import fsspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -62,6 +63,27 @@ def test_types_are_kept(local_store, form):
             read = read.to_table() if isinstance(read, ds.Dataset) else read
             read = read.read_all() if isinstance(read, pa.RecordBatchReader) else read
             assert read == table(0, rows)
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.decimal256(50, 2)], ids=str)
+def test_types_that_a_relation_would_change_are_refused(local_store, kind):
+    """DuckDB reads durations as integers, and wide decimals as doubles."""
+    keep(local_store, "docs", None, pa.table({"id": [1], "x": pa.array([1], kind)}))
+    assert vd.load("docs", store=local_store).schema.field("x").type == kind
+    form = duckdb.DuckDBPyRelation
+    with pytest.raises(vd.StoreError, match=r"column 'x' is .*select other columns"):
+        vd.load("docs", as_=form, store=local_store)
+    assert ids(vd.load("docs", as_=form, store=local_store, columns=["id"])) == [1]
+
+
+def test_lazy_frames_have_arrays_for_tensors(local_store):
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
+    keep(local_store, "docs", None, pa.table({"id": [1, 2], "x": tensors}))
+    frame = vd.load("docs", as_=pl.LazyFrame, store=local_store)
+    assert frame.collect_schema()["x"] == pl.Array(pl.Float64, (2, 3))
+    assert frame.filter(pl.col("id") == 2).collect()["x"].to_numpy().tolist() == [
+        [[6, 7, 8], [9, 10, 11]]
+    ]
 
 
 @pytest.mark.parametrize("form", [ds.Dataset, pl.LazyFrame, duckdb.DuckDBPyRelation])

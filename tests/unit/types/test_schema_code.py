@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+import vane_dagster as vd
 from vane_dagster.types.schema import is_untyped, parse_schema, schema_code
 
 TYPES = {
@@ -23,6 +24,9 @@ TYPES = {
     "decimal": pa.decimal128(5, 2),
     "wide": pa.decimal256(60, 2),
     "bytes": pa.binary(3),
+    "tensor": vd.tensor("float32", (3, 4)),
+    "tensors": pa.list_(vd.tensor("bool", (2, 2))),
+    "long": pa.list_(pa.float32(), 200_000),
     'quo"ted': pa.struct([('x"y', pa.string())]),
 }
 

@@ -89,6 +89,42 @@ def test_an_imported_framework_is_used(torch, monkeypatch):
     assert frameworks.without_tensor(Tensor()).tolist() == [0, 1]
 
 
+@pytest.fixture
+def torch_alone(torch, monkeypatch):
+    """The module torch, with no other framework that may use a GPU."""
+    for name in frameworks._OTHER_GPU_USERS & set(sys.modules):
+        monkeypatch.delitem(sys.modules, name)
+    torch.__version__ = "2.13.0"
+    torch.cuda.device_count = lambda: 2
+    torch.cuda.max_memory_reserved = lambda device: 0
+    return torch
+
+
+def test_a_gpu_that_torch_never_used_is_reported(torch_alone):
+    assert 'model.to("cuda")' in frameworks.unused_gpu()
+    torch_alone.cuda.max_memory_reserved = lambda device: 2**20 * device
+    assert frameworks.unused_gpu() == "", "the second device"
+
+
+def test_torch_without_cuda_is_reported(torch_alone):
+    torch_alone.cuda.is_available = lambda: False
+    assert frameworks.unused_gpu().startswith("torch 2.13.0 finds no CUDA device. Install a build")
+
+
+@pytest.mark.parametrize("other", ["vllm", "tensorflow", "onnxruntime", "jax"])
+def test_other_users_of_a_gpu_leave_its_use_unknown(torch_alone, other, monkeypatch):
+    monkeypatch.setitem(sys.modules, other, SimpleNamespace())
+    assert frameworks.unused_gpu() == ""
+
+
+def test_a_device_that_has_failed_has_been_used(torch_alone):
+    def fail(device: int) -> int:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    torch_alone.cuda.max_memory_reserved = fail
+    assert frameworks.unused_gpu() == ""
+
+
 def test_no_framework_is_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -97,6 +133,7 @@ def test_no_framework_is_imported(monkeypatch):
     assert frameworks.device() == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert frameworks.device() == "gpu 1"
+    assert frameworks.unused_gpu() == ""
     assert frameworks.tensor_version(object()) is None
     assert frameworks.without_tensor([1]) == [1]
     assert "torch" not in sys.modules

@@ -10,8 +10,12 @@ import pyarrow as pa
 
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.types.tensors import is_tensor, storage_type
 
-_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_WIDER = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+}  # fmt: skip
 _HELD = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
     pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
@@ -41,7 +45,12 @@ def table_options(location: Location) -> dict[str, str]:
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a Delta table holds a column without loss; None if there is none."""
+    """Return the type in which a Delta table holds a column without loss; None if there is none.
+
+    A tensor is the flat list of its elements, in row-major order.
+    """
+    if is_tensor(kind):
+        return delta_type(storage_type(kind))
     if kind in _HELD or (pa.types.is_decimal128(kind) and kind.scale >= 0):
         return kind
     if kind in _WIDER:

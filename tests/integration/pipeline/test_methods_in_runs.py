@@ -1,0 +1,206 @@
+"""Stages that call methods of one class under `vd.cls`, in runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.edits import Project
+from support.results import metadata
+from support.warm_pools import clear
+from support.warm_workers import start_forked
+from vane_dagster.compute.api import Backend
+from vane_dagster.compute.local_backend import LocalBackend
+
+MODELS = """
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import vane_dagster as vd
+
+
+@vd.cls(max_concurrency=1, name_override="whisper")
+class Tokenizer:
+    def __init__(self, separator):
+        self.separator = separator
+
+    def split(self, text):
+        return text.split(self.separator)
+
+
+@vd.cls(max_concurrency=1, max_retries=1)
+class Transcriber:
+    def __init__(self, log: str, model: str = "m"):
+        with open(os.path.join(log, "loads"), "a") as opened:
+            opened.write(f"{os.getpid()}\\n")
+        self.model = model
+        self.tokenizer = Tokenizer(" ")
+
+    @vd.method(return_dtype="STRUCT(text VARCHAR, words INTEGER)")
+    def transcribe(self, text: str):
+        return {"text": self.model + ":" + text, "words": len(self.tokenizer.split(text))}
+
+    @vd.method(return_dtype="STRUCT(first VARCHAR, second VARCHAR)", unnest=True)
+    def parts(self, text: str):
+        return {"first": text[:1], "second": text[1:2]}
+
+    @vd.method.batch(return_dtype="BIGINT", batch_size=4)
+    def lengths(self, text: pa.Array) -> pa.Array:
+        assert len(text) <= 4
+        return pc.utf8_length(text)
+
+    @vd.method.batch(return_dtype="STRUCT(kind VARCHAR, size BIGINT)")
+    async def described(self, text, n):
+        assert self.tokenizer.separator == " "
+        pairs = zip(text.to_pylist(), n.to_pylist())
+        return [{"kind": type(t).__name__, "size": k} for t, k in pairs]
+
+    @vd.method
+    def upper(self, text: str) -> str:
+        return text.upper()
+
+    def pid(self, batch):
+        return {"pid": [os.getpid()] * batch.num_rows}
+
+    async def __call__(self, text: str) -> list[str]:
+        return self.tokenizer.split(text)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def scale(self, n: int) -> int:
+        return self.factor * n
+
+
+@vd.func(return_dtype=pa.int64())
+def twice(n):
+    return 2 * n
+
+
+@vd.func.batch(return_dtype=pa.float64())
+def halved(n):
+    return pc.divide(pc.cast(n, "double"), 2.0)
+
+
+PIPELINE = vd.Pipeline("other", source=vd.parquet("/nowhere"), id="id")
+PIPELINE.map("upper", Transcriber(".").upper, inputs={"text": "text"})
+"""
+TEXTS = [f"some text {n}" for n in range(10)]
+_kept: list[LocalBackend] = []
+
+
+class KeptLocal(vd.LocalCompute):
+    """Subprocesses that outlive a run, as the workers of Ray do."""
+
+    def backend(self, warn: Callable[[str], None]) -> LocalBackend:
+        if not _kept:
+            _kept.append(LocalBackend(num_cpus=2, start=start_forked))
+        return _kept[0]
+
+    def close(self, backend: Backend) -> None:
+        pass
+
+
+@pytest.fixture
+def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if getattr(request, "param", "local") == "local":
+        yield KeptLocal()
+        _kept.pop().close()
+        return
+    cluster = request.getfixturevalue("cluster")
+    cluster.connect()
+    clear()
+    yield vd.RayCompute(cluster=cluster)
+    cluster.connect()
+    clear()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    made = Project(tmp_path / "models")
+    monkeypatch.syspath_prepend(str(made.root))
+    made.write(models=MODELS)
+    write_source(tmp_path / "src", {"id": range(10), "n": range(10), "text": TEXTS})
+    yield made
+    made.forget()
+
+
+def loads(tmp_path: Path) -> list[int]:
+    file = tmp_path / "loads"
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
+def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, materialize):
+    def declared() -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+        transcriber = project.load("Transcriber", "models")(str(tmp_path), model="m")
+        docs.map("transcribe", transcriber.transcribe)
+        docs.map("parts", transcriber.parts)
+        docs.map("lengths", transcriber.lengths)
+        docs.map("described", transcriber.described, include_columns=["n"])
+        docs.map("upper", transcriber.upper)
+        docs.map_batches("pid", transcriber.pid, schema={"pid": "BIGINT"})
+        docs.map("words", transcriber)
+        return docs
+
+    docs = declared()
+    result = materialize(docs, compute)
+    store = tmp_path / "store"
+
+    def rows(stage: str) -> list[dict[str, Any]]:
+        return read_stage(store, "docs", stage).sort_by("id").to_pylist()
+
+    assert [row["transcribe"] for row in rows("transcribe")] == [
+        {"text": f"m:{text}", "words": 3} for text in TEXTS
+    ]
+    assert rows("parts")[0] == {"id": 0, "first": "s", "second": "o"}
+    assert [row["lengths"] for row in rows("lengths")] == [len(text) for text in TEXTS]
+    assert rows("described")[3] == {"id": 3, "n": 3, "described": {"kind": "str", "size": 3}}
+    assert [row["upper"] for row in rows("upper")] == [text.upper() for text in TEXTS]
+    assert rows("words")[1]["words"] == ["some", "text", "1"]
+    (pid,) = {row["pid"] for row in rows("pid")}
+    assert loads(tmp_path) == [pid]
+    assert pid != os.getpid()
+    assert sum(metadata(result, stage.name)["model_loads"] for stage in docs) == 1
+
+    project.edit("models.py", 'self.model + ":"', 'self.model + "-"')
+    project.edit("models.py", "batch_size=4", "batch_size=8")
+    project.edit("models.py", "assert len(text) <= 4", "assert len(text) <= 8")
+    materialize(declared(), compute)
+    assert rows("transcribe")[0]["transcribe"]["text"] == "m-some text 0"
+    assert loads(tmp_path) == [pid], "an edit of methods keeps the model"
+
+    project.edit("models.py", "max_concurrency=1, max_retries=1", "max_retries=2, gpus=0")
+    result = materialize(declared(), compute)
+    assert metadata(result, "lengths")["fragments_computed"] == 0
+
+
+def test_methods_and_functions_with_their_options(tmp_path, project, compute, materialize):
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+    models = __import__("models")
+    scaled = docs.map("scaled", models.Scaled.scale, fn_constructor_kwargs={"factor": 3})
+    docs.map("twice", models.twice)
+    docs.map("half", models.halved)
+    docs.map("none", models.Transcriber.upper, fn_constructor_args=(str(tmp_path),))
+    assert scaled.spec.udf.method == "scale"
+    materialize(docs, compute)
+    table = read_stage(tmp_path / "store", "docs", "scaled").sort_by("id")
+    assert table["scaled"].to_pylist() == [3 * n for n in range(10)]
+    table = read_stage(tmp_path / "store", "docs", "twice").sort_by("id")
+    assert table["twice"].to_pylist() == [2 * n for n in range(10)]
+    table = read_stage(tmp_path / "store", "docs", "half").sort_by("id")
+    assert table["half"].to_pylist() == [n / 2 for n in range(10)]
+    table = read_stage(tmp_path / "store", "docs", "none").sort_by("id")
+    assert table["none"].to_pylist() == [text.upper() for text in TEXTS]

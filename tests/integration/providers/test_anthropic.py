@@ -1,0 +1,237 @@
+"""The provider "anthropic" over a server that speaks the Messages API, with its faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.llm_server import KEY, Server, serving
+from support.prompts import TEXTS, Person, docs
+from support.results import failure, metadata
+from support.warm_workers import workers_that_imported
+from vane_dagster.errors import StageError
+from vane_dagster.providers.anthropic import AnthropicProvider
+from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.storage.transient_errors import is_transient
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    with workers_that_imported("anthropic.resources.messages"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    with serving() as (server, url):
+        yield server, url.removesuffix("/v1")
+
+
+@pytest.fixture
+def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The endpoint with its counts at zero; a key is in the environment."""
+    monkeypatch.setenv("LLM_KEY", KEY)
+    found = endpoint[0]
+    found.clear()
+    return found
+
+
+def submit(url: str, *messages: Any, options: Any = None, **request: Any) -> Answer:
+    """Answer one request, in this process."""
+    said = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+    given = {"base_url": url, "api_key_env": "LLM_KEY", **(options or {})}
+
+    async def answered() -> Answer:
+        provider = AnthropicProvider("m", **given)
+        try:
+            return await provider.submit(Request(said, **request))
+        finally:
+            if provider._client is not None:
+                await provider._client.close()  # a worker keeps its connections until it ends
+
+    return asyncio.run(answered())
+
+
+def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
+    options = {"base_url": url, "api_key_env": "LLM_KEY", **kwargs.pop("provider_options", {})}
+    given = {"provider": "anthropic", "model": "m", "env_vars": ["LLM_KEY"], **kwargs}
+    return above.prompt("asked", messages, provider_options=options, **given)
+
+
+def read(tmp_path: Path) -> pa.Table:
+    return read_stage(tmp_path / "store", "docs", "asked")
+
+
+# Requests and answers
+
+
+def test_a_request_has_the_api_form(server, endpoint):
+    sampling = {
+        "temperature": 0,
+        "top_k": 5,
+        "stop": "END",
+        "max_completion_tokens": 7,
+        "extra_body": {"metadata": {"user_id": "u"}},
+    }
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "how are you"},
+    ]
+    answer = submit(
+        endpoint[1], *talk, sampling=sampling, options={"extra_body": {"service_tier": "auto"}}
+    )
+    assert answer.text == "echo: how are you"
+    assert server.bodies == [
+        {
+            "model": "m",
+            "system": "Be brief.\n\nBe kind.",
+            "messages": [talk[1], talk[2], talk[4]],
+            "max_tokens": 7,
+            "temperature": 0,
+            "top_k": 5,
+            "stop_sequences": ["END"],
+            "metadata": {"user_id": "u"},
+            "service_tier": "auto",
+        }
+    ]
+
+
+def test_prompt_tokens_include_those_of_the_cache(server, endpoint):
+    answer = submit(endpoint[1], "a fox")
+    counts = answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens
+    assert counts == (2 + 2 + 1, 3, 1)
+    assert answer.finish_reason == "stop"
+    assert submit(endpoint[1], "a", sampling={"max_tokens": 1}).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "text"),
+    [
+        ({"type": "object", "properties": {"n": {"type": "integer"}}}, '{"n": 1}', '{"n": 1}'),
+        ({"type": "array", "items": {"type": "integer"}}, '{"answer": [1, 2]}', "[1, 2]"),
+        ({"type": "string"}, "no JSON", "no JSON"),
+    ],
+)
+def test_a_schema_is_that_of_a_tool_which_the_model_must_call(
+    schema, given, text, server, endpoint
+):
+    server.answers = {"q": [given]}
+    assert submit(endpoint[1], "q", schema=schema).text == text
+    (body,) = server.bodies
+    (tool,) = body["tools"]
+    sent = tool["input_schema"]
+    assert (sent if schema["type"] == "object" else sent["properties"]["answer"]) == schema
+    assert body["tool_choice"] == {"type": "tool", "name": tool["name"]}
+
+
+def test_a_model_that_thinks_may_answer_in_text(server, endpoint):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    submit(endpoint[1], "q", choices=("yes", "no"), sampling={"thinking": thinking})
+    assert server.bodies[0]["tool_choice"] == {"type": "auto"}
+
+
+def test_a_choice_is_the_answer_of_the_tool(server, endpoint):
+    server.answers = {"q": ['{"answer": "no"}']}
+    assert submit(endpoint[1], "q", choices=("yes", "no")).text == "no"
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", ["seed", "logit_bias", "response_format"])
+def test_parameters_that_the_api_lacks_are_refused(name, server, endpoint):
+    with pytest.raises(SamplingRefused, match=f"has '{name}', which Anthropic's API does not take"):
+        submit(endpoint[1], "a", sampling={name: 1})
+    assert not server.bodies
+
+
+def test_a_message_of_another_role_is_an_error_of_its_row(server, endpoint):
+    with pytest.raises(ValueError, match="has the role 'tool'"):
+        submit(endpoint[1], {"role": "tool", "content": "x"})
+
+
+@pytest.mark.parametrize(
+    ("word", "transient"),
+    [("busy", True), ("broken", True), ("overloaded", True), ("cut", True), ("refused", False)],
+)
+def test_errors_that_pass_are_transient(word, transient, server, endpoint):
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - of the client's classes
+        submit(endpoint[1], word)
+    assert is_transient(raised.value) == transient
+
+
+def test_a_prompt_that_is_too_long(server, endpoint):
+    with pytest.raises(PromptTooLong):
+        submit(endpoint[1], "too long")
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"), [("sk-other", "Incorrect API key"), ("", "'LLM_KEY' is not set")]
+)
+def test_a_wrong_or_missing_key_is_no_rows_error(key, reason, server, endpoint, monkeypatch):
+    monkeypatch.setenv("LLM_KEY", key)
+    with pytest.raises(StageError, match=reason):
+        submit(endpoint[1], "a")
+
+
+# Stages
+
+
+def test_rows_that_the_endpoint_is_too_busy_for_are_asked_again_alone(
+    tmp_path, local, server, endpoint, materialize
+):
+    texts = ["fine", "busy", "broken", "overloaded", "cut", "refused", "also fine"]
+    pipeline = docs(tmp_path, texts)
+    asked(pipeline, endpoint[1], on_error="quarantine", max_error_rate=0.5, system="Be brief.",
+          prices={"prompt": 1e6, "cached": 0.0})  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    good = [text for text in texts if text != "refused"]
+    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in good]
+    repeated = {"busy": 2, "broken": 2, "overloaded": 2, "cut": 2}
+    assert server.requests == {text: repeated.get(text, 1) for text in texts}
+    assert facts["prompt_tokens"] == 7 + 3 * 6
+    assert facts["cost"] == 7 + 2 * 6
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store"))
+    assert aside["error"].to_pylist() == ["BadRequestError"]
+
+
+def test_answers_are_validated(tmp_path, local, server, endpoint, materialize):
+    server.answers = {
+        "good": ['{"name": "Ada", "age": 36}'],
+        "young": ['{"name": "Tim", "age": -1}'],
+        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
+    }
+    pipeline = docs(tmp_path, [*server.answers])
+    asked(pipeline, endpoint[1], return_format=Person, explain_errors=1, on_error="null",
+          max_error_rate=0.5)  # fmt: skip
+
+    materialize(pipeline, local)
+
+    found = read(tmp_path)
+    ages = [person and person["age"] for person in found["response"].to_pylist()]
+    assert ages == [36, None, 5]
+    assert "nobody is that young" in found["error"][1].as_py()
+
+
+def test_a_wrong_key_fails_a_stage_at_once(
+    tmp_path, local, server, endpoint, materialize, monkeypatch
+):
+    monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
+    pipeline = docs(tmp_path, TEXTS)
+    asked(pipeline, endpoint[1], on_error="quarantine")
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "Incorrect API key" in message
+    assert "sk-another" not in message
+    assert not server.requests

@@ -1,0 +1,199 @@
+"""Prompt stages with functions of a row before and after the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.llm_server import KEY, Server, serving
+from support.prompts import TEXTS, Person, Reversed, asked, docs
+from support.results import failure, metadata
+from support.warm_workers import workers_that_imported
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    with workers_that_imported("openai.resources.chat", "openai.resources.embeddings"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    with serving() as (server, url):
+        yield server, url
+
+
+@pytest.fixture
+def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The endpoint with its counts at zero; a key is in the environment."""
+    monkeypatch.setenv("LLM_KEY", KEY)
+    found = endpoint[0]
+    found.clear()
+    return found
+
+
+def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
+    return read_stage(tmp_path / "store", "docs", stage).sort_by("id")
+
+
+def asked_as(pipeline: vd.Pipeline, name: str, url: str, messages: str, **kwargs: Any) -> vd.Stage:
+    options = {"base_url": url, "api_key_env": "LLM_KEY"}
+    return pipeline.prompt(
+        name, messages, provider="openai", model="m", env_vars=["LLM_KEY"],
+        provider_options=options, **kwargs,
+    )  # fmt: skip
+
+
+# As users of ray.data.llm write them
+
+
+def preprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(  # noqa: C408  # as in Ray's guide
+        messages=[
+            {"role": "system", "content": "You are a bot that responds with haikus."},
+            {"role": "user", "content": row["text"]},
+        ],
+        sampling_params=dict(temperature=0.3, max_tokens=row["id"] + 1),  # noqa: C408
+    )
+
+
+def postprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer=row["generated_text"], **row)
+
+
+def test_functions_of_another_system(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    stage = asked(
+        pipeline, endpoint[1], None, preprocess=preprocess, postprocess=postprocess,
+        schema={"answer": "VARCHAR", "text": "VARCHAR"}, sampling_params={"temperature": 1, "n": 1},
+    )  # fmt: skip
+    stage.project("long", {"answer": "answer", "tokens": "response_usage.completion_tokens"})
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert rows.column_names == ["id", "answer", "text", "response_usage"]
+    assert rows["answer"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert rows["text"].to_pylist() == TEXTS
+    bodies = sorted(server.bodies, key=lambda body: body["max_tokens"])
+    assert [(body["temperature"], body["n"], body["max_tokens"]) for body in bodies] == [
+        (0.3, 1, place + 1) for place in range(4)
+    ]
+    assert [m["role"] for m in bodies[0]["messages"]] == ["system", "user"]
+
+
+def fields(row: dict[str, Any]) -> dict[str, Any]:
+    return {"short": row["text"][:5]}
+
+
+def test_fields_for_a_template(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    given = {"provider": Reversed, "model": "m", "preprocess": fields, "columns": ["text"]}
+    pipeline.prompt("asked", "{id}: {short}", include_columns=["text"], **given)
+    pipeline.prompt("lost", "{shorter}", on_error="null", max_error_rate=1.0, **given)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    texts = [f"{n}: {text[:5]}"[::-1] for n, text in enumerate(TEXTS)]
+    assert rows["response"].to_pylist() == texts
+    assert rows["text"].to_pylist() == TEXTS
+    assert "column 'shorter' is null" in read(tmp_path, "lost")["error"][0].as_py()
+
+
+def age(row: dict[str, Any]) -> dict[str, Any]:
+    return {"age": row["response"]["age"], "raw": row["generated_text"], "n": 1 / row["id"]}
+
+
+def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
+    tmp_path, local, server, endpoint, materialize
+):
+    def before(row: dict[str, Any]) -> str:
+        return {1: "q", 2: "q"}.get(row["id"]) or row["text"][100]
+
+    server.answers = {"q": ['{"name": "Ada", "age": 36}']}
+    pipeline = docs(tmp_path)
+    given = {"schema": {"age": "INTEGER", "raw": "VARCHAR", "n": "DOUBLE"}, "return_format": Person}
+    asked(pipeline, endpoint[1], None, preprocess=before, postprocess=age, on_error="quarantine",
+          max_error_rate=0.5, **given)  # fmt: skip
+    server.answers["a fox"] = ['{"name": "Tim", "age": 1}']
+    fox = asked_as(pipeline, "fox", endpoint[1], "{text}", postprocess=age, on_error="null",
+                   max_error_rate=1.0, prices={"completion": 1e6}, **given)  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "fox")
+
+    rows = read(tmp_path)
+    assert (rows["id"].to_pylist(), rows["age"].to_pylist()) == ([1, 2], [36, 36])
+    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id")
+    assert aside["error"].to_pylist() == ["IndexError", "IndexError"]
+    errors = read(tmp_path, fox.name)["error"].to_pylist()
+    assert errors[0].startswith("PostprocessError: postprocess raised ZeroDivisionError")
+    assert '"name": "Tim"' in errors[0]
+    assert facts["requests"] == 4
+    words = [4, *(len(f"echo: {text}".split()) for text in TEXTS[1:])]
+    assert facts["completion_tokens"] == facts["cost"] == sum(words)
+
+
+def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    given = {"provider": Reversed, "model": "m", "concurrency": 1}
+    pipeline.prompt("plain", "{text}", **given)
+    pipeline.prompt("upper", preprocess=lambda row: row["text"].upper(), **given)
+    pipeline.prompt("sized", "{text}", postprocess=lambda row: {"size": len(row["response"])},
+                    schema={"size": "INTEGER"}, **given)  # fmt: skip
+
+    done = materialize(pipeline, local)
+
+    loads = [metadata(done, name)["model_loads"] for name in ("plain", "upper", "sized")]
+    assert sum(loads) == 1
+    upper = [text.upper()[::-1] for text in TEXTS]
+    assert read(tmp_path, "upper")["response"].to_pylist() == upper
+    assert read(tmp_path, "sized")["size"].to_pylist() == [len(text) for text in TEXTS]
+
+
+def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
+    def seen(row: dict[str, Any]) -> str:
+        return " ".join(sorted(row))
+
+    pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
+    given = {"provider": Reversed, "model": "m", "preprocess": seen}
+    pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
+    pipeline.prompt("every", include_columns=["year"], **given)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert set(rows.column_names) == {"id", "text", "title", "year", "response", "response_usage"}
+    assert rows["response"].to_pylist() == ["id title"[::-1]] * 4
+    every = read(tmp_path, "every")
+    assert set(every.column_names) == {"id", "year", "response", "response_usage"}
+    assert every["response"].to_pylist() == ["id text title year"[::-1]] * 4
+
+
+def gives_up(row: dict[str, Any]) -> Any:
+    raise vd.StageError("the account is closed")
+
+
+@pytest.mark.parametrize("name", ["preprocess", "postprocess"])
+def test_an_error_that_no_row_causes_fails_the_partition(name, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    schema = {"schema": {"n": "INTEGER"}} if name == "postprocess" else {}
+    pipeline.prompt("asked", "{text}", provider=Reversed, model="m", on_error="null",
+                    max_error_rate=1.0, **{name: gives_up}, **schema)  # fmt: skip
+    assert "the account is closed" in failure(materialize(pipeline, local, raises=False))
+
+
+def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    pipeline.prompt("prompt", provider=Reversed, model="m")
+    assert "needs 'prompt'" in failure(materialize(pipeline, local, raises=False))
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", provider=Reversed, model="m", preprocess=fields,
+                    include_columns=["title"])  # fmt: skip
+    assert "needs 'title'" in failure(materialize(pipeline, local, raises=False))

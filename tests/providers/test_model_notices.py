@@ -1,0 +1,96 @@
+"""Advice about real models: loaded on import, or not moved to the GPU that a worker reserves."""
+
+from __future__ import annotations
+
+import dagster as dg
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from transformers import BertConfig, BertModel
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.fingerprint.loaded_models import loaded_models
+
+linear = torch.nn.Linear(1, 1)
+bert = BertModel(
+    BertConfig(
+        vocab_size=8,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+    )
+)
+logistic = LogisticRegression()
+
+
+activation = torch.nn.Sigmoid()
+
+
+def by_activation(batch):
+    return {"y": activation(torch.as_tensor(batch["id"], dtype=torch.float32))}
+
+
+def by_torch(batch):
+    values = torch.as_tensor(batch["id"], dtype=torch.float32).reshape(-1, 1)
+    return {"y": linear(values).reshape(-1)}
+
+
+def by_transformers(batch):
+    return {"y": bert(batch["id"])}
+
+
+def by_sklearn(batch):
+    return {"y": logistic.predict(batch["id"])}
+
+
+class OnTheCpu:
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+
+    def __call__(self, batch):
+        values = torch.as_tensor(batch["id"], dtype=torch.float32).reshape(-1, 1)
+        return {"y": self.model(values).reshape(-1)}
+
+
+def run_log(tmp_path, compute, materialize, fn, **given) -> str:
+    """The log of a run of one stage over two partitions of rows."""
+    write_source(tmp_path / "src", {"id": np.arange(20)})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.map_batches("y", fn, schema={"y": "FLOAT"}, batch_format="numpy", batch_size=5, **given)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = materialize(docs, compute, instance=instance)
+        records = instance.get_records_for_run(result.run_id).records
+        return "\n".join(record.event_log_entry.user_message for record in records)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "kind"),
+    [
+        (by_torch, "linear", "Linear"),
+        (by_transformers, "bert", "BertModel"),
+        (by_sklearn, "logistic", "LogisticRegression"),
+    ],
+)
+def test_real_models_are_known(fn, name, kind):
+    assert loaded_models(by_activation) == [], "it has no weights"
+    (found,) = loaded_models(fn)
+    assert (found.name, found.kind, found.module) == (name, kind, __name__)
+
+
+def test_a_model_loaded_on_import_is_noticed_in_the_run(tmp_path, materialize):
+    log = run_log(tmp_path, vd.LocalCompute(num_cpus=1), materialize, by_torch)
+    assert log.count("stage 'docs/y': by_torch uses linear, a Linear that module") == 1
+    assert "class ByTorch:\n    def __init__(self):\n        self.linear = ..." in log
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch uses the GPU of the machine")
+def test_a_reserved_gpu_that_torch_cannot_use_is_noticed_in_the_run(tmp_path, materialize):
+    compute = vd.LocalCompute(num_cpus=2, num_gpus=1)
+    log = run_log(tmp_path, compute, materialize, OnTheCpu, gpus=0.5, concurrency=2)
+    assert log.count("'y': OnTheCpu reserves 0.5 GPU for a worker, and torch") == 1
+    assert "finds no CUDA device. Install a build of torch" in log
+    log = run_log(tmp_path / "none", compute, materialize, OnTheCpu)
+    assert "reserves" not in log

@@ -1,0 +1,404 @@
+"""Edits of classes and functions under our decorators: of the decorators, of one method, of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.edits import Project
+from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
+
+PLAIN = '''
+import functools
+import numpy as np
+
+SIZE = 3
+FACTOR = 2
+
+
+def load(path, size):
+    return np.ones(size)
+
+
+class Base:
+    def __init__(self, depth=1):
+        self.depth = depth
+
+
+class Model(Base):
+    """A model."""
+
+    def __init__(self, path, size=SIZE):
+        super().__init__(size)
+        self.weights = load(path, size)
+
+    def _scaled(self, x):
+        return FACTOR * x
+
+    def transcribe(self, text: str) -> str:
+        return self._scaled(text) + str(self.weights.sum())
+
+    def embed(self, text):
+        return [float(self.depth), len(text)]
+
+
+def udf(text: str) -> int:
+    return FACTOR * len(text)
+'''
+HEAD = "import vane_dagster as vd\nGPUS = 1\n"
+DECORATED = HEAD + PLAIN.replace(
+    "class Model", "@vd.cls(gpus=GPUS, max_concurrency=2)\nclass Model"
+).replace(
+    "    def transcribe", '    @vd.method(return_dtype="VARCHAR")\n    def transcribe'
+).replace("    def embed", '    @vd.method.batch(return_dtype="FLOAT[2]")\n    def embed').replace(
+    "def udf", "@vd.func(max_retries=2)\ndef udf"
+)
+OTHER_IMPORTS = {
+    "names": ("from vane_dagster import cls, func, method\nGPUS = 1\n", ""),
+    "other names": (
+        "from vane_dagster import cls as c_, func as f_, method as m_\nGPUS = 1\n",
+        {"@vd.cls": "@c_", "@vd.func": "@f_", "@vd.method": "@m_"},
+    ),
+    "the package": ("import vane_dagster\nGPUS = 1\n", {"@vd.": "@vane_dagster."}),
+    "the module": (
+        "import vane_dagster.pipeline.decorators as vd\nGPUS = 1\n",
+        {"@vd.": "@vd."},
+    ),
+}
+EDITS_OF_DECORATORS = {
+    "gpus": ("GPUS = 1", "GPUS = 2"),
+    "workers": ("max_concurrency=2", "max_concurrency=3"),
+    "a bare class": ("@vd.cls(gpus=GPUS, max_concurrency=2)", "@vd.cls"),
+    "a plain class": ("@vd.cls(gpus=GPUS, max_concurrency=2)\n", ""),
+    "a batch size": ('"FLOAT[2]")', '"FLOAT[2]", batch_size=8)'),
+    "a plain method": ('    @vd.method(return_dtype="VARCHAR")\n', ""),
+    "a plain function": ("@vd.func(max_retries=2)\n", ""),
+    "a type that a name holds": ('return_dtype="VARCHAR"', "return_dtype=TYPE"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Project(tmp_path)
+    yield made
+    made.forget()
+
+
+def pool(project: Project, method: str = "transcribe") -> ConstructorIdentity:
+    return constructor_identity(project.load("Model"), ["m"], method=method)
+
+
+def identities(project: Project) -> tuple[object, ...]:
+    functions = constructor_identity(project.load("udf"))
+    return project.digest("Model"), project.digest("udf"), pool(project), functions
+
+
+def test_decorators_change_no_identity(project):
+    project.write(defs=PLAIN)
+    plain = identities(project)
+    project.write(defs=DECORATED)
+    assert identities(project) == plain
+
+
+@pytest.mark.parametrize("name", OTHER_IMPORTS)
+def test_decorators_are_known_by_their_import(name, project):
+    head, names = OTHER_IMPORTS[name]
+    project.write(defs=PLAIN)
+    plain = identities(project)
+    text = DECORATED.replace(HEAD, "")
+    for old, new in (names or {"@vd.": "@"}).items():
+        text = text.replace(old, new)
+    project.write(defs=head + text)
+    assert identities(project) == plain
+
+
+@pytest.mark.parametrize("name", EDITS_OF_DECORATORS)
+def test_an_edit_of_a_decorator_keeps_results_and_workers(name, project):
+    project.write(defs="TYPE = 'VARCHAR'\n" + DECORATED)
+    before = identities(project)
+    project.edit("defs.py", *EDITS_OF_DECORATORS[name])
+    assert identities(project) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self._scaled(text) +", "self._scaled(text) + '!' +"),
+        ("len(text)]", "2 * len(text)]"),
+        ("FACTOR = 2", "FACTOR = 3"),
+    ],
+)
+def test_an_edit_of_a_method_keeps_what_is_constructed(old, new, project):
+    project.write(defs=DECORATED)
+    before, code = pool(project), project.digest("Model")
+    assert before.shares_state, before.reason
+    project.edit("defs.py", old, new)
+    assert pool(project) == before
+    assert project.digest("Model") != code
+
+
+@pytest.mark.parametrize("old", ["load(path, size)\n\n    def", "depth=1", "np.ones"])
+def test_an_edit_of_the_constructor_makes_new_workers(old, project):
+    project.write(defs=DECORATED)
+    before = pool(project)
+    news = {"depth=1": "depth=2", "np.ones": "np.zeros"}
+    project.edit("defs.py", old, news.get(old, old.replace(")", ") + 1", 1)))
+    assert pool(project).digest != before.digest
+
+
+def test_stages_that_call_different_methods_share_workers(project):
+    project.write(defs=DECORATED)
+    assert pool(project, "transcribe") == pool(project, "embed")
+
+
+FALLBACK = """
+try:
+    from vane_dagster import cls
+except ImportError:
+    def cls(kind):
+        return kind
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "decorator"),
+    [
+        ("import other", "@other.cls"),
+        ("import other as vd", "@vd.cls"),
+        ("from other import cls", "@cls"),
+        (FALLBACK, "@cls"),
+    ],
+)
+def test_a_decorator_that_may_be_another_counts(head, decorator, project):
+    project.write(defs=PLAIN.replace("class Model", f"{decorator}\nclass Model"), other=OTHER)
+    path = project.root / "defs.py"
+    path.write_text(head + path.read_text())
+    decorated = project.digest("Model")
+    assert not pool(project).shares_state
+    path.write_text(head + PLAIN)
+    assert project.digest("Model") != decorated
+
+
+OTHER = "def cls(kind):\n    return kind\n"
+LOCAL = """
+import vane_dagster as vd
+
+def make(n):
+    @vd.cls(gpus=1)
+    class Local:
+        @vd.method(return_dtype="BIGINT")
+        def add(self, x):
+            return x + n
+
+        def __call__(self, x):
+            return self.add(x)
+
+    @vd.func(return_dtype="BIGINT")
+    def add(x):
+        return x + n
+    return Local, add
+
+Local, add = make(2)
+"""
+
+
+def test_a_class_without_source_has_the_identity_of_its_members() -> None:
+    def made(decorator: str) -> str:
+        scope: dict[str, Any] = {"vd": vd, "__name__": __name__}
+        exec(f"{decorator}\nclass Model:\n    def __call__(self, x):\n        return x\n", scope)
+        return code_identity(scope["Model"]).digest
+
+    assert made("@vd.cls(gpus=1)") == made("")
+
+
+def test_decorators_in_functions_change_no_identity_either(project):
+    project.write(defs=LOCAL)
+    before = project.digest("Local"), project.digest("add")
+    path = project.root / "defs.py"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.strip().startswith("@")))
+    assert (project.digest("Local"), project.digest("add")) == before
+    project.edit("defs.py", "make(2)", "make(3)")
+    assert project.digest("Local") != before[0]
+    assert project.digest("add") != before[1]
+
+
+STATE = {
+    "a method that keeps something": ("return [float", "self.last = text\n        return [float"),
+    "a helper of a method": ("return FACTOR * x", "self.n = x\n        return FACTOR * x"),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_method_that_leaves_something_behind_has_workers_of_its_own(name, project):
+    project.write(defs=DECORATED)
+    project.edit("defs.py", *STATE[name])
+    for method in ("transcribe", "embed"):  # each may follow the other in a worker
+        found = pool(project, method)
+        assert not found.shares_state
+        assert found.reason
+
+
+def test_a_method_that_construction_runs_too_is_a_call(project):
+    warm = DECORATED.replace(
+        "self.weights = load(path, size)",
+        "self.weights = load(path, size)\n        self.embed('warm')",
+    )
+    project.write(defs=warm)
+    assert pool(project, "embed").shares_state
+    project.edit("defs.py", "return [float", "self.last = text\n        return [float")
+    assert pool(project, "transcribe").shares_state  # runs `embed` in the constructor alone
+    assert not pool(project, "embed").shares_state
+    before = pool(project, "transcribe")
+    project.edit("defs.py", "self.last = text", "self.last = text * 2")
+    assert pool(project, "transcribe").digest != before.digest
+
+
+# Declarations in the module of the class
+
+DECLARED = (
+    "import os\n"
+    + DECORATED.replace("self.weights =", "os.environ['MODEL'] = path\n        self.weights =")
+    + "\nMODEL = Model('m')\ndocs = vd.Pipeline('docs', source=vd.parquet('/nowhere'), id='id')\n"
+    + "docs.map('a', Model('m').transcribe)\ndocs.map('b', MODEL.transcribe)\n"
+)
+
+
+def test_a_declaration_runs_nothing_of_the_class(project):
+    project.write(defs=DECLARED)
+    before, function = pool(project), project.digest("udf")
+    project.edit("defs.py", "self._scaled(text) +", "self._scaled(text) + '!' +")
+    assert pool(project) == before
+    project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
+    assert pool(project).digest != before.digest
+    assert project.digest("udf") == function
+
+
+@pytest.mark.parametrize("called", ["Model('m').embed('a')", "MODEL.embed('a')"])
+def test_a_method_that_an_import_calls_constructs(called, project):
+    project.write(defs=DECLARED.partition("docs =")[0] + f"N = {called}\n")
+    before = project.digest("udf")
+    project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
+    assert project.digest("udf") != before
+
+
+# Fragment keys of one method
+
+METHODS = """
+import functools
+import vane_dagster as vd
+
+K = 2
+{top}
+
+def helper(x):
+    return K * x
+
+
+@vd.cls
+class Model{bases}:
+    def __init__(self, path="m"):
+        self.path = path
+        {init}
+
+    def shared(self, x):
+        return x + 1
+
+    @vd.method(return_dtype="BIGINT")
+    def first(self, x):
+        {first}
+        return self.shared(x)
+
+    @vd.method(return_dtype="BIGINT")
+    def second(self, x):
+        return helper(x) + 1
+
+    @vd.method(return_dtype="BIGINT")
+    def third(self, x):
+        return self.second(x)
+
+    def __call__(self, x):
+        return self.shared(2 * x)
+"""
+EDITS_OF_METHODS = {
+    "the other": ("return helper(x) + 1", "return helper(x) + 2", {"second", "third"}),
+    "what the other reaches": ("K * x", "K * x * 2", {"second", "third"}),
+    "a constant of the other": ("K = 2", "K = 3", {"second", "third"}),
+    "the one": ("return self.shared(x)", "return -self.shared(x)", {"first"}),
+    "one that calls another": ("return self.second(x)", "return -self.second(x)", {"third"}),
+    "a method of all": ("return x + 1", "return x + 2", {"first", "second", "third", "__call__"}),
+    "the constructor": (
+        "self.path = path",
+        "self.path = path * 2",
+        {"first", "second", "third", "__call__"},
+    ),
+    "one that is added": (
+        "    def __call__",
+        "    @vd.method\n    def fourth(self, x):\n        return x\n\n    def __call__",
+        set(),
+    ),
+}
+
+
+def methods(project: Project) -> dict[str, str]:
+    names = ("first", "second", "third", "__call__")
+    return {name: code_identity(project.load("Model"), method=name).digest for name in names}
+
+
+def write_methods(project: Project, **parts: str) -> None:
+    empty = {"top": "", "bases": "", "init": "", "first": ""}
+    project.write(defs=METHODS.format(**{**empty, **parts}))
+
+
+@pytest.mark.parametrize("name", EDITS_OF_METHODS)
+def test_an_edit_of_a_method_counts_for_what_reaches_it(name, project):
+    old, new, expected = EDITS_OF_METHODS[name]
+    write_methods(project)
+    before = methods(project)
+    project.edit("defs.py", old, new)
+    after = methods(project)
+    assert {each for each in after if after[each] != before[each]} == expected
+    assert len(set(after.values())) == 4
+
+
+REACHES = {
+    "by its name": {"first": "y = self.second(x)"},
+    "by a text": {"first": "y = getattr(self, 'second')"},
+    "by a computed text": {"first": "y = getattr(self, x)"},
+    "through a function": {"top": "def run(m):\n    return m.second(1)", "first": "run(self)"},
+    "in other code": {"first": "y = print(self)"},
+    "by all members": {"first": "y = vars(type(self))"},
+    "in the constructor": {"init": "self.f = self.second"},
+    "through a base": {
+        "top": "class Base:\n    def all(self):\n        return self.second(1)",
+        "bases": "(Base)",
+    },
+    "by a decorator": {
+        "top": "def mark(kind):\n    return kind",
+        "bases": "",
+        "init": "pass\n\n    @mark\n    def x(self):\n        return self.second(1)",
+    },
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_method_that_may_be_reached_counts(name, project):
+    write_methods(project, **REACHES[name])
+    before = methods(project)
+    project.edit("defs.py", "return helper(x) + 1", "return helper(x) + 2")
+    assert methods(project)["first"] != before["first"]
+
+
+def test_a_class_without_marked_methods_counts_whole(project):
+    write_methods(project)
+    path = project.root / "defs.py"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if "@vd.method" not in line))
+    assert len(set(methods(project).values())) == 1
+    assert methods(project)["first"] == project.digest("Model")

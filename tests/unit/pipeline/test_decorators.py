@@ -1,0 +1,489 @@
+"""Classes and functions under `vd.cls`, `vd.method` and `vd.func`, where they are declared."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import copy
+import functools
+import inspect
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.pipeline.contracts import ColumnsCall
+from vane_dagster.pipeline.decorators import (
+    CallOptions,
+    LazyInstance,
+    construct,
+    resolve,
+)
+from vane_dagster.pipeline.specs import MapBatchesSpec
+from vane_dagster.worker.model_versions import view
+
+MADE: list[str] = []
+
+
+@vd.cls(gpus=1, cpus=2, max_concurrency=3, max_retries=1, on_error="log", name_override="whisper")
+class Transcriber:
+    """Transcribes."""
+
+    SUFFIX = "!"
+
+    def __init__(self, model: str, *, scale: int = 1) -> None:
+        MADE.append(model)
+        self.model, self.scale = model, scale
+
+    @vd.method(return_dtype="VARCHAR", max_retries=5)
+    def transcribe(self, text: str) -> str:
+        return self.model + text * self.scale + self.SUFFIX
+
+    @vd.method.batch(return_dtype="BIGINT", batch_size=8)
+    def count(self, text: list[str]) -> list[int]:
+        return [len(each) for each in text]
+
+    def plain(self, text: str) -> str:
+        return text
+
+    async def later(self, text: str) -> str:
+        return self.model + text
+
+    def __call__(self, text: str) -> str:
+        return text.upper()
+
+    @staticmethod
+    def version() -> int:
+        return 3
+
+    @classmethod
+    def small(cls) -> Any:
+        return cls("small")
+
+    @property
+    def width(self) -> int:
+        return 1
+
+
+@vd.cls
+class Larger(Transcriber):
+    def __init__(self, model: str) -> None:
+        super().__init__(model + "-large", scale=2)
+
+    def whole(self, text: str) -> Any:
+        return Transcriber("inner")
+
+
+class Undecorated(Transcriber):
+    pass
+
+
+class Alone:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def add(self, x: int) -> int:
+        return x + self.n
+
+
+@vd.cls
+@dataclass
+class Record:
+    model: str
+    size: int = 1
+
+    def grow(self, x: int) -> int:
+        return x * self.size
+
+
+@dataclass(slots=True)
+@vd.cls
+class Slotted:
+    size: int = 1
+
+
+@vd.cls
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def run(self) -> int: ...
+
+
+@vd.cls
+class Pair(tuple[int, ...]):  # a base with a __new__ of its own
+    def total(self) -> int:
+        return sum(self)
+
+
+@vd.cls
+class Empty:
+    def one(self) -> int:
+        return 1
+
+
+@vd.func(return_dtype="BIGINT", gpus=0, max_retries=2, name_override="adder", cpus=1)
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@vd.func.batch(return_dtype="BIGINT", batch_size=4)
+def add_all(a: Any, b: Any) -> Any:
+    return a + b
+
+
+@vd.func
+async def wait(text: str) -> str:
+    return text
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> None:
+    MADE.clear()
+
+
+def test_calling_the_class_constructs_nothing() -> None:
+    lazy = Transcriber("m", scale=2)
+    assert isinstance(lazy, LazyInstance)
+    assert "Transcriber, not constructed here" in repr(lazy)
+    assert "Transcriber.transcribe, not constructed here" in repr(lazy.transcribe)
+    assert MADE == []
+
+
+def test_a_method_that_is_called_with_values_constructs_once() -> None:
+    lazy = Transcriber("m", scale=2)
+    assert lazy.transcribe("a") == "maa!"
+    assert lazy("a") == "A"
+    assert asyncio.run(lazy.later("a")) == "ma"
+    assert MADE == ["m"]
+
+
+def test_static_and_class_methods_are_those_of_the_class() -> None:
+    lazy = Transcriber("m")
+    assert lazy.version() == 3
+    assert isinstance(lazy.small(), LazyInstance)
+    assert isinstance(Transcriber.small(), LazyInstance)
+
+
+@pytest.mark.parametrize("name", ["scale", "width", "SUFFIX", "nothing"])
+def test_of_an_instance_that_is_not_constructed_only_methods_can_be_named(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no method '{name}'.*only its methods"):
+        getattr(Transcriber("m"), name)
+
+
+def test_a_wrong_argument_fails_where_it_is_written() -> None:
+    with pytest.raises(DefinitionError, match=r"Transcriber\(model: 'str'.*argument 'modle'"):
+        Transcriber("m", modle="m")  # type: ignore[call-arg]  # the mistake
+    with pytest.raises(DefinitionError, match="missing a required argument"):
+        Transcriber()  # type: ignore[call-arg]  # the mistake
+    with pytest.raises(DefinitionError, match=r"Larger\(model: 'str'\)"):
+        Larger("m", scale=2)  # type: ignore[call-arg]  # the mistake
+    with pytest.raises(DefinitionError, match="too many positional arguments"):
+        Record("m", 1, 2)  # type: ignore[call-arg]  # the mistake
+
+
+def test_the_class_is_the_same_object_and_has_its_own_signature() -> None:
+    assert pickle.loads(pickle.dumps(Transcriber)) is Transcriber
+    assert Transcriber.__doc__ == "Transcribes."
+    assert str(inspect.signature(Transcriber)) == "(model: 'str', *, scale: 'int' = 1)"
+    assert str(inspect.signature(Larger)) == "(model: 'str')"
+    assert str(inspect.signature(Undecorated)) == str(inspect.signature(Transcriber))
+    assert str(inspect.signature(Record)) == "(model: 'str', size: 'int' = 1)"
+
+
+def test_it_is_pickled_without_the_instance_that_was_made_here() -> None:
+    lazy = Transcriber("m", scale=2)
+    lazy.transcribe("a")
+    method = pickle.loads(pickle.dumps(lazy.transcribe))
+    assert MADE == ["m"]
+    assert method("a") == "maa!"
+    assert MADE == ["m", "m"]
+
+
+def test_a_construction_for_real() -> None:
+    made = construct(Transcriber, ("m",), {"scale": 2})
+    assert type(made) is Transcriber
+    assert made.transcribe("a") == "maa!"
+    larger = construct(Larger, ("m",), {})
+    assert isinstance(larger, Larger)
+    assert isinstance(larger, Transcriber)
+    assert (larger.model, larger.scale) == ("m-large", 2)
+    assert construct(Record, ("m",), {"size": 3}).grow(2) == 6
+    assert construct(Slotted, (3,), {}).size == 3
+    assert construct(Pair, ([1, 2],), {}).total() == 3
+    with pytest.raises(TypeError, match="abstract"):
+        construct(Abstract, (), {})
+    assert construct(Empty, (), {}).one() == 1
+
+
+def test_other_kinds_of_classes_are_lazy_too() -> None:
+    assert isinstance(Slotted(2), LazyInstance)
+    assert Pair([1, 2]).total() == 3
+    assert Empty().one() == 1
+    with pytest.raises(DefinitionError, match="too many positional arguments"):
+        Empty(1)  # type: ignore[call-arg]  # the mistake
+
+
+def test_a_subclass_is_lazy_only_if_it_is_decorated() -> None:
+    assert isinstance(Undecorated("m"), Transcriber)
+    assert isinstance(Larger("m"), LazyInstance)
+
+
+def test_code_that_a_method_runs_constructs_for_real() -> None:
+    assert isinstance(Larger("m").whole("a"), Transcriber)
+    assert MADE == ["m-large", "inner"]
+
+
+def test_an_instance_of_another_version_shares_the_state() -> None:
+    made = construct(Transcriber, ("m",), {})
+    assert view(Transcriber, made).transcribe("a") == "ma!"
+
+
+# What a stage is given
+
+
+def test_a_stage_is_given_a_class_or_one_of_its_methods() -> None:
+    lazy = Transcriber("m", scale=2)
+    found = resolve("a/b", lazy, (), None)
+    assert (found.target, found.method) == (Transcriber, "__call__")
+    assert (found.constructor_args, found.constructor_kwargs) == (("m",), {"scale": 2})
+    found = resolve("a/b", lazy.transcribe, (), {})
+    assert (found.target, found.method) == (Transcriber, "transcribe")
+    found = resolve("a/b", Larger.whole, ("m",), {})
+    assert (found.target, found.method, found.constructor_args) == (Larger, "whole", ("m",))
+    found = resolve("a/b", Alone.add, (), {"n": 1})
+    assert (found.target, found.method, found.constructor_kwargs) == (Alone, "add", {"n": 1})
+    found = resolve("a/b", Alone, (1,), {})
+    assert (found.target, found.method) == (Alone, "__call__")
+    found = resolve("a/b", add, (), {})
+    assert (found.target, found.constructor_args) == (add, ())
+    assert resolve("a/b", Transcriber.version, (), {}).target is Transcriber.version
+
+
+def test_options_are_those_of_the_method_and_then_of_the_class() -> None:
+    lazy = Transcriber("m")
+    assert resolve("a/b", lazy.transcribe, (), {}).options == CallOptions(
+        return_dtype="VARCHAR",
+        gpus=1,
+        num_cpus=2,
+        max_concurrency=3,
+        max_retries=5,
+        on_error="null",
+        label="whisper",
+    )
+    options = resolve("a/b", lazy.count, (), {}).options
+    assert (options.is_batch, options.batch_size, options.max_retries) == (True, 8, 1)
+    assert resolve("a/b", Alone.add, (1,), {}).options == CallOptions()
+    assert resolve("a/b", add, (), {}).options == CallOptions(
+        return_dtype="BIGINT", gpus=0, num_cpus=1, max_retries=2, label="adder"
+    )
+    assert resolve("a/b", add_all, (), {}).options == CallOptions(
+        return_dtype="BIGINT", is_batch=True, batch_size=4
+    )
+    assert resolve("a/b", Undecorated, (), {}).options == CallOptions()
+
+
+def test_functions_stay_what_they_are() -> None:
+    assert add(1, 2) == 3
+    assert asyncio.run(wait("a")) == "a"
+    assert pickle.loads(pickle.dumps(add)) is add
+    assert copy.copy(add) is add
+
+
+def test_a_method_that_several_classes_have_is_refused() -> None:
+    with pytest.raises(DefinitionError) as failed:
+        resolve("a/b", Undecorated.plain, ("m",), {})
+    for part in ("a/b", "Transcriber.plain", "Larger, Undecorated", "fn=Larger(...).plain"):
+        assert part in str(failed.value)
+
+
+def test_a_method_of_a_class_that_no_module_holds_is_refused() -> None:
+    class Local:
+        def run(self, x: int) -> int:
+            return x
+
+    with pytest.raises(DefinitionError, match=r"Local.run is a method, but .* has no class"):
+        resolve("a/b", Local.run, (), {})
+
+
+def test_constructor_arguments_are_given_once() -> None:
+    with pytest.raises(DefinitionError, match="has its constructor's arguments already"):
+        resolve("a/b", Transcriber("m").transcribe, (), {"model": "n"})
+
+
+WRONG = {
+    "a process": (lambda: vd.cls(use_process=False)(Alone), "always a process of its own"),
+    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "resources={"),
+    "errors": (lambda: vd.cls(on_error="skip")(Alone), "'raise', 'log' or 'ignore'"),
+    "workers": (lambda: vd.cls(max_concurrency=0)(Alone), "whole number from 1 up"),
+    "retries": (lambda: vd.method(max_retries=-1)(Alone.add), "whole number from 0 up"),
+    "rows": (lambda: vd.method.batch(return_dtype="INT", batch_size=0)(Alone.add), "batch_size"),
+    "a function": (lambda: vd.cls(lambda x: x), "use @vd.func for a function"),
+    "a class": (lambda: vd.func(Alone), "no function"),
+    "an unknown one": (lambda: vd.func(gpu=1), "unknown argument gpu; it takes.*gpus"),
+    "a constructor": (
+        lambda: vd.cls(type("Own", (), {"__new__": lambda cls: 1})),
+        "defines __new__.*Move what it does to __init__",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_named(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(DefinitionError, match=f"(?s){message}"):
+        make()
+    assert not hasattr(Alone, "__vane_options__")
+
+
+# Stages
+
+
+def docs() -> vd.Pipeline:
+    pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    pipeline.project("clean", {"text": "text::VARCHAR", "a": "a::BIGINT", "b": "b::BIGINT"})
+    return pipeline
+
+
+def spec(fn: Any, name: str = "out", method: str = "map", **options: Any) -> MapBatchesSpec:
+    found = getattr(docs()["clean"], method)(name, fn, **options).spec
+    assert isinstance(found, MapBatchesSpec)
+    return found
+
+
+def test_options_of_decorators_are_the_defaults_of_a_stage() -> None:
+    found = spec(Transcriber("m").transcribe)
+    assert (found.resources.gpus, found.resources.num_cpus, found.concurrency) == (1, 2, (3, 3))
+    assert (found.failures.max_retries, found.failures.on_error) == (5, "null")
+    assert found.udf.name == "whisper"
+    assert found.schema == pa.schema({"out": pa.string()})
+    found = spec(Transcriber("m").count)
+    assert found.batch_size == 8
+    assert found.contract == ColumnsCall(("text",), "pyarrow", (), "out")
+    found = spec(Transcriber("m").later)
+    assert (found.concurrency, found.max_concurrency) == ((1, 1), 3)
+    found = spec(add_all, inputs={"b": "a", "a": "b"})
+    assert isinstance(found.contract, ColumnsCall)
+    assert found.contract.columns == ("b", "a")
+    found = spec(Transcriber("m").plain, method="map_batches", schema={"x": "BIGINT"})
+    assert (found.resources.gpus, found.udf.method) == (1, "plain")
+
+
+def test_arguments_of_a_stage_override_those_of_decorators() -> None:
+    found = spec(
+        Transcriber("m").count,
+        gpus=0, num_cpus=1, concurrency=2, max_retries=0, on_error="raise", batch_size=2,
+        schema="INTEGER",
+    )  # fmt: skip
+    assert (found.resources.gpus, found.resources.num_cpus, found.concurrency) == (0, 1, (2, 2))
+    assert (found.failures.max_retries, found.failures.on_error) == (0, "raise")
+    assert found.batch_size == 2
+    assert found.schema == pa.schema({"out": pa.int32()})
+
+
+@dataclass
+class Answer:
+    text: str
+    score: float
+
+
+STRUCT = pa.struct([("text", pa.string()), ("score", pa.float64())])
+TYPES: dict[str, tuple[dict[str, Any], pa.Schema]] = {
+    "SQL": ({"return_dtype": "FLOAT[2]"}, pa.schema({"out": pa.list_(pa.float32(), 2)})),
+    "Arrow": ({"return_dtype": pa.int8()}, pa.schema({"out": pa.int8()})),
+    "an annotation": ({"return_dtype": list[int]}, pa.schema({"out": pa.list_(pa.int64())})),
+    "a struct": ({"return_dtype": STRUCT}, pa.schema({"out": STRUCT})),
+    "a struct of SQL": (
+        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)"}, pa.schema({"out": STRUCT})
+    ),
+    "a class": ({"return_dtype": Answer}, pa.schema({"out": STRUCT})),
+    "fields": ({"return_dtype": Answer, "unnest": True}, pa.schema(list(STRUCT))),
+    "fields of SQL": (
+        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)", "unnest": True},
+        pa.schema(list(STRUCT)),
+    ),
+    "columns": ({"return_dtype": {"text": "VARCHAR", "score": float}}, pa.schema(list(STRUCT))),
+    "a schema": ({"return_dtype": pa.schema(list(STRUCT))}, pa.schema(list(STRUCT))),
+    "the annotation": ({}, pa.schema({"out": pa.int64()})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_type_of_a_result_is_what_the_decorator_or_the_annotation_says(kind: str) -> None:
+    options, schema = TYPES[kind]
+
+    def answer(text) -> int:  # type: ignore[no-untyped-def]  # the annotation of the result counts
+        return 1
+
+    assert spec(vd.func(**options)(answer)).schema == schema
+    if options:
+        assert spec(vd.func.batch(**options)(answer)).schema == schema
+
+
+def test_types_of_daft_are_known() -> None:
+    daft = pytest.importorskip("daft", reason="an optional package, with types of its own")
+    kinds = daft.DataType
+    found = {
+        kinds.string(): pa.string(),
+        kinds.list(kinds.string()): pa.list_(pa.string()),
+        kinds.int64(): pa.int64(),
+        kinds.struct({"a": kinds.float32()}): pa.struct([("a", pa.float32())]),
+        kinds.embedding(kinds.float32(), 3): pa.list_(pa.float32(), 3),
+        kinds.fixed_size_list(kinds.float64(), 2): pa.list_(pa.float64(), 2),
+    }
+    for kind, expected in found.items():
+        wanted = pa.schema({"out": expected})
+        assert spec(vd.func(return_dtype=kind)(lambda text: text)).schema == wanted
+
+
+def test_methods_of_a_class_have_keys_of_their_own_and_one_pool() -> None:
+    pipeline = docs()
+    lazy = Transcriber("m")
+    names = ("transcribe", "count", "plain", "later")
+    specs = [pipeline["clean"].map(n, getattr(lazy, n)).spec for n in names]
+    assert len({str(each.definition(pipeline)) for each in specs}) == 4
+    assert len({each.constructed(pipeline).digest for each in specs}) == 1
+
+
+REFUSED = {
+    "batches": (
+        lambda: spec(Transcriber("m").count, method="map_batches", schema={"x": "INT"}),
+        r"Transcriber.count.* takes an array for each column.*map\('out', ...\)",
+    ),
+    "a filter": (lambda: spec(add_all, method="filter"), "row by row: use map, or leave out"),
+    "a whole row": (
+        lambda: spec(vd.func.batch(return_dtype="INT")(lambda row: row)),
+        "array for each column, by position; name its parameters",
+    ),
+    "a method of an instance": (
+        lambda: spec(Alone(1).add), r"Alone.add, fn_constructor_kwargs=.*@vd.cls"
+    ),
+    "a partial": (
+        lambda: spec(functools.partial(Transcriber("m").plain, "a")), "partial of <Transcriber.pl"
+    ),
+    "a constructed one": (
+        lambda: spec(construct(Transcriber, ("m",), {})), "an instance of Transcriber was given"
+    ),
+    "gpus of a function": (
+        lambda: spec(vd.func(gpus=1, return_dtype="INT")(lambda a: a)), "make it a class"
+    ),
+    "fields of a number": (
+        lambda: spec(vd.func(return_dtype="INT", unnest=True)(lambda a: a)), "unnest=True.*int32"
+    ),
+    "an unknown type": (
+        lambda: spec(vd.func(return_dtype="NUMBER")(lambda a: a)), "return_dtype is 'NUMBER'"
+    ),
+    "no column": (lambda: spec(Transcriber("m").whole_), "no method 'whole_'"),
+    "the wrong arguments of calls": (
+        lambda: spec(Transcriber("m").plain, fn_kwargs={"n": 1}), "unexpected keyword argument 'n'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_stage_refuses_is_named(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises((DefinitionError, SchemaError, AttributeError), match=f"(?s){message}"):
+        make()

@@ -1,0 +1,256 @@
+"""Arguments that a stage does not take: each is refused with the line to write instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+
+
+class Model:
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return batch
+
+
+class Shout:
+    def __call__(self, text: str) -> str:
+        return text.upper()
+
+
+def make_predict() -> Any:
+    return lambda column: column
+
+
+class Provider:
+    def __init__(self, model: str, *, base_url: str | None = None, **options: Any) -> None: ...
+
+    async def submit(self, request: Any) -> Any: ...
+
+    async def embed(self, texts: list[str], dimensions: int | None) -> Any: ...
+
+    async def classify(self, texts: list[str], labels: list[str]) -> Any: ...
+
+
+class Strict:
+    def __init__(self, model: str, *, address: str = "") -> None: ...
+
+    async def submit(self, request: Any) -> Any: ...
+
+
+def docs() -> vd.Pipeline:
+    return vd.Pipeline("docs", source=vd.parquet("/data"), id="id")
+
+
+def mapped(**given: Any) -> vd.Stage:
+    return docs().map_batches("s", Model, **{"schema": {"y": "FLOAT"}, **given})
+
+
+def prompted(**given: Any) -> vd.Stage:
+    return docs().prompt("s", "{text}", **{"provider": Provider, "model": "m", **given})
+
+
+def embedded(**given: Any) -> vd.Stage:
+    return docs().embed("s", "text", provider=Provider, model="m", **given)
+
+
+def classified(**given: Any) -> vd.Stage:
+    return docs().classify("s", "text", ["a", "b"], provider=Strict, model="m", **given)
+
+
+def by_row(**given: Any) -> vd.Stage:
+    return docs().map("s", Shout, **given)
+
+
+def predicted(**given: Any) -> vd.Stage:
+    return docs().predict_batch("s", make_predict, inputs=["x"], return_type="float", **given)
+
+
+def projected(**given: Any) -> vd.Stage:
+    return docs().project("s", ["x"], **given)
+
+
+def written(**given: Any) -> vd.Stage:
+    return docs().project("p", ["x"]).write("s", "/out", **given)
+
+
+def joined(**given: Any) -> vd.Stage:
+    pipeline = docs()
+    stages = [pipeline.project(name, ["x"]) for name in ("a", "b")]
+    return pipeline.join("s", *stages, **given)
+
+
+def refusal(declare: Callable[..., Any], **given: Any) -> str:
+    with pytest.raises(vd.DefinitionError) as caught:
+        declare(**given)
+    message = str(caught.value)
+    assert message.startswith("stage 'docs/s': ")
+    return message.removeprefix("stage 'docs/s': ")
+
+
+def pool(least: int, most: float) -> Any:
+    """The attributes of `ray.data.ActorPoolStrategy`."""
+    return SimpleNamespace(min_size=least, max_size=most, initial_size=least)
+
+
+FOREIGN: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    # Ray Data
+    (mapped, {"num_gpus": 1}, "write gpus=1"),
+    (mapped, {"num_gpus": 0.5}, "write gpus=0.5"),
+    (mapped, {"num_gpus": 0}, "leave it out; that is the default"),
+    (prompted, {"num_gpus": 2}, "write gpus_per_actor=2"),
+    (projected, {"num_gpus": 1}, "leave it out; project has no gpus or gpus_per_actor"),
+    (projected, {"num_cpus": 4}, "leave it out; project has no num_cpus"),
+    (mapped, {"compute": pool(2, 2)}, "write concurrency=2"),
+    (mapped, {"compute": pool(1, 4)}, "write concurrency=(1, 4)"),
+    (mapped, {"compute": pool(3, math.inf)}, "write concurrency=(3, N)"),
+    (mapped, {"compute": SimpleNamespace(size=8)}, "write concurrency=8"),
+    (mapped, {"compute": "actors"}, "leave it out; a class stays loaded"),
+    (joined, {"compute": pool(2, 2)}, "leave it out; join runs in the workers"),
+    (mapped, {"zero_copy_batch": True}, "leave it out; each call gets a copy"),
+    (mapped, {"udf_modifying_row_count": True}, 'write cardinality="filter"'),
+    (mapped, {"udf_modifying_row_count": False}, "leave it out"),
+    (mapped, {"scheduling_strategy": "SPREAD"}, "leave it out; workers are placed"),
+    (mapped, {"max_calls": 100}, "write max_batches_per_actor=100"),
+    (mapped, {"max_restarts": -1}, "leave it out; a worker that dies is replaced"),
+    (
+        mapped,
+        {"ray_remote_args": {"num_gpus": 1, "num_cpus": 2, "lifetime": "detached"}},
+        "num_gpus: write gpus=1, num_cpus: write num_cpus=2, lifetime: leave it out",
+    ),
+    # Daft
+    (mapped, {"return_dtype": float}, 'write schema={"<column>": "DOUBLE"}'),
+    (
+        mapped,
+        {"return_dtype": SimpleNamespace(to_arrow_dtype=lambda: pa.list_(pa.float32()))},
+        'write schema={"<column>": "FLOAT[]"}',
+    ),
+    (prompted, {"return_dtype": str}, "write return_format=<a pydantic model>"),
+    (mapped, {"use_process": True}, "leave it out; each worker is a process"),
+    (mapped, {"unnest": True}, "leave it out; each column"),
+    (mapped, {"cpus": 2}, "write num_cpus=2"),
+    (mapped, {"ray_options": {"memory": 1024}}, "memory: write memory=1024"),
+    (prompted, {"gpus": 1}, "write gpus_per_actor=1"),
+    # Spark
+    (mapped, {"return_type": "array<float>"}, 'write schema={"<column>": "FLOAT[]"}'),
+    (
+        mapped,
+        {"return_type": SimpleNamespace(jsonValue=lambda: "long")},
+        'write schema={"<column>": "BIGINT"}',
+    ),
+    (
+        mapped,
+        {"return_type": "label string, score double"},
+        'write schema={"label": "VARCHAR", "score": "DOUBLE"}',
+    ),
+    (mapped, {"return_type": "nonsense"}, 'write schema={"<column>": "<SQL type>"}'),
+    (by_row, {"batch_format": "numpy"}, "leave it out; this stage does not pass batches"),
+    (by_row, {"num_gpus": 1}, "write gpus=1"),
+    (by_row, {"return_dtype": list[float]}, 'write schema={"<column>": "DOUBLE[]"}'),
+    (predicted, {"num_workers": 2}, "write concurrency=2"),
+    (mapped, {"input_tensor_shapes": [[784]]}, "predict_batch("),
+    # Vane
+    (mapped, {"actor_number": 4}, "write concurrency=4"),
+    (embedded, {"actor_number": 2}, "write concurrency=2"),
+    (mapped, {"gpus_per_actor": 1}, "write gpus=1"),
+    (mapped, {"memory_bytes": 10**9}, "write memory=1000000000"),
+    (mapped, {"num_workers": 4}, "write concurrency=4"),
+    (mapped, {"target_max_batch_bytes": 1 << 20}, "leave it out; batch_size sets the rows"),
+    (mapped, {"flat_map": True}, 'write cardinality="one_to_many", id='),
+    (prompted, {"temperature": 0.2}, 'write sampling_params={"temperature": 0.2}'),
+    (prompted, {"max_new_tokens": 64}, 'write sampling_params={"max_tokens": 64}'),
+    (classified, {"max_concurrency_per_actor": 8}, "write max_concurrency=8"),
+    (prompted, {"system_message": "Be brief."}, "write system=..."),
+    (prompted, {"base_url": "https://u:secret@host"}, 'write provider_options={"base_url": ...}'),
+]
+
+
+@pytest.mark.parametrize(("declare", "given", "line"), FOREIGN, ids=range(len(FOREIGN)))
+def test_an_argument_of_another_system_is_refused_with_the_line_to_write(declare, given, line):
+    message = refusal(declare, **given)
+    (name,) = given
+    assert message.startswith(f"unknown argument {name!r} of ")
+    assert line in message
+
+
+def test_several_arguments_are_refused_at_once():
+    message = refusal(mapped, num_gpus=1, batchsize=8)
+    assert message == (
+        "unknown argument 'batchsize' of map_batches. Did you mean 'batch_size'?\n"
+        "unknown argument 'num_gpus' of map_batches, known from Ray Data: write gpus=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("declare", "name", "near"),
+    [
+        (mapped, "Batch_Size", "'batch_size'"),
+        (mapped, "colums", "'columns'"),
+        (mapped, "descripton", "'description'"),
+        (prompted, "sampling_param", "'sampling_params'"),
+        (embedded, "dimension", "'dimensions'"),
+        (projected, "wher", "'where'"),
+        (written, "compresion", "'compression'"),
+        (by_row, "fn_kwarg", "'fn_kwargs'"),
+        (by_row, "output_colum", "'output_column'"),
+        (predicted, "input_tensor_shape", "'input_tensor_shapes'"),
+        (joined, "source_column", "'source_columns'"),
+    ],
+)
+def test_a_misspelt_argument_is_refused_with_similar_names(declare, name, near):
+    message = refusal(declare, **{name: None})
+    assert f"unknown argument {name!r} of " in message
+    assert f"Did you mean {near}" in message
+
+
+def test_an_argument_like_no_other_is_refused_with_the_names_that_there_are():
+    message = refusal(projected, zzz=1)
+    assert message.startswith("unknown argument 'zzz' of project: its options are 'where', ")
+    assert "; those of its Dagster asset are 'description', " in message
+    with pytest.raises(vd.DefinitionError, match=r"of build_source: it has no options; those of"):
+        docs().build_source(zzz=1)
+
+
+def test_no_value_that_may_be_secret_is_in_a_message():
+    message = refusal(
+        prompted, base_url="https://u:secret@host", runtime_env={"env_vars": {"K": "secret"}}
+    )
+    assert "secret" not in message
+    assert "env_vars=[" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"on_error": "log"}, "on_error is 'log', a value of Daft: write on_error=\"null\""),
+        ({"on_error": "ignore"}, 'write on_error="null"'),
+        ({"on_error": "skip"}, "expected one of 'raise', 'quarantine', 'null'"),
+        ({"batch_format": "default"}, 'a value of Ray Data: write batch_format="numpy"'),
+    ],
+)
+def test_values_of_other_systems(given, line):
+    assert line in refusal(mapped, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"adress": "x"}, "it takes 'address'. Did you mean 'address'?"),
+        ({"concurrency": 2}, "'concurrency' is an argument of prompt: write concurrency=2 there"),
+        ({"num_gpus": 1}, "'num_gpus' is known from Ray Data: write gpus_per_actor=1"),
+        ({"zzz": 1}, "it takes 'address'"),
+    ],
+)
+def test_options_that_a_provider_does_not_take(options, line):
+    message = refusal(prompted, provider=Strict, provider_options=options)
+    assert message.startswith(f"provider_options has {next(iter(options))!r}, which Strict does")
+    assert message.endswith(line)
+
+
+def test_a_range_of_workers_is_accepted():
+    assert mapped(concurrency=(1, 4)).spec.concurrency == (1, 4)

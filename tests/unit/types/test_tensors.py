@@ -1,0 +1,172 @@
+"""The type of tensor columns: how it is declared, and what SQL, Parquet and Delta make of it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from vane_dagster.sources.parquet import plain_schema
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import PartTarget, read_part, write_part
+from vane_dagster.storage.publish.delta_types import delta_type
+from vane_dagster.storage.sample import sample_rows
+from vane_dagster.types.schema import parse_schema, plain_type, seen_by_sql, type_name
+from vane_dagster.types.sql import bind
+from vane_dagster.types.tensors import unsliced
+
+TENSOR = vd.tensor("float32", (2, 3))
+LARGE = vd.tensor("uint8", (224, 224, 3))
+"""More elements than DuckDB's arrays can have."""
+
+
+def test_the_type_is_that_of_arrow():
+    assert pa.fixed_shape_tensor(pa.float32(), [2, 3]) == TENSOR
+    for dtype in np.float32, np.dtype("float32"), "float32", pa.float32():
+        assert vd.tensor(dtype, [2, 3]) == TENSOR
+    assert vd.tensor("float", (1,)).value_type == pa.float64(), "as in numpy"
+    assert vd.tensor("halffloat", (1,)).value_type == pa.float16()
+    assert vd.tensor("bool", (1,)).value_type == pa.bool_()
+    assert type_name(TENSOR) == 'vd.tensor("float32", (2, 3))'
+    assert type_name(vd.tensor("bool", (5,))) == 'vd.tensor("bool", (5,))'
+    assert type_name(pa.list_(pa.float32(), 2)) == "FLOAT[2]"
+    assert type_name(pa.float16()) == "halffloat"
+
+
+def test_torch_names_a_type_too():
+    import torch
+
+    assert vd.tensor(torch.int16, (2,)).value_type == pa.int16()
+    with pytest.raises(vd.SchemaError, match=r"dtype is torch\.bfloat16"):
+        vd.tensor(torch.bfloat16, (2,))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["text", "string", "str", pa.string(), None, "complex64", "M8[s]"]
+)
+def test_elements_have_to_be_numbers(dtype):
+    with pytest.raises(vd.SchemaError, match=r"vd.tensor: dtype is .*expected the name of a"):
+        vd.tensor(dtype, (2,))
+
+
+@pytest.mark.parametrize("shape", [(), 3, "3", (0,), (-1, 2), (2.0,), (True,), None, (None, 3)])
+def test_the_shape_is_a_list_of_positive_integers(shape):
+    with pytest.raises(vd.SchemaError, match=r"vd.tensor: shape is .*for example \(3, 224, 224\)"):
+        vd.tensor("float32", shape)
+
+
+def test_more_elements_than_arrow_holds():
+    with pytest.raises(vd.SchemaError, match="at most 2147483647"):
+        vd.tensor("uint8", (2**16, 2**16))
+
+
+def test_declared_schemas_keep_it():
+    inside = pa.struct([("t", TENSOR)])
+    schema = parse_schema({"x": TENSOR, "large": LARGE, "inside": inside, "n": "BIGINT"}, "here")
+    assert [field.type for field in schema] == [TENSOR, LARGE, inside, pa.int64()]
+    assert plain_type(pa.list_(inside)) == pa.list_(inside)
+    same = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[0, 1])
+    assert str(plain_type(same)) == str(TENSOR), "as from_numpy_ndarray makes it"
+
+
+def test_other_extension_types_are_stored_as_the_type_underneath():
+    assert plain_type(pa.uuid()) == pa.binary(16)
+    turned = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    assert plain_type(turned) == pa.list_(pa.float32(), 6)
+    assert plain_type(pa.fixed_shape_tensor(pa.string(), [2])) == pa.list_(pa.string(), 2)
+
+
+def test_sql_sees_a_flat_list():
+    assert seen_by_sql(TENSOR) == pa.list_(pa.float32(), 6)
+    assert seen_by_sql(LARGE) == pa.list_(pa.uint8())
+    assert seen_by_sql(pa.list_(pa.float32(), 100_001)) == pa.list_(pa.float32())
+    schema = pa.schema([("id", pa.int64()), ("x", TENSOR), ("large", LARGE)])
+    columns = (("x", "x"), ("y", "large"), ("last", "x[6]"), ("size", "len(large)"))
+    bound = bind(columns, "len(large) > 0", schema, "here")
+    assert [field.type for field in bound] == [TENSOR, LARGE, pa.float32(), pa.int64()]
+
+
+def test_arrays_that_sql_cannot_name_are_declared_as_tensors():
+    with pytest.raises(vd.SchemaError, match=r"'FLOAT\[150528\]'.*100000 elements.*vd.tensor\("):
+        parse_schema({"x": "FLOAT[150528]"}, "here")
+
+
+def test_sql_strings_have_the_order_of_sql():
+    kind = parse_schema({"x": "FLOAT[3][224]"}, "here").field("x").type
+    assert (kind.list_size, kind.value_type.list_size) == (224, 3)
+
+
+def rows(kind: pa.FixedShapeTensorType) -> pa.Array:
+    size = int(np.prod(kind.shape))
+    values = pa.array(np.arange(3 * size) % 2).cast(kind.value_type)
+    flat = pa.FixedSizeListArray.from_arrays(values, size)
+    whole = pa.ExtensionArray.from_storage(kind, flat.cast(kind.storage_type))
+    return whole.take(pa.array([0, None, 2]))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "int64"])
+def test_parts_keep_it(dtype, tmp_path):
+    kind = vd.tensor(dtype, (2, 3))
+    lists = pa.ListArray.from_arrays([0, 1, 3, 3], rows(kind))
+    inside = pa.StructArray.from_arrays([rows(kind)], fields=[pa.field("t", kind)])
+    table = pa.table({"id": [1, 2, 3], "x": rows(kind), "lists": lists, "inside": inside})
+    folder = Location(str(tmp_path))
+    info = write_part(table, PartTarget(folder, "0" * 40, "id", measured=("x",)))
+    assert info.measures["x"]["nulls"] == 1
+    found = read_part(folder, info.name)
+    assert found.schema == table.schema
+    assert found.equals(table)
+    assert write_part(table, PartTarget(folder, "0" * 40, "id")).digest == info.digest
+
+
+def test_bytes_have_a_dictionary(tmp_path):
+    """Parquet has no numbers of 8 bits: without one, each takes 32."""
+    noise = np.random.default_rng(0).integers(0, 256, (20, 3 * 64 * 64), dtype=np.uint8)
+    kind = vd.tensor("uint8", (3, 64, 64))
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(noise.reshape(-1)), noise.shape[1])
+    table = pa.table({"id": range(20), "x": pa.ExtensionArray.from_storage(kind, flat)})
+    info = write_part(table, PartTarget(Location(str(tmp_path)), "0" * 40, "id"))
+    assert info.bytes < 1.05 * noise.nbytes
+
+
+def test_a_sample_is_short():
+    table = pa.table({"x": rows(TENSOR)})
+    assert [row["x"] for row in sample_rows(table)] == [
+        "[0, 1, 0, … 6 in all]", "null", "[0, 1, 0, … 6 in all]",
+    ]  # fmt: skip
+
+
+def test_a_source_keeps_it(tmp_path):
+    file = write_source(tmp_path, pa.table({"id": range(3), "x": rows(TENSOR)}))
+    assert plain_schema(pq.read_schema(file)).field("x").type == TENSOR
+    other = io.BytesIO()
+    pq.write_table(pq.read_table(file), other, store_schema=False)
+    assert pq.read_schema(other).field("x").type == pa.list_(pa.field("element", pa.float32()))
+
+
+def test_delta_holds_a_flat_list():
+    assert delta_type(TENSOR) == pa.list_(pa.float32())
+    assert delta_type(LARGE) == pa.list_(pa.int16())
+    assert delta_type(pa.struct([("t", TENSOR)])) == pa.struct([("t", pa.list_(pa.float32()))])
+    assert delta_type(vd.tensor("float16", (2,))) == pa.list_(pa.float32())
+    assert delta_type(vd.tensor("uint64", (2,))) is None
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_of_slices_of_nested_lists_are_selected_right(inside):
+    """Arrow itself selects others: once the last assertion fails, `unsliced` can go."""
+    rows = pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.int8(), 1), 2))
+    if inside:
+        rows = pa.StructArray.from_arrays([rows], ["nested"])
+    table = pa.table({"x": rows})
+    expected = rows.take(pa.array([3, 5])).to_pylist()
+    mask = pa.array([False, True, False, True])
+    for sliced in table.slice(2), pa.concat_tables([table.slice(2, 1), table.slice(3)]):
+        assert unsliced(sliced).take(pa.array([1, 3]))["x"].to_pylist() == expected
+        assert unsliced(sliced).filter(mask)["x"].to_pylist() == expected
+    assert table.slice(2).filter(mask)["x"].to_pylist() != expected

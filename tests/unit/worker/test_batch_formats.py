@@ -1,0 +1,497 @@
+"""Batches of arrays of several dimensions, what functions may return for them, and row values."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vane_dagster as vd
+from support.udf_calls import call, refused
+from vane_dagster.worker.batch_formats import copied, fitted, given_batch, row_values, to_format
+from vane_dagster.worker.operators import project, resolve
+from vane_dagster.worker.protocol import Project, TableRows, Work
+
+IMAGE = (224, 224, 3)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, *IMAGE), dtype=np.uint8)
+
+
+def column(values: Any, kind: pa.DataType) -> pa.ChunkedArray:
+    return fitted(values, pa.field("x", kind), "here")
+
+
+def images() -> pa.Table:
+    return pa.table({"id": [1, 2, 3], "image": column(IMAGES, vd.tensor("uint8", IMAGE))})
+
+
+# What is given
+
+CUBE = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+SHAPED = {
+    "tensors": vd.tensor("float32", (2, 3)),
+    "nested lists of a fixed size": pa.list_(pa.list_(pa.float32(), 3), 2),
+}
+
+
+@pytest.mark.parametrize("case", SHAPED)
+@pytest.mark.parametrize("form", ["numpy", "torch", "pandas", "polars"])
+def test_rows_of_one_shape_are_arrays_of_several_dimensions(case, form):
+    table = pa.table({"id": [1, 2], "x": column(CUBE, SHAPED[case])})
+    x = given_batch(table, form)["x"]
+    if form == "pandas":
+        assert [row.shape for row in x] == [(2, 3), (2, 3)]
+        assert x[0].dtype == np.float32
+        x = np.stack(x)
+    elif form == "polars":
+        assert str(x.dtype) == "Array(Float32, shape=(2, 3))"
+        x = x.to_numpy()
+    assert tuple(x.shape) == (2, 2, 3)
+    assert str(x.dtype).removeprefix("torch.") == "float32"
+    assert np.asarray(x).tolist() == CUBE.tolist()
+
+
+@pytest.mark.parametrize("case", SHAPED)
+@pytest.mark.parametrize("form", ["pyarrow", "numpy", "torch", "pandas", "polars"])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_what_is_given_can_be_returned(case, form, gaps):
+    kind = SHAPED[case]
+    rows = [CUBE[0], None, CUBE[1]] if gaps else [*CUBE, CUBE[0]]
+    table = pa.table({"id": [1, 2, 3], "x": column(rows, kind)})
+    output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, form)
+    assert output["x"].equals(table["x"])
+    whole = call(lambda batch: batch, table.schema, table, form)
+    assert whole.equals(table)
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch"])
+def test_arrays_are_copied_once(form, monkeypatch):
+    """Arrays are the memory of the batch's own copy, in any number of chunks."""
+    pieces = pa.concat_tables([images().slice(1), images().slice(0, 1)])
+    own = copied(pieces["image"])
+    assert own.num_chunks == 1
+    array = to_format(pa.table({"image": own}), form)["image"]
+    address = array.data_ptr() if form == "torch" else array.ctypes.data
+    assert address == own.chunk(0).storage.values.buffers()[1].address
+    assert np.array_equal(np.asarray(array), IMAGES[[1, 2, 0]])
+
+
+def test_tensors_of_torch_may_be_written_without_a_warning(recwarn):
+    table = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
+
+    def fn(batch):
+        batch["n"].zero_()
+        return {"x": batch["n"]}
+
+    assert call(fn, {"x": "DOUBLE"}, table, "torch")["x"].to_pylist() == [0, 0]
+    assert table["n"].to_pylist() == [1.0, 2.0]
+    assert not [w for w in recwarn if "writable" in str(w.message)]
+
+
+RAGGED = pa.table(
+    {
+        "id": [1, 2, 3],
+        "lists": pa.array([[1], None, [2, 3]], pa.list_(pa.float32())),
+        "equal": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32())),
+    }
+)
+
+
+def test_lists_of_variable_size_are_object_arrays_whatever_their_lengths():
+    batch = to_format(RAGGED, "numpy")
+    for name in "lists", "equal":
+        assert batch[name].dtype == object
+        assert batch[name].shape == (3,)
+        assert batch[name][2].dtype == np.float32
+    assert batch["lists"][1] is None
+    batch = to_format(RAGGED, "torch")
+    assert [type(row).__name__ for row in batch["lists"]] == ["Tensor", "NoneType", "Tensor"]
+    assert [row.tolist() for row in batch["equal"]] == [[1, 2], [3, 4], [5, 6]]
+    assert str(batch["equal"][0].dtype) == "torch.float32"
+
+
+def test_columns_that_torch_has_no_type_for_are_lists():
+    table = pa.table(
+        {
+            "text": ["a", None],
+            "day": pa.array([0, 1], pa.date32()),
+            "flag": [True, None],
+            "doc": [{"a": 1}, None],
+            "words": [["a"], []],
+            "flags": [[True, None], [False]],
+            "count": [1, None],
+        }
+    )
+    batch = to_format(table, "torch")
+    assert batch["text"] == ["a", None]
+    assert [str(day) for day in batch["day"]] == ["1970-01-01", "1970-01-02"]
+    assert batch["flag"] == [True, None]
+    assert batch["doc"] == [{"a": 1}, None]
+    assert batch["words"] == [["a"], []]
+    assert batch["flags"] == [[True, None], [False]]
+    assert str(batch["count"].tolist()) == "[1.0, nan]", "as in numpy"
+
+
+@pytest.mark.parametrize("name", ["float16", "uint8", "bool", "float32", "int64", "uint16"])
+@pytest.mark.parametrize("form", ["numpy", "torch", "pandas"])
+def test_the_types_of_numbers_are_kept(name, form):
+    kind = pa.bool_() if name == "bool" else pa.from_numpy_dtype(name)
+    ones = np.ones((2, 2), name)
+    columns = {
+        "scalar": column(ones[:, 0], kind),
+        "vector": column(ones, pa.list_(kind, 2)),
+        "tensor": column(ones.reshape(2, 2, 1), vd.tensor(name, (2, 1))),
+    }
+    table = pa.table({"id": [1, 2], **columns})
+    batch = given_batch(table, form)
+    for label in columns:
+        found = batch[label]
+        if form == "pandas" and label != "scalar":
+            found = found[0]
+        assert str(found.dtype).removeprefix("torch.") == name, label
+    assert call(lambda batch: batch, table.schema, table, form).equals(table)
+
+
+@pytest.mark.parametrize(("form", "package"), [("torch", "torch"), ("polars", "polars")])
+def test_a_package_that_the_worker_lacks_is_named(form, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(vd.StageError, match=rf"needs the package '{package}'.*Install it"):
+        to_format(RAGGED, form)
+
+
+def test_polars_batches_of_other_types():
+    """Its own reader fails at list views, and aborts at decimals of 256 bits."""
+    views = pa.ListViewArray.from_arrays([2, 0], [1, 2], [1, 2, 3])
+    tensors = column([{"t": CUBE[0]}, None], pa.struct([("t", SHAPED["tensors"])]))
+    batch = to_format(pa.table({"views": views, "tensors": tensors}), "polars")
+    assert batch["views"].to_list() == [[3], [1, 2]]
+    assert batch["tensors"].to_list() == [{"t": list(range(6))}, None]
+    wide = pa.table({"d": pa.array([1], pa.decimal256(50, 2))})
+    with pytest.raises(vd.StageError, match=r"column 'd' is decimal256.*cast it in a project"):
+        to_format(wide, "polars")
+
+
+# What is returned
+
+
+def torch_images() -> Any:
+    import torch
+
+    return torch.from_numpy(IMAGES.copy())
+
+
+def objects(values: Any) -> Any:
+    array = np.empty(len(values), object)
+    array[:] = list(values)
+    return array
+
+
+WAYS = {
+    "one array": lambda: IMAGES,
+    "a list of arrays": lambda: list(IMAGES),
+    "an object array of arrays": lambda: objects(IMAGES),
+    "one tensor": torch_images,
+    "a list of tensors": lambda: list(torch_images()),
+    "a masked array": lambda: np.ma.masked_array(IMAGES),
+    "a series of arrays": lambda: pd.Series(list(IMAGES)),
+    "an array in another order in memory": lambda: np.asfortranarray(IMAGES),
+    "whole numbers as floats": lambda: IMAGES.astype(np.float32),
+    "a column of tensors": lambda: images()["image"],
+    "flat lists of Arrow": lambda: images()["image"].combine_chunks().storage,
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_ways_to_return_images(case):
+    output = call(lambda batch: {"image": WAYS[case]()}, {"image": vd.tensor("uint8", IMAGE)})
+    assert output["image"].equals(images()["image"])
+
+
+def test_a_frame_of_images():
+    frame = pd.DataFrame({"id": [1, 2, 3], "image": list(IMAGES)})
+    output = call(lambda batch: frame, {"image": vd.tensor("uint8", IMAGE)})
+    assert output["image"].equals(images()["image"])
+    refused(lambda batch: frame, {"n": "BIGINT"}, "'n' is declared", "returned: 'id', 'image'")
+
+
+def test_lists_are_tensors_by_their_nesting():
+    kind = SHAPED["tensors"]
+    expected = column(CUBE, kind)
+    for rows in (
+        CUBE.tolist(),
+        CUBE.reshape(2, 6).tolist(),
+        [[list(r) for r in row] for row in CUBE],
+    ):
+        assert column(rows, kind).equals(expected)
+    lists = pa.array(CUBE.tolist())
+    for given_ in lists, lists.cast(pa.list_(pa.list_(pa.float64(), 3), 2)):
+        assert column(given_, kind).equals(expected)
+        pieces = pa.chunked_array([given_[:1], given_[1:]])
+        assert column(pieces, kind).combine_chunks().equals(expected.combine_chunks())
+    assert column(expected, pa.list_(pa.float32(), 6)).to_pylist() == expected.to_pylist()
+    nested = column(expected, pa.list_(pa.list_(pa.float32(), 3), 2))
+    assert nested.to_pylist() == CUBE.tolist()
+
+
+WRONG = {
+    "flat": (CUBE.reshape(2, 6), "shape (6,), not (2, 3). Return array.reshape(-1, 2, 3)"),
+    "transposed": (CUBE.transpose(0, 2, 1), "not (2, 3). Return array.transpose(0, 2, 1)"),
+    "other size": (CUBE[:, :, :2], "ndarray of float32, shape (2, 2, 2): a row has shape (2, 2)"),
+    "numbers": (np.ones(2), "values are double, one for each row"),
+    "several shapes": ([np.ones((2, 3)), np.ones((1, 3))], "shapes (2, 3), (1, 3); expected one"),
+    "text": (np.full((2, 2, 3), "a"), "its elements are string, not float. Return array.astype("),
+    "bools": (np.ones((2, 2, 3), bool), "its elements are bool, not float. Return array.astype("),
+    "a null inside": ([[[1, 2, 3], None]] * 2, "a list inside a row is null"),
+    "short lists": ([[[1, 2], [3, 4]]] * 2, "found list of list"),
+    "other depth": (pa.array([[[[1.0]]]] * 2), "lists have 3 dimensions, not 2"),
+    "other tensors": (pa.nulls(2, vd.tensor("float32", (3, 2))), "Return array.transpose(0, 2, 1)"),
+    "strings": (["a", "b"], "found list of str"),
+    "objects": (np.array([[["a"]]], object), "found ndarray"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_shapes_and_types_are_refused_with_the_fix(case):
+    values, words = WRONG[case]
+    with pytest.raises(vd.UdfError) as raised:
+        column(values, SHAPED["tensors"])
+    assert "here: column 'x': expected vd.tensor(\"float32\", (2, 3)), found" in str(raised.value)
+    assert words in str(raised.value)
+
+
+def test_numbers_that_do_not_fit():
+    for values, words in (
+        (CUBE + 0.5, "Return array.round().astype('uint8')"),
+        (np.full((1, 2, 3), 256), "256 not in range: 0 to 255. Return array.astype('uint8')"),
+        (np.full((1, 2, 3), np.nan), "array.round().astype('uint8')"),
+    ):
+        with pytest.raises(vd.UdfError, match=r"expected vd\.tensor") as raised:
+            column(values, vd.tensor("uint8", (2, 3)))
+        assert words in str(raised.value)
+
+
+def test_bfloat16_is_refused_with_the_fix():
+    import torch
+
+    for values in torch.zeros(2, dtype=torch.bfloat16), [torch.zeros(2, dtype=torch.bfloat16)] * 2:
+        with pytest.raises(vd.UdfError, match=r"Return value\.float\(\)"):
+            column(values, pa.float32())
+
+
+REMEDIES = {
+    "floats for whole numbers": (
+        np.array([0.5]), pa.int64(), "double",
+        "Return array.round().astype('int64'), or declare {'x': 'DOUBLE'} in the schema",
+    ),
+    "text for floats": (
+        ["a"], pa.float32(), "string",
+        "Return array.astype('float32'), or declare {'x': 'VARCHAR'} in the schema",
+    ),
+    "bools for numbers": (
+        [True], pa.int8(), "bool",
+        "Return array.astype('int8'), or declare {'x': 'BOOLEAN'} in the schema",
+    ),
+    "numbers for bools": (
+        [1], pa.bool_(), "int64",
+        "Return array.astype('bool'), or declare {'x': 'BIGINT'} in the schema",
+    ),
+    "arrays for numbers": (
+        CUBE, pa.float32(), "ndarray of float32, shape (2, 2, 3)",
+        'an array a row. Declare vd.tensor("float32", (2, 3))',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_wrong_types_are_refused_with_the_conversion_that_helps(case):
+    values, kind, found, words = REMEDIES[case]
+    with pytest.raises(vd.UdfError) as raised:
+        column(values, kind)
+    assert f"column 'x': expected {kind}, found {found}" in str(raised.value)
+    assert str(raised.value).endswith(words)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 1, 1)])
+def test_a_last_dimension_of_1_is_squeezed_for_scalars(shape):
+    import torch
+
+    array = np.arange(3.0).reshape(shape)
+    for values in array, list(array), torch.from_numpy(array), objects(array):
+        assert column(values, pa.float32()).to_pylist() == [0, 1, 2]
+    scalars = [np.array(0.0), None, torch.tensor(2.0)]
+    assert column(scalars, pa.float64()).to_pylist() == [0, None, 2]
+    assert column(array.reshape(3, 1), pa.list_(pa.float64(), 1)).to_pylist() == [[0], [1], [2]]
+
+
+# Nulls
+
+NAN = float("nan")
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
+
+
+def test_nan_of_numpy_and_torch_is_a_number():
+    import torch
+
+    for values in (
+        np.array([NAN, 1.0]),
+        torch.tensor([NAN, 1.0]),
+        [NAN, 1.0],
+        np.array([[NAN], [1]]),
+    ):
+        found = column(values, pa.float64())
+        assert found.null_count == 0
+        assert is_nan(found[0].as_py())
+    found = column(np.full((1, 2, 3), NAN), SHAPED["tensors"])
+    assert all(map(is_nan, found.to_pylist()[0]))
+
+
+def test_nan_of_pandas_is_null():
+    assert column(pd.Series([NAN, 1.0]), pa.float64()).to_pylist() == [None, 1.0]
+    frame = pd.DataFrame({"id": [1, 2, 3], "x": [NAN, 1.0, 2.0]})
+    assert call(lambda batch: frame, {"x": "DOUBLE"})["x"].to_pylist() == [None, 1.0, 2.0]
+    rows = pd.Series([CUBE[0], NAN])
+    assert column(rows, SHAPED["tensors"]).is_null().to_pylist() == [False, True]
+
+
+def test_none_is_null():
+    for values in [None, 1.0], np.array([None, 1.0], object), pd.Series([None, 1.0], dtype=object):
+        assert column(values, pa.float64()).to_pylist() == [None, 1.0]
+    for kind in SHAPED.values():
+        for rows in [None, CUBE[0]], objects([None, CUBE[0]]), [None, CUBE[0].tolist()]:
+            assert column(rows, kind).is_null().to_pylist() == [True, False]
+        assert column([None, None], kind).null_count == 2
+
+
+def test_masked_values_are_null():
+    mask = [True, False]
+    for values, kind in (
+        (np.ma.masked_array([1.0, 2.0], mask), pa.float64()),
+        (np.ma.masked_array([[1.0], [2.0]], [[m] for m in mask]), pa.float64()),
+        (np.ma.masked_array([1, 2], mask), pa.int8()),
+        (np.ma.masked_array([True, False], mask), pa.bool_()),
+        (np.ma.masked_array(["a", "b"], mask), pa.string()),
+        (np.ma.masked_array(np.array(["a", "b"], object), mask), pa.string()),
+        ([np.ma.masked, 2.0], pa.float64()),
+        ([np.ma.masked, CUBE[0]], SHAPED["tensors"]),
+    ):
+        assert column(values, kind).is_null().to_pylist() == mask
+    whole = np.ma.masked_array(CUBE, CUBE == 1)
+    for kind in (*SHAPED.values(), pa.list_(pa.list_(pa.float32()))):
+        for values in whole, list(whole):
+            first = np.array(column(values, kind).to_pylist()[0], object).reshape(-1).tolist()
+            assert first == [0, None, 2, 3, 4, 5]
+    rows = [np.ma.masked_array([1.0, 2.0], mask), np.ma.masked_array([1.0])]
+    assert column(rows, pa.list_(pa.float64())).to_pylist() == [[None, 2.0], [1.0]]
+
+
+def test_nulls_that_are_given():
+    """A null element is as a null in a column of scalars; a null row is None."""
+    rows = [[[1, None], [3, 4]], [[5, 6], [7, 8]]]
+    for value, dtype in (pa.float32(), np.float32), (pa.int8(), np.float64):
+        lists = pa.array(rows, pa.list_(pa.list_(value, 2), 2))
+        for kind in lists.type, pa.fixed_shape_tensor(value, (2, 2)):
+            batch = to_format(pa.table({"x": column(lists, kind)}), "numpy")
+            assert batch["x"].dtype == dtype
+            assert np.isnan(batch["x"][0, 0, 1])
+    gaps = column([CUBE[0], None], SHAPED["tensors"])
+    for form in "numpy", "pandas", "torch":
+        x = to_format(pa.table({"x": gaps}), form)["x"]
+        assert np.asarray(x[0]).shape == (2, 3)
+        assert x[1] is None
+
+
+# Nested lists that are slices, from which Arrow's take and filter return other rows
+
+
+NESTED = pa.table(
+    {
+        "id": range(6),
+        "n": range(6),
+        "x": pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.int8(), 1), 2)),
+    }
+)
+
+
+def test_a_retry_of_some_rows_of_a_batch_gives_their_nested_lists():
+    """Batches are slices of a table."""
+    failed = set()
+
+    def fn(batch):
+        assert [row[0][0] for row in batch["x"].to_pylist()] == batch["n"].to_pylist()
+        if 4 in (numbers := batch["n"].to_pylist()) and not failed:
+            failed.add(4)
+            error = ConnectionError("again")
+            raise vd.RowErrors({numbers.index(4): error}, rows={"id": [3, 5], "y": [3, 5]})
+        return {"y": batch["n"]}
+
+    output = call(fn, {"y": "BIGINT"}, NESTED, batch_size=3)
+    assert dict(zip(*output.select(["id", "y"]).to_pydict().values())) == {n: n for n in range(6)}
+    assert failed
+
+
+def test_rows_of_a_slice_that_are_selected_have_their_nested_lists():
+    table = resolve(TableRows(0, 2, 6), [NESTED], None)
+    op = Project((("id", "id"), ("x", "x")), "n % 2 = 1")
+    work = Work("here", op, (), NESTED.schema, "id", None, True)
+    found, given_ = project(op, TableRows(0, 2, 6), [NESTED], work)
+    assert given_ == 4
+    for rows in found, table.filter(pa.array([False, True, False, True])):
+        assert rows["x"].to_pylist() == [[[3], [3]], [[5], [5]]]
+
+
+# Values of rows
+
+
+def test_values_of_rows():
+    kind = pa.struct([("t", SHAPED["tensors"]), ("n", pa.int8())])
+    structs = column([{"t": CUBE[0], "n": 1}, None, {"t": None, "n": 2}], kind)
+    first, second, third = row_values(structs)
+    assert np.array_equal(first["t"], CUBE[0])
+    assert second is None
+    assert third == {"t": None, "n": 2}
+    lists = column([[{"t": CUBE[0], "n": 1}], [], None], pa.list_(kind))
+    (row,), empty, none = row_values(lists)
+    assert row["t"].shape == (2, 3)
+    assert (empty, none) == ([], None)
+    assert column(row_values(lists), pa.list_(kind)).equals(lists)
+    for case in SHAPED.values():
+        table = column([CUBE[0], None], case)
+        array, none = row_values(table)
+        array[:] = 7
+        assert none is None
+        assert table[0].as_py() != [7] * 6, "a copy"
+    assert row_values(pa.chunked_array([["a", None]])) == ["a", None]
+    vectors = pa.chunked_array([pa.array([[1, 2], None], pa.list_(pa.int8(), 2))])
+    assert row_values(vectors) == [[1, 2], None]
+    assert row_values(pa.chunked_array([], SHAPED["tensors"])) == []
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.sampled_from(["bool", "uint8", "int64", "float16", "float32"]),
+    st.lists(st.booleans(), min_size=1, max_size=4),
+    st.sampled_from(["numpy", "torch", "pandas", "polars", "rows"]),
+    st.booleans(),
+)
+def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_lists):
+    """With null rows, in slices, and in several chunks."""
+    kind: Any = vd.tensor(dtype, shape)
+    if as_lists:
+        kind = kind.value_type
+        for size in reversed(shape):
+            kind = pa.list_(kind, size)
+    random = np.random.default_rng(0)
+    rows = [None if null else random.integers(0, 2, shape).astype(dtype) for null in is_null]
+    whole = column([rows[0], *rows], kind).combine_chunks()
+    table = pa.table({"x": pa.chunked_array([whole.slice(1, 1), whole.slice(2)])})
+    returned = row_values(table["x"]) if form == "rows" else given_batch(table, form)["x"]
+    assert column(returned, kind).combine_chunks().equals(whole.slice(1))

@@ -1,0 +1,120 @@
+"""What to return in place of values that Arrow cannot hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+import uuid
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pydantic
+import pytest
+from PIL import Image
+
+from vane_dagster.errors import UdfError
+from vane_dagster.worker.batch_formats import from_result
+
+TEXT, FLOAT, BLOB = pa.string(), pa.float32(), pa.binary()
+STRUCT = pa.struct([("x", pa.int64())])
+FLOATS = pa.list_(pa.float32())
+
+
+@dataclasses.dataclass
+class Record:
+    x: int = 1
+
+
+class Model(pydantic.BaseModel):
+    x: int = 1
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Opaque:
+    pass
+
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+def refusal(values: Any, kind: pa.DataType) -> str:
+    schema = pa.schema([("y", kind)])
+    with pytest.raises(UdfError) as caught:
+        from_result({"y": values}, schema, (), "id", "stage 'docs/m'")
+    message = str(caught.value)
+    assert message.startswith(f"stage 'docs/m': column 'y': expected {kind}, found ")
+    return message
+
+
+class Narrow:
+    """The attributes of a tensor whose type numpy does not have."""
+
+    dtype = "torch.bfloat16"
+    shape = (2,)
+
+    def detach(self) -> Narrow:
+        return self
+
+    def cpu(self) -> Narrow:
+        return self
+
+    def numpy(self) -> None:
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+CASES: list[tuple[Any, pa.DataType, str]] = [
+    ([Image.new("RGB", (5, 4))], BLOB, "Return np.asarray(image) for each row"),
+    ([Image.new("RGB", (5, 4))], BLOB, 'vd.tensor("uint8", (4, 5, 3))'),
+    ([None, Image.new("L", (5, 4))], FLOATS, 'vd.tensor("uint8", (4, 5))'),
+    ([Image.new("RGB", (5, 4))], TEXT, "buffer.getvalue()"),
+    (pd.Series([Opaque()]), TEXT, "Arrow has no type for a test_conversion_advice.Opaque"),
+    ([Opaque()], FLOAT, "Return numbers, text, bytes"),
+    ([Record()], STRUCT, "Return dataclasses.asdict(value) for each row, for a STRUCT column"),
+    ([Record()], TEXT, "Return json.dumps(dataclasses.asdict(value)) for each row"),
+    ([Model()], STRUCT, "Return value.model_dump() for each row"),
+    ([Model()], TEXT, "Return value.model_dump_json() for each row"),
+    ([Point(1, 2)], STRUCT, "Return value._asdict() for each row"),
+    ([Colour.RED], TEXT, "Return value.value or value.name for each row"),
+    ([pathlib.Path("a")], TEXT, "Return str(value) for each row"),
+    ([uuid.uuid4()], FLOATS, "Return str(value) for each row"),
+    ([ValueError("x")], TEXT, "Raise vd.RowErrors({position: error}, rows)"),
+    ([{"x": 1}], FLOATS, "Declare a STRUCT"),
+    (["{}"], STRUCT, "Return json.loads(value) for each row"),
+    ([1, "a"], TEXT, "rows have different types: int, str"),
+    (Narrow(), FLOAT, "Arrow has no bfloat16, and float32 holds its values. Return value.float()"),
+    ([Narrow()], FLOATS, "Return value.float() for each row"),
+    (np.zeros(2, complex), FLOAT, "Return value.real and value.imag, as two columns"),
+    (None, FLOAT, "a single value, not one for each row. Return a list or an array"),
+    (5, FLOAT, "a single value, not one for each row"),
+    ("text", TEXT, "a single value, not one for each row"),
+    ({"logits": 1}, FLOAT, "Return one of its tensors, output.logits"),
+    ({"a": 1}, FLOAT, "Return a list with a dict for each row"),
+    ([2**70], pa.int64(), "too large"),
+    # columns that Arrow holds, of another type
+    ([{1, 2}], TEXT, "Return json.dumps(value) for each row, or declare {'y': 'BIGINT[]'}"),
+    ([{"a": 1}], TEXT, "or declare {'y': 'STRUCT(\"a\" BIGINT)'} in the schema"),
+    ([{"a": 1}], FLOAT, "Convert it in the function, or declare {'y': 'STRUCT"),
+    ([b"a"], TEXT, "Return value.decode() for each row, or declare {'y': 'BLOB'}"),
+    ([1], TEXT, "Return str(value) for each row, or declare {'y': 'BIGINT'}"),
+    (pa.array([1], pa.duration("us")), TEXT, "or declare that type in the schema"),
+]
+
+
+@pytest.mark.parametrize(("values", "kind", "words"), CASES, ids=range(len(CASES)))
+def test_the_message_has_the_type_and_what_to_return(values, kind, words):
+    assert words in refusal(values, kind)
+
+
+def test_a_message_holds_no_value():
+    secret = SimpleNamespace(password="hunter2")
+    assert "hunter2" not in refusal([secret], TEXT)
+    assert "hunter2" not in refusal(["a", Record(x="hunter2")], TEXT)  # type: ignore[arg-type]  # a value that is easy to find
+    assert "hunter2" not in refusal([[1], "hunter2"], pa.list_(pa.int64()))

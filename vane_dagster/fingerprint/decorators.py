@@ -1,0 +1,61 @@
+"""Our own decorators in a user's code: `vd.cls`, `vd.method` and `vd.func`.
+
+They add options to a class or function and do not change what it computes, so they are no part of
+its identity. The options that change results, such as the type of a result, count in the stage.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from vane_dagster.fingerprint.code_strings import paths
+
+OPTIONS = "__vane_options__"
+"""The attribute with the options of a function, method or class."""
+
+SET_ON_CLASSES = ("__new__", "__signature__")
+"""The other attributes that `vd.cls` sets on a class."""
+
+_HOMES = ("vane_dagster", "vane_dagster.pipeline.decorators")
+_NAMES = ("cls", "method", "method.batch", "func", "func.batch")
+_OURS = frozenset(f"{home}.{name}" for home in _HOMES for name in _NAMES)
+
+
+def detach_decorators(tree: ast.Module) -> None:
+    """Remove our decorators from a tree in which names are marked with their imports.
+
+    A definition keeps the lines of its removed decorators: its code starts at the first one. A
+    class keeps the mark that calling it runs no code of it.
+
+    Args:
+        tree: The tree, after `code_strings.mark_texts`.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        ours = [each for each in node.decorator_list if _is_ours(each)]
+        if ours:
+            node.__dict__["removed_lines"] = [each.lineno for each in ours]
+            node.__dict__["is_lazy"] = isinstance(node, ast.ClassDef)
+            node.decorator_list = [each for each in node.decorator_list if each not in ours]
+
+
+def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    """Return the line where a definition starts: that of its first decorator, if it has one."""
+    removed: list[int] = node.__dict__.get("removed_lines", [])
+    return min([node.lineno, *(each.lineno for each in node.decorator_list), *removed])
+
+
+def is_marked(node: ast.AST) -> bool:
+    """Return whether a definition has one of our decorators."""
+    return "removed_lines" in node.__dict__
+
+
+def is_lazy(node: ast.AST) -> bool:
+    """Return whether a node is a class under `vd.cls`, which is not constructed on import."""
+    return bool(node.__dict__.get("is_lazy"))
+
+
+def _is_ours(decorator: ast.expr) -> bool:
+    found = paths(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    return bool(found) and found <= _OURS

@@ -1,0 +1,95 @@
+"""Functions that travel with each call, so that a warm worker runs each edit of them.
+
+A worker that has imported a module never sees a later edit of it. A function is portable if nothing
+that it runs comes from a module of the user's: the function, and everything in the user's modules
+that it refers to, is pickled by value, and the code imports none of these modules when it runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import pickletools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.bundle import pickled_by_value
+from vane_dagster.fingerprint.modules import Finder
+
+_MAX_BYTES = 1 << 18
+"""A payload is sent with each call; functions that refer to more data are not portable."""
+_COMPUTED_IMPORTS = {"import_module", "__import__", "exec", "find_spec", "modules"}
+"""Names in code that may import a module by a computed name, or look one up."""
+_STRINGS = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
+_GETS = {"BINGET", "LONG_BINGET"}
+_NO_VALUE = {"PROTO", "FRAME", "MEMOIZE"}
+_IMPORT = object()
+"""cloudpickle's function that imports a module by its name."""
+
+
+def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
+    """Pickle functions by value; None if they are not portable.
+
+    Args:
+        modules: The user's own modules that they may need, as listed by `CodeIdentity.modules`.
+        obj: The functions.
+    """
+    codes: list[types.CodeType] = []
+
+    def visit(part: Any) -> None:
+        if isinstance(part, types.CodeType):
+            codes.append(part)
+
+    try:
+        payload = pickled_by_value(modules, obj, visit)
+    except CodeIdentityError:
+        return None
+    if len(payload) > _MAX_BYTES or any(_COMPUTED_IMPORTS & set(code.co_names) for code in codes):
+        return None
+    finder = Finder()
+    needed = {*_referenced(payload), *(name for code in codes for name in _imported(code))}
+    return None if any(_is_own(finder, name) for name in needed) else payload
+
+
+def _is_own(finder: Finder, name: str) -> bool:
+    if not name:  # a relative import
+        return True
+    found = finder.find(name.partition(".")[0])
+    return found is not None and found.kind == "own"
+
+
+def _imported(code: types.CodeType) -> Iterator[str]:
+    """Yield the modules that code imports when it runs; empty for a relative import."""
+    constants: list[Any] = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level = constants[-2]  # the names to import follow it
+            yield "" if level else str(step.argval)
+
+
+def _referenced(payload: bytes) -> Iterator[str]:
+    """Yield the modules that a pickle imports when it is loaded."""
+    memo: list[Any] = []
+    pushed: list[Any] = [None]
+    argument: Any
+    for step, argument, _ in pickletools.genops(payload):
+        if step.name == "MEMOIZE":
+            memo.append(pushed[-1])
+        if step.name in _NO_VALUE:
+            continue
+        value = None
+        if step.name in _STRINGS:
+            value = argument
+        elif step.name in _GETS:
+            value = memo[argument]
+        elif step.name == "STACK_GLOBAL":
+            module, name = pushed[-2:]
+            yield module
+            if name == "subimport":
+                value = _IMPORT
+        if pushed[-1] is _IMPORT and isinstance(value, str):
+            yield value
+        pushed = [*pushed[-1:], value]

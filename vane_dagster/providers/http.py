@@ -1,0 +1,168 @@
+"""What providers of HTTP endpoints have in common: connection, limits, and kinds of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+from vane_dagster._secrets import keep_variables
+from vane_dagster.errors import StageError
+from vane_dagster.providers.base import PromptTooLong
+from vane_dagster.providers.rate_limiter import RateLimiter
+from vane_dagster.providers.registry import needs
+
+_MAX_SHOWN = 300
+_NOT_FOUND = 404
+_REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
+"""Statuses by which an endpoint refuses all requests: the key, the account or the model."""
+_TOO_LONG = ("context length", "too long", "context limit")
+
+
+class HttpProvider:
+    """An endpoint behind a client library, over one connection pool.
+
+    Args:
+        model: The model's name at the endpoint.
+        base_url: The endpoint; None for the library's default.
+        api_key_env: Name of the environment variable that holds the key. It must also be in the
+            stage's `env_vars`. None if the endpoint needs no key.
+        timeout: Time limit of an answer in seconds.
+        max_connections: Concurrent requests.
+        requests_per_minute: The request limit of all workers together, divided evenly; None for no
+            limit.
+        tokens_per_minute: The same limit for tokens, prompts and answers together.
+        extra_body: Additional fields of each request.
+    """
+
+    OPERATIONAL = frozenset(
+        {
+            "base_url",
+            "api_key_env",
+            "timeout",
+            "max_connections",
+            "requests_per_minute",
+            "tokens_per_minute",
+        }
+    )
+    LIBRARY: ClassVar[str]
+    """The client library, which is also the name of its extra and of the provider."""
+    CLIENT: ClassVar[str]
+    """The name of the library's asynchronous client."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None,
+        api_key_env: str | None,
+        timeout: float,
+        max_connections: int,
+        requests_per_minute: float | None,
+        tokens_per_minute: float | None,
+        extra_body: Mapping[str, Any] | None,
+    ) -> None:
+        self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
+        self._model = model
+        self._base_url, self._key_env, self._timeout = base_url, api_key_env, timeout
+        self._room = asyncio.Semaphore(max_connections)
+        self._requests = RateLimiter(requests_per_minute)
+        self._tokens = RateLimiter(tokens_per_minute)
+        self._extra = dict(extra_body or {})
+        self._client: Any = None
+        self._key = ""
+
+    def shared_by(self, workers: int) -> None:
+        """Set the maximum number of workers, which share the limits."""
+        self._requests.workers = self._tokens.workers = workers
+
+    def _connected(self) -> Any:
+        """Return the client, recreated if the key has changed since a warm worker's last run."""
+        key = os.environ.get(self._key_env, "") if self._key_env else "none"
+        if not key:
+            raise StageError(
+                f"the environment variable {self._key_env!r} is not set in the worker: set it "
+                f"where the run is launched, and name it in env_vars=[{self._key_env!r}]"
+            )
+        if self._client is None or key != self._key:
+            if self._key_env:
+                keep_variables({self._key_env: key})
+            self._key = key
+            client = getattr(self._api, self.CLIENT)
+            self._client = client(
+                api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=0
+            )
+        return self._client
+
+    def _parted(
+        self, sampling: Mapping[str, Any], known: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Separate the parameters that the client takes by name from additional fields of the body.
+
+        Args:
+            sampling: The sampling parameters; an ``extra_body`` has additional fields.
+            known: The names of the former.
+        """
+        named = {name: value for name, value in sampling.items() if name in known}
+        others = {name: value for name, value in sampling.items() if name not in known}
+        own = others.pop("extra_body", None) or {}
+        return named, {**self._extra, **others, **own}
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Wait for a request's turn; separate errors of the whole stage from those of a row."""
+        async with self._room:
+            await self._requests.take(1)
+            await self._tokens.take(self._tokens.typical)
+            try:
+                yield
+            except self._api.APIConnectionError as error:
+                detail = (
+                    f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
+                )
+                raise ConnectionError(detail) from error
+            except self._api.APIStatusError as error:
+                if error.status_code in _REFUSED:
+                    raise StageError(self._refusal(error)) from error
+                if error.status_code in (400, 413) and any(t in str(error) for t in _TOO_LONG):
+                    raise PromptTooLong(str(error)) from error
+                raise
+
+    def _refusal(self, error: Any) -> str:
+        """Describe why an endpoint refuses all requests, and how to fix it."""
+        detail = f"{type(error).__name__}: {error}"
+        if error.body and "message" not in error.body:  # a form that the client omits
+            detail += f" - {str(error.body)[:_MAX_SHOWN]}"
+        if error.status_code == _NOT_FOUND:
+            return (
+                f"{detail}. The request was to {error.request.url}, for the model {self._model!r}"
+            )
+        if self._key_env is None:
+            return f"{detail}. No key was given: name its variable by api_key_env"
+        return f"{detail}. The key is that of the environment variable {self._key_env!r}"
+
+
+def choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:
+    """Return a schema for one of some texts; endpoints require an object at the top level."""
+    return in_object({"type": "string", "enum": list(choices)})
+
+
+def in_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of an object whose only field is ``answer``."""
+    return {
+        "type": "object",
+        "properties": {"answer": dict(schema)},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+
+
+def chosen(text: str) -> str:
+    """Return the choice in an answer, whether or not the endpoint follows schemas."""
+    try:
+        return str(json.loads(text)["answer"])
+    except (ValueError, TypeError, KeyError):
+        return text

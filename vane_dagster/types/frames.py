@@ -1,0 +1,63 @@
+"""Tables as data frames of pandas and polars, with arrays in place of tensors.
+
+Both packages are imported only here, on use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.kinds import as_lists, is_list_view
+from vane_dagster.types.tensors import (
+    array_rows,
+    as_storage,
+    is_multidimensional,
+    is_tensor,
+    nested,
+    object_array,
+    to_ndarray,
+    whole,
+)
+
+
+def to_pandas(table: pa.Table) -> Any:
+    """Convert a table to a `pandas.DataFrame`.
+
+    Each value of a column of tensors, or of nested fixed-size lists of numbers, is an array of its
+    shape.
+    """
+    importlib.import_module("pandas")  # pyarrow's own error does not name the package
+    arrays = [field.name for field in table.schema if is_multidimensional(field.type)]
+    frame = table.drop_columns(arrays).to_pandas()
+    for name in arrays:
+        array = to_ndarray(whole(table.column(name)))
+        rows = array_rows(table.column(name)) if array is None else list(array)
+        frame.insert(table.column_names.index(name), name, object_array(rows))
+    return frame
+
+
+def to_polars(table: pa.Table) -> Any:
+    """Convert a table to a `polars.DataFrame`; a column of tensors gets polars' type Array.
+
+    Raises:
+        SchemaError: If polars has no type for a column.
+    """
+    polars: Any = importlib.import_module("polars")
+    columns = {}
+    for name, column in zip(table.column_names, table.columns):
+        kind = column.type
+        if pa.types.is_decimal256(kind):  # polars would panic
+            raise SchemaError(
+                f"column {name!r} is {kind}, for which polars has no type; leave it out, cast it "
+                "in a project, or use pyarrow"
+            )
+        if is_tensor(kind):
+            column = pa.chunked_array([nested(whole(column))])
+        else:
+            column = as_storage(column)
+        columns[name] = as_lists(column) if is_list_view(kind) else column
+    return polars.from_arrow(pa.table(columns))

@@ -1,0 +1,407 @@
+"""Tensor columns: Arrow's fixed-shape tensors, and their conversion from and to numpy arrays.
+
+The elements of a row are one flat list in row-major order, so the same memory is a tensor column in
+Arrow and an N-dimensional array in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.kinds import is_list
+
+_MAX_ELEMENTS = 2**31 - 1
+
+
+def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
+    """Return the type of a column with a tensor of one shape in each row.
+
+    It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which Parquet files keep.
+
+    Args:
+        dtype: The type of the elements, a number or bool, as numpy, Arrow or torch name it:
+            ``"float32"``, ``np.uint8``, ``pa.float16()``, ``torch.int64``.
+        shape: The shape of a row's tensor, for example ``(3, 224, 224)``; the first dimension is
+            the outermost. A batch of n rows is an array of shape ``(n, 3, 224, 224)``.
+
+    Raises:
+        SchemaError: If the elements are no numbers, or the shape is not a list of positive
+            integers.
+
+    Example:
+        >>> tensor("uint8", (224, 224, 3)).shape
+        [224, 224, 3]
+    """
+    value = _element_type(dtype)
+    sizes = shape if isinstance(shape, (tuple, list)) else ()
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise SchemaError(
+            f"vd.tensor: shape is {shape!r}; expected the dimensions of a row as positive "
+            "integers, without that of the batch, for example (3, 224, 224)"
+        )
+    if math.prod(sizes) > _MAX_ELEMENTS:
+        raise SchemaError(
+            f"vd.tensor: shape is {shape!r}, {math.prod(sizes)} elements a row; Arrow holds at "
+            f"most {_MAX_ELEMENTS}. Divide a row into several"
+        )
+    return pa.fixed_shape_tensor(value, list(sizes))
+
+
+def _element_type(dtype: Any) -> pa.DataType:
+    if isinstance(dtype, pa.DataType):
+        kind = dtype
+    else:
+        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype
+        try:
+            kind = pa.from_numpy_dtype(np.dtype(name))
+        except (TypeError, pa.ArrowNotImplementedError):
+            try:
+                kind = pa.type_for_alias(str(name))
+            except ValueError:
+                raise _unknown_elements(dtype) from None
+    if not is_element(kind):
+        raise _unknown_elements(dtype)
+    return kind
+
+
+def _unknown_elements(dtype: Any) -> SchemaError:
+    return SchemaError(
+        f"vd.tensor: dtype is {dtype!r}; expected the name of a number type or bool, such as "
+        "'float32', 'float16', 'uint8', 'int64' or 'bool'"
+    )
+
+
+def is_element(kind: pa.DataType) -> bool:
+    """Return whether tensors can have elements of a type: numbers and bools, no decimals."""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def is_tensor(kind: pa.DataType) -> bool:
+    """Return whether a column holds tensors of numbers, in row-major order."""
+    if not isinstance(kind, pa.FixedShapeTensorType) or not is_element(kind.value_type):
+        return False
+    return kind.permutation is None or kind.permutation == sorted(kind.permutation)
+
+
+def holds_tensors(kind: pa.DataType) -> bool:
+    """Return whether a type is a tensor, or has one inside."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return is_tensor(kind) or any(holds_tensors(child) for child in inner)
+
+
+def tensor_name(kind: pa.FixedShapeTensorType) -> str:
+    """Return the expression that declares a tensor type."""
+    value = "bool" if pa.types.is_boolean(kind.value_type) else kind.value_type.to_pandas_dtype()
+    name = value if isinstance(value, str) else np.dtype(value).name
+    return f'vd.tensor("{name}", {tuple(kind.shape)})'
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type with flat lists in place of tensors, inside of it too."""
+    if is_tensor(kind):
+        return pa.list_(kind.value_type, kind.storage_type.list_size)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(storage_type(kind.value_type), kind.list_size)
+    if is_list(kind):
+        return pa.list_(storage_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(storage_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
+    return kind
+
+
+def as_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert the tensors of a column to flat lists, because Arrow's kernels take no tensors."""
+    return column.cast(storage_type(column.type)) if holds_tensors(column.type) else column
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The array that a row of a column is.
+
+    Attributes:
+        value_type: The Arrow type of its elements.
+        shape: Its shape.
+    """
+
+    value_type: pa.DataType
+    shape: tuple[int, ...]
+
+
+def row_shape(kind: pa.DataType) -> RowShape | None:
+    """Return the shape of the rows of a tensor or of fixed-size lists, nested or not.
+
+    Returns:
+        None for a column of another type, or of lists of text or of structs.
+    """
+    if is_tensor(kind):
+        return RowShape(kind.value_type, tuple(kind.shape))
+    sizes = []
+    while pa.types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return RowShape(kind, tuple(sizes)) if sizes and pa.types.is_primitive(kind) else None
+
+
+def is_multidimensional(kind: pa.DataType) -> bool:
+    """Return whether the rows of a column are arrays: tensors, and fixed-size lists of such."""
+    shape = row_shape(kind)
+    return shape is not None and (is_tensor(kind) or len(shape.shape) > 1)
+
+
+def to_ndarray(array: pa.Array) -> npt.NDArray[Any] | None:
+    """View rows of one shape as an array of shape ``(rows, *shape)``.
+
+    Numbers without nulls are not copied, and the array can be written if Arrow's memory can. Null
+    elements are as in a column of scalars: NaN.
+
+    Args:
+        array: Rows of a type that `row_shape` knows.
+
+    Returns:
+        None if a row or a list in it is null.
+    """
+    shape = row_shape(array.type)
+    assert shape is not None, "asked for a type with a shape only"
+    values = array.storage if is_tensor(array.type) else array
+    while pa.types.is_fixed_size_list(values.type):
+        if values.null_count:
+            return None
+        values = values.flatten()
+    return numbers(values).reshape(len(array), *shape.shape)
+
+
+def numbers(values: pa.Array) -> npt.NDArray[Any]:
+    """View an array of scalars as a numpy array, of Arrow's own memory where it can be."""
+    kind = values.type
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if not plain or values.null_count or not len(values):
+        found: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return found
+    dtype = np.dtype(kind.to_pandas_dtype())
+    buffer = values.buffers()[1]
+    return np.frombuffer(buffer, dtype, len(values), values.offset * dtype.itemsize)
+
+
+def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert an array of shape ``(rows, *shape)`` to a column of tensors or of nested lists.
+
+    Elements of another number type are cast, if they lose nothing but floating-point precision.
+    Masked elements become null.
+
+    Args:
+        values: The array; its memory is shared if it is contiguous and of the same type.
+        kind: The type of the column.
+
+    Raises:
+        ValueError: If it has another shape.
+        TypeError: If its elements are of another kind.
+        pyarrow.ArrowException: If elements do not fit the type.
+    """
+    wanted = row_shape(kind)
+    found = values.shape[1:]
+    if wanted is not None and found != wanted.shape:
+        raise ValueError(_other_shape(found, wanted.shape))
+    lists = kind
+    for size in found if wanted is None else ():
+        if not is_list(lists):
+            raise TypeError(f"an array of shape {values.shape} has an array a row")
+        if pa.types.is_fixed_size_list(lists) and lists.list_size != size:
+            raise ValueError(f"lists have {size} elements, not {lists.list_size}")
+        lists = lists.value_type
+    if wanted is None and pa.types.is_nested(lists):
+        raise TypeError(f"an array of shape {values.shape} has numbers in place of {lists}")
+    element = lists if wanted is None else wanted.value_type
+    array = pa.array(values.reshape(-1))
+    if array.type != element:
+        array = _cast(array, element)
+    if is_tensor(kind):
+        flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
+        return pa.ExtensionArray.from_storage(kind, flat)
+    for size in reversed(found):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array.cast(kind)
+
+
+def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
+    found = elements.type
+    if not is_element(wanted) or pa.types.is_null(found):
+        return elements.cast(wanted)
+    if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
+        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(found, wanted)}")
+    try:
+        return elements.cast(wanted)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{error}. Return {astype(found, wanted)}") from error
+
+
+def astype(found: pa.DataType, wanted: pa.DataType) -> str:
+    """Return the numpy call that converts numbers to another type.
+
+    Args:
+        found: Their type.
+        wanted: The other type.
+    """
+    rounded = pa.types.is_integer(wanted) and pa.types.is_floating(found)
+    name = "bool" if pa.types.is_boolean(wanted) else np.dtype(wanted.to_pandas_dtype()).name
+    return f"array{'.round()' if rounded else ''}.astype({name!r})"
+
+
+def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
+    """Describe a wrong shape, with the call that makes the right one."""
+    found, wanted = tuple(int(size) for size in found), tuple(wanted)
+    if len(found) == len(wanted) == 1:
+        return f"vectors have {found[0]} elements, not {wanted[0]}"
+    text = f"a row has shape {found}, not {wanted}"
+    if math.prod(found) != math.prod(wanted):
+        return text
+    if len(found) == len(wanted) and sorted(found) == sorted(wanted) and len(set(found)) > 1:
+        axes, left = [], list(enumerate(found, 1))
+        for size in wanted:
+            axes.append(next(axis for axis, other in left if other == size))
+            left = [each for each in left if each[0] != axes[-1]]
+        return f"{text}. Return array.transpose({', '.join(map(str, (0, *axes)))})"
+    return f"{text}. Return array.reshape({', '.join(map(str, (-1, *wanted)))})"
+
+
+def stacked(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    """Stack the arrays of rows, without the rows that are None; masks are kept.
+
+    Args:
+        rows: An array a row, or None.
+
+    Returns:
+        None if their shapes differ, or there is none.
+    """
+    given = [row for row in rows if row is not None]
+    if len({row.shape for row in given}) != 1:
+        return None
+    masked = any(isinstance(row, np.ma.MaskedArray) for row in given)
+    whole: npt.NDArray[Any] = np.ma.stack(given) if masked else np.stack(given)
+    return whole
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array; `combine_chunks` would copy a single chunk too."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def object_array(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Return an object array; numpy itself would make arrays of one shape into one array."""
+    found = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        found[place] = value
+    return found
+
+
+def array_rows(column: pa.ChunkedArray) -> list[Any]:
+    """Return the array of each row, or None for a null row, in memory that nothing else shares.
+
+    Rows with a null list inside, which no array can have, are nested Python lists.
+
+    Args:
+        column: Tensors or fixed-size lists of numbers.
+    """
+    array = to_ndarray(pa.concat_arrays(column.chunks).drop_null()) if len(column) else None
+    if array is None:
+        return list(column.to_pylist())
+    rows = iter(array)
+    return [next(rows) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+
+
+def with_null_rows(valid: pa.Array, is_null: Sequence[bool]) -> pa.Array:
+    """Insert null rows.
+
+    Args:
+        valid: The other rows.
+        is_null: For each row of the result, whether it is null.
+    """
+    if not any(is_null):
+        return valid
+    nulls = np.asarray(is_null, bool)
+    places = pa.array(np.cumsum(~nulls) - 1, mask=nulls)
+    return valid.take(places)
+
+
+def unsliced(table: pa.Table) -> pa.Table:
+    """Copy the nested fixed-size lists of a table that are slices of others.
+
+    Arrow's `take` and `filter` apply the offset of such a slice twice, and so return other rows
+    (seen in pyarrow 26.0.1). Flat fixed-size lists and tensors are not affected.
+
+    Args:
+        table: The rows, which are about to be selected from.
+    """
+    columns = list(table.columns)
+    for place, column in enumerate(columns):
+        if _holds_nested(column.type) and any(chunk.offset for chunk in column.chunks):
+            columns[place] = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks])
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _holds_nested(kind: pa.DataType) -> bool:
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
+        return True
+    return any(_holds_nested(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def nested(array: pa.Array) -> pa.Array:
+    """Convert tensors to nested fixed-size lists, which libraries without tensors understand."""
+    shape = row_shape(array.type)
+    assert shape is not None, "asked for a type with a shape only"
+    valid = array.drop_null()
+    values = valid.storage.flatten()
+    for size in reversed(shape.shape):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return with_null_rows(values, array.is_null().to_pylist()) if array.null_count else values
+
+
+def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert flat or nested lists, or tensors of another type, to tensors.
+
+    Args:
+        array: The lists.
+        kind: The tensor type.
+
+    Raises:
+        ValueError: If their shape is another, or an inner list is null.
+        pyarrow.ArrowException: If their elements do not fit the type.
+    """
+    wanted = row_shape(kind)
+    assert wanted is not None, "asked for a tensor type only"
+    if is_tensor(array.type):
+        found = row_shape(array.type)
+        assert found is not None, "a tensor has a shape"
+        if found.shape != wanted.shape:
+            raise ValueError(_other_shape(found.shape, wanted.shape))
+        array = array.storage
+    value, depth = array.type, 0
+    while is_list(value):
+        value, depth = value.value_type, depth + 1
+    if depth == 1:  # Arrow's own storage of a tensor
+        flat = array.cast(storage_type(kind))
+        return pa.ExtensionArray.from_storage(kind, flat)
+    lists = wanted.value_type
+    for size in reversed(wanted.shape):
+        lists = pa.list_(lists, size)
+    if depth != len(wanted.shape):
+        raise ValueError(f"lists have {depth} dimensions, not {len(wanted.shape)}")
+    values = pa.concat_arrays([array]).drop_null().cast(lists)  # see unsliced
+    while pa.types.is_fixed_size_list(values.type):
+        if values.null_count:
+            raise ValueError("a list inside a row is null; a tensor has all of its elements")
+        values = values.flatten()
+    flat = pa.FixedSizeListArray.from_arrays(values, type=storage_type(kind))
+    rows = pa.ExtensionArray.from_storage(kind, flat)
+    return with_null_rows(rows, array.is_null().to_pylist()) if array.null_count else rows

@@ -1,0 +1,200 @@
+"""What a function should return in place of values that Arrow cannot hold.
+
+The texts name types and never contain values. Libraries are recognized by the names of their
+classes, so none is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster.types.kinds import is_list, is_text
+from vane_dagster.types.schema import sql_name
+from vane_dagster.types.tensors import astype, is_element
+
+_INSPECTED_ROWS = 1000
+_WITH_VALUE = re.compile(r"^Could not convert .* with type (\w+): (.*)$", re.DOTALL)
+_NARROW_FLOATS = ("bfloat16", "float8")
+
+
+def explained(error: BaseException, values: Any, kind: pa.DataType) -> str:
+    """Explain why a column cannot be converted, with what to return instead.
+
+    Args:
+        error: The error of the conversion. Its text is used, without values, where no better
+            explanation is known.
+        values: The column that the function returned.
+        kind: The declared type.
+    """
+    if advice := _about_column(values) or _about_rows(values, kind):
+        return advice
+    found = _WITH_VALUE.match(str(error))
+    return f"a {found[1]} {found[2]}" if found else str(error)
+
+
+def mismatch(found: pa.DataType, kind: pa.DataType, column: str) -> str:
+    """Say what to do about a column of another type.
+
+    Args:
+        found: The type that the function returned.
+        kind: The declared type.
+        column: The column's name.
+    """
+    declared = sql_name(found)
+    schema = f"declare { ({column: declared})!r}" if declared else "declare that type"
+    convert = "Convert it in the function"
+    if is_element(kind) and (is_element(found) or is_text(found)):
+        convert = f"Return {astype(found, kind)}"
+    if is_text(kind):
+        binary = pa.types.is_binary(found) or pa.types.is_large_binary(found)
+        text = "value.decode()" if binary else "str(value)"
+        text = "json.dumps(value)" if pa.types.is_nested(found) else text
+        convert = f"Return {text} for each row"
+    return f"{convert}, or {schema} in the schema"
+
+
+def _about_column(values: Any) -> str | None:
+    """Advise about a column as a whole: an array of a type that Arrow lacks, or no column."""
+    if advice := _about_array(values):
+        return advice
+    if isinstance(values, Mapping):
+        for name in ("logits", "last_hidden_state"):  # of a `ModelOutput` of transformers
+            if name in values:
+                return f"the whole output of a model. Return one of its tensors, output.{name}"
+        return "a dict, not one value for each row. Return a list with a dict for each row"
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        return "a single value, not one for each row. Return a list or an array"
+    return None
+
+
+def _about_array(values: Any) -> str | None:
+    kind = str(getattr(values, "dtype", "")).rpartition(".")[2]
+    if kind.startswith(_NARROW_FLOATS):
+        cast = ".float()" if hasattr(values, "detach") else '.astype("float32")'
+        return f"Arrow has no {kind}, and float32 holds its values. Return value{cast}"
+    if kind.startswith("complex"):
+        return f"Arrow has no {kind}. Return value.real and value.imag, as two columns"
+    if "sparse" in str(getattr(values, "layout", "")).lower():
+        return "a sparse tensor. Return value.to_dense()"
+    return None
+
+
+def _about_rows(values: Any, kind: pa.DataType) -> str | None:
+    rows = list(_rows(values))
+    for value in rows:
+        if advice := _about_array(value):
+            return f"rows are arrays. {advice} for each row"
+        if getattr(value, "ndim", None) == 0 and not isinstance(value, (int, float, complex)):
+            return "rows are tensors without dimensions. Return value.item() for each row"
+        for applies, text in _OBJECTS:
+            if applies(value):
+                return text(value, kind)
+    plain = {type(value) for value in rows}
+    if rows and plain <= {dict} and is_list(kind):
+        return f"rows are dicts. Declare a STRUCT, or return a list for each row, for {kind}"
+    if rows and plain <= {str} and pa.types.is_struct(kind):
+        return "rows are texts. Return json.loads(value) for each row"
+    if len(plain) > 1 and plain <= {bool, int, float, str, bytes, dict, list}:
+        listed = ", ".join(sorted(each.__name__ for each in plain))
+        return f"rows have different types: {listed}. Return one type in all rows"
+    odd = next((value for value in rows if not isinstance(value, _PLAIN)), None)
+    if odd is not None and not hasattr(odd, "dtype"):
+        return (
+            f"Arrow has no type for a {_named(odd)}. Return numbers, text, bytes, lists or dicts "
+            "of them; pickle.dumps(value) in a BLOB column keeps an object as it is"
+        )
+    return None
+
+
+def _rows(values: Any) -> Iterator[Any]:
+    """Yield the first objects that are not null; an iterator is consumed already."""
+    listed = isinstance(values, Sequence) and not isinstance(values, memoryview)
+    if listed or getattr(getattr(values, "dtype", None), "kind", "") == "O":
+        yield from (value for value in islice(iter(values), _INSPECTED_ROWS) if value is not None)
+
+
+def _named(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{_root(kind)}.{kind.__name__}"
+
+
+def _root(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+_PLAIN = (bool, int, float, str, bytes, dict, list, tuple)
+_Text = Callable[[Any, pa.DataType], str]
+
+
+def _is_image(value: Any) -> bool:
+    return any((_root(base), base.__name__) == ("PIL", "Image") for base in type(value).__mro__)
+
+
+def _image(value: Any, kind: pa.DataType) -> str:
+    width, height = value.size
+    bands = len(value.getbands())
+    shape = (height, width, bands) if bands > 1 else (height, width)
+    return (
+        "rows are PIL images. Return np.asarray(image) for each row, and declare "
+        f'vd.tensor("uint8", {shape}); or return encoded bytes, and declare BLOB: '
+        'buffer = io.BytesIO(); image.save(buffer, "PNG"); buffer.getvalue()'
+    )
+
+
+def _record(plain: str, text: str) -> _Text:
+    """Advise about records: a dict for a STRUCT column, and text for a VARCHAR column."""
+
+    def advice(value: Any, kind: pa.DataType) -> str:
+        if is_text(kind):
+            return f"rows are {_named(value)} objects. Return {text} for each row"
+        return f"rows are {_named(value)} objects. Return {plain} for each row, for a STRUCT column"
+
+    return advice
+
+
+def _simple(what: str, instead: str) -> _Text:
+    return lambda value, kind: f"rows are {what}. Return {instead} for each row"
+
+
+def _is_kind(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+_OBJECTS: Sequence[tuple[Callable[[Any], bool], _Text]] = (
+    (_is_image, _image),
+    (
+        _is_dataclass,
+        _record("dataclasses.asdict(value)", "json.dumps(dataclasses.asdict(value))"),
+    ),
+    (
+        lambda value: hasattr(type(value), "model_dump_json"),
+        _record("value.model_dump()", "value.model_dump_json()"),
+    ),
+    (
+        lambda value: isinstance(value, tuple) and hasattr(value, "_asdict"),
+        _record("value._asdict()", "json.dumps(value._asdict())"),
+    ),
+    (_is_kind(enum.Enum), _simple("members of an Enum", "value.value or value.name")),
+    (_is_kind(pathlib.PurePath), _simple("paths", "str(value)")),
+    (_is_kind(uuid.UUID), _simple("UUIDs", "str(value)")),
+    (_is_kind(set, frozenset), _simple("sets", "sorted(value)")),
+    (
+        _is_kind(BaseException),
+        lambda value, kind: (
+            "rows are exceptions. Raise vd.RowErrors({position: error}, rows) to fail some rows"
+        ),
+    ),
+)
