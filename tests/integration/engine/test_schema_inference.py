@@ -79,8 +79,8 @@ def instance() -> Iterator[dg.DagsterInstance]:
 STAGES = ("clean", "labels", "twice", "letters")
 
 
-def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, local, materialize, instance):
-    result = materialize(docs(tmp_path), local, instance=instance)
+def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, compute, materialize, instance):
+    result = materialize(docs(tmp_path), compute, instance=instance)
     assert computed(result, *STAGES) == [1, 1, 1, 1]
     store = tmp_path / "store"
     labels = read_stage(store, "docs", "labels")
@@ -99,9 +99,13 @@ def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, local, materia
     assert 'schema={"twice": "DOUBLE", "vector": "FLOAT[3]"}' in log
     assert 'schema={"letter": "VARCHAR"}' in log
 
+    declared = {spec.key: spec.code_version for spec in docs(tmp_path).build_assets().specs}
+    events = [event.materialization for event in result.get_asset_materialization_events()]
+    assert {e.asset_key: (e.tags or {})["dagster/code_version"] for e in events} == declared
+
     before = files(tmp_path)  # of previews nothing is left
     assert len([each for each in before if each.endswith(".parquet")]) == 4
-    again = materialize(docs(tmp_path), local, instance=instance)
+    again = materialize(docs(tmp_path), compute, instance=instance)
     assert computed(again, *STAGES) == [0, 0, 0, 0]
     assert metadata(again, "labels")["schema"] == f"```python\n{code}\n```"
     assert "inferred" not in logged(instance, again)
@@ -180,7 +184,11 @@ def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materializ
 
     result = materialize(docs(tmp_path, later), local, select=["clean", "labels"], raises=False)
     message = failure(result)
-    for words in ("stage 'docs/labels'", "column 'score'", "expected int64, found", "Convert it"):
+    for words in (
+        "stage 'docs/labels'",
+        "column 'score': expected int64, found string",
+        "declare {'score': 'VARCHAR'} in the schema",
+    ):
         assert words in message
 
 
