@@ -25,9 +25,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vane_dagster._secrets import is_wrapped
+from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.local_file import LocalFile
 
 _CODE = (
     type,
@@ -203,6 +205,10 @@ class ValueEncoder:
         return base.__name__ if kind is base else self._code(kind, path)
 
     def _standard(self, value: Any, path: str) -> str | None:
+        if isinstance(value, LocalFile):
+            # Workers compute identities too, when they import a pipeline, and use none of them.
+            counts = self._strict and not is_worker()
+            return combine("local file", value.content().digest if counts else value.name)
         if isinstance(value, enum.Enum):
             return self._member(value, path)
         if isinstance(value, pathlib.PurePath):
