@@ -260,7 +260,7 @@ class WorkBuilder:
     def _operation(self, spec: StageSpec, version: str) -> Op:
         op = operation(spec, self._pipeline, version)
         files = self._plan.files.get(spec.name)
-        if not files or not isinstance(spec, MapBatchesSpec) or not isinstance(op, CallUdf):
+        if not files or not spec.runs_udf or not isinstance(op, CallUdf):
             return op
         arguments = pickled((spec.udf.args, dict(spec.udf.kwargs)), files)
         return replace(op, arguments=arguments, files=self._store.root)
