@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -41,6 +41,15 @@ class LocalFile:
     def name(self) -> str:
         """The name of the file or folder, which its copies keep."""
         return os.path.basename(self.path)
+
+    def identity(self) -> str:
+        """Return the digest of its name and present content; a missing file counts by its name.
+
+        Raises:
+            CodeIdentityError: It cannot be read, or is too large.
+        """
+        # Workers compute identities too, when they import a pipeline, and use none of them.
+        return self.name if is_worker() or not os.path.exists(self.path) else self.content().digest
 
     def content(self) -> FileContent:
         """Return its present content.
@@ -132,31 +141,46 @@ def local_file(path: str | os.PathLike[str]) -> Any:
 
     Pass it as an argument of a function or class, also inside of lists, dictionaries and
     dataclasses: ``fn_constructor_kwargs={"weights": vd.local_file("model.pt")}``. In the worker
-    the argument is a `str`, the path of a local copy with the same name. Workers need not see the
-    original. Its content and its name count in fragment keys, its folder does not. Hidden files of
-    a folder are left out.
+    the argument is a `str`, the path of a read-only local copy with the same name. Workers need not
+    see the original. Its content and its name count in fragment keys, its folder does not. Hidden
+    files of a folder are left out.
+
+    The file must exist when the stage is declared, unless the stage has `deps`, assets that may
+    make it.
 
     Args:
         path: A file or folder on this machine, absolute or relative to the current folder.
+    """
+    return LocalFile(os.path.abspath(os.path.expanduser(os.fspath(path))))
+
+
+def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) -> None:
+    """Validate that local files can be read when they are declared.
+
+    Args:
+        where: The stage, for messages.
+        files: The files.
+        made_later: Whether they may be missing, because an asset makes them.
 
     Raises:
-        DefinitionError: It does not exist, or is neither a file nor a folder.
+        DefinitionError: One does not exist, or is neither a file nor a folder.
     """
-    file = LocalFile(os.path.abspath(os.path.expanduser(os.fspath(path))))
-    if is_worker():
-        return file
-    try:
-        mode = os.stat(file.path).st_mode
-    except (OSError, ValueError) as error:
-        raise DefinitionError(
-            f"vd.local_file({os.fspath(path)!r}): {file.path!r} cannot be read: {error}. The file "
-            "has to exist when the pipeline is declared; correct the path, or create it first"
-        ) from error
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise DefinitionError(
-            f"vd.local_file({os.fspath(path)!r}): {file.path!r} is neither a file nor a folder"
-        )
-    return file
+    if is_worker():  # the declaration of a pipeline whose functions it needs
+        return
+    for file in files:
+        try:
+            mode = os.stat(file.path).st_mode
+        except FileNotFoundError:
+            if made_later:
+                continue
+            raise DefinitionError(
+                f"{where}: {file} does not exist. Correct the path, or name the asset that makes "
+                "it in deps"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DefinitionError(f"{where}: {file} cannot be read: {error}") from error
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
 
 
 def local_files_in(value: Any) -> Iterator[LocalFile]:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vane_dagster._secrets import is_wrapped
-from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
@@ -206,9 +205,7 @@ class ValueEncoder:
 
     def _standard(self, value: Any, path: str) -> str | None:
         if isinstance(value, LocalFile):
-            # Workers compute identities too, when they import a pipeline, and use none of them.
-            counts = self._strict and not is_worker()
-            return combine("local file", value.content().digest if counts else value.name)
+            return combine("local file", value.identity() if self._strict else value.name)
         if isinstance(value, enum.Enum):
             return self._member(value, path)
         if isinstance(value, pathlib.PurePath):

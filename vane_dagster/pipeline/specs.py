@@ -23,7 +23,7 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.fingerprint.local_file import FileContent, LocalFile, local_files_in
+from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import Contract, RowCall
@@ -633,9 +633,7 @@ class MapBatchesSpec(StageKind):
 
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Those among the arguments of the function or class."""
-        udf = self.udf
-        given = (udf.args, udf.kwargs, udf.constructor_args, udf.constructor_kwargs, udf.target)
-        return {file: file.content() for file in local_files_in(given)}
+        return {file: file.content() for file in self.udf.local_files}
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
         """Return the identity of the code that its workers execute before their first call.

@@ -73,25 +73,43 @@ def test_a_relative_path_is_that_of_the_declaration(weights, monkeypatch):
     assert file.content().size == 7
 
 
+def mapped(batch, nested):
+    return batch
+
+
+def declare(path: Path, **asset: Any) -> vd.Stage:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    given = {"nested": [vd.local_file(path)]}
+    return docs.map_batches("mapped", mapped, schema={"n": "BIGINT"}, fn_kwargs=given, **asset)
+
+
 def test_a_missing_file_fails_where_it_is_declared(tmp_path):
-    with pytest.raises(vd.DefinitionError, match=r"gone\.pt.*create it first"):
-        vd.local_file(tmp_path / "gone.pt")
+    with pytest.raises(vd.DefinitionError, match=r"docs/mapped.*gone\.pt.*does not exist.*deps"):
+        declare(tmp_path / "gone.pt")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(vd.DefinitionError, match="neither a file nor a folder"):
-        vd.local_file(tmp_path / "pipe")
+        declare(tmp_path / "pipe")
 
 
-def test_a_worker_that_imports_the_declaration_reads_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv(_worker_process._VARIABLE, "1")
-    file = vd.local_file(tmp_path / "gone.pt")
-    assert value_digest([file])
-
-
-def test_a_file_that_went_away_is_named(weights):
-    file = vd.local_file(weights)
-    weights.unlink()
+def test_a_file_that_an_asset_makes_may_be_missing_until_the_run(tmp_path):
+    stage = declare(tmp_path / "model.pt", deps=["model"])
+    spec = stage.spec
+    before = spec.definition(stage.pipeline)
     with pytest.raises(vd.CodeIdentityError, match=r"model\.pt'\) cannot be read.*Restore it"):
-        value_digest(file)
+        spec.local_files()
+    (tmp_path / "model.pt").write_text("weights")
+    assert len(spec.local_files()) == 1
+    assert spec.definition(stage.pipeline) != before
+
+
+def test_a_worker_that_imports_the_declaration_reads_nothing(weights, monkeypatch):
+    stage = declare(weights)
+    monkeypatch.setenv(_worker_process._VARIABLE, "1")
+    before = value_digest(vd.local_file(weights))
+    weights.write_bytes(b"edited")
+    assert value_digest(vd.local_file(weights)) == before
+    weights.unlink()
+    assert declare(weights).spec.definition(stage.pipeline)
 
 
 @pytest.mark.parametrize("kind", ["empty", "broken", "circular"])
