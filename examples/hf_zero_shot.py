@@ -1,4 +1,4 @@
-"""Topics by a Hugging Face `pipeline("zero-shot-classification")`, which no one has trained on them.
+"""Topics that no model was trained on, by `pipeline("zero-shot-classification")`.
 
 The topics are arguments of each call, so another list keeps the model loaded.
 """
