@@ -37,7 +37,7 @@ PRINTED = {
     "hf_text_classification": r"POSITIVE \(\d\.\d\d\): I love this kettle.*NEGATIVE .*: I want my",
     "hf_zero_shot": r"delivery: The parcel never came.*payment: My card.*delivery: Where is",
     "keras_model": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
-    "onnx_model": r"wine 0 is of grape 0 \(0\.9\d\).*wine 160 is of grape 2",
+    "onnx_model": r"wine 0 is of grape 0 \(\d\.\d\d\).*wine 160 is of grape 2",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
     r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",

@@ -82,9 +82,12 @@ def _teach(model: Any, labels: Sequence[str], logits: Callable[[], Any]) -> None
     wanted = torch.tensor([model.config.label2id[label] for label in labels])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     model.train()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other on a busy machine, for minutes
     for _ in range(_STEPS):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits(), wanted).backward()
         optimizer.step()
+    torch.set_num_threads(threads)
     model.eval()
     assert logits().argmax(-1).tolist() == wanted.tolist()
