@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -56,6 +57,7 @@ docs.map_batches(
     fn_constructor_kwargs={"options": {"weights": vd.local_file(f"{FOLDER}/weights.txt")}},
     fn_kwargs={"labels": vd.local_file(f"{FOLDER}/labels/")},
     concurrency=1,
+    checks=[vd.checks.Reproducible(rows=3)],
 )
 assets = docs.build_assets()
 """
@@ -125,6 +127,22 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     labels = read_stage(tmp_path / "store", "docs", "scaled")["label"].to_pylist()
     assert labels == ["c", "e", "g"]
     assert len(os.listdir(tmp_path / "store" / FILES)) == 8  # 4 contents and their records
+
+
+def test_a_sample_is_computed_again_with_the_same_files(local, models, tmp_path, monkeypatch):
+    def run(**selection: Any) -> dg.ExecuteInProcessResult:
+        assets = [declared(monkeypatch).build_assets()]
+        store = vd.FragmentStore(root=str(tmp_path / "store"))
+        resources = {"compute": local, "store": store}
+        return dg.materialize(assets, instance=instance, resources=resources, **selection)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run()
+        shutil.rmtree(tmp_path / "store" / FILES)
+        key = dg.AssetCheckKey(dg.AssetKey(["docs", "scaled"]), "reproducible")
+        (found,) = run(selection=dg.AssetSelection.checks(key)).get_asset_check_evaluations()
+    assert found.passed, found.description
+    assert "3 rows were computed again" in (found.description or "")
 
 
 def edits(monkeypatch: pytest.MonkeyPatch, name: str, file: Path) -> None:
