@@ -1,6 +1,7 @@
 """A PyTorch predictor over numpy batches, with weights in a file that another asset trains.
 
-The file's content is part of the fragment keys: other weights, new predictions.
+The file travels to the workers, which need not see it. Its content is part of the fragment keys:
+other weights, new predictions.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ predicted = features.map_batches(
     Predictor,
     schema={"id": "BIGINT", "inside": "FLOAT"},
     batch_format="numpy",
-    fn_constructor_kwargs={"weights": str(WEIGHTS)},
+    fn_constructor_kwargs={"weights": vd.local_file(WEIGHTS)},
     deps=[weights],
 )
 circle.join("joined", features, predicted).write("published", str(ROOT / "out"))

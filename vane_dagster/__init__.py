@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vane_dagster.errors import TraceError as TraceError
     from vane_dagster.errors import UdfError as UdfError
     from vane_dagster.errors import VaneError as VaneError
+    from vane_dagster.fingerprint.local_file import local_file as local_file
     from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
     from vane_dagster.orchestration.pipeline import Pipeline as Pipeline
     from vane_dagster.orchestration.read import load as load
@@ -57,6 +58,7 @@ _HOME = {
     "StoredSource": "sources.stored",
     "parquet": "sources.parquet",
     "stored": "sources.stored",
+    "local_file": "fingerprint.local_file",
     "load": "orchestration.read",
     "quarantine": "orchestration.read",
     "BudgetError": "errors",

@@ -1,6 +1,6 @@
 """The examples, each run as its reader would run it: twice, by its file name.
 
-Those that load a model are in `test_model_examples.py`.
+Those that load a model are in `test_model_examples.py` and `test_framework_examples.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 from support import forked
 from support.example_runs import (  # noqa: F401  # fixtures
     EXAMPLES,
+    ON_FRAMEWORKS,
     ON_MODELS,
     PRINTED,
     endpoint,
@@ -36,7 +37,9 @@ def test_every_example_is_run_here_and_listed() -> None:
     assert sorted(listed) == sorted(PRINTED)
 
 
-@pytest.mark.parametrize("name", sorted(PRINTED.keys() - {"api_rate_limits", *ON_MODELS}))
+@pytest.mark.parametrize(
+    "name", sorted(PRINTED.keys() - {"api_rate_limits", *ON_FRAMEWORKS, *ON_MODELS})
+)
 def test_example(name: str, environment: dict[str, str]) -> None:
     runs_twice(name, environment)
 

@@ -1,4 +1,4 @@
-"""The examples that load a model: vLLM, transformers and sentence-transformers."""
+"""The examples of stages that ask a model: vLLM, transformers and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from support.example_runs import (  # noqa: F401  # fixtures
     ON_MODELS,
     ON_VLLM,
     endpoint,
+    example,
     example_cluster,
     offers,
     run,
@@ -27,16 +27,6 @@ from support.example_runs import (  # noqa: F401  # fixtures
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
-
-
-def example(name: str) -> Any:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

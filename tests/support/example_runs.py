@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import tempfile
@@ -32,6 +33,11 @@ PRINTED = {
     "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
     "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
     r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
+    "hf_image_classification": r"red looks like red.*navy looks like blue",
+    "hf_text_classification": r"POSITIVE \(\d\.\d\d\): I love this kettle.*NEGATIVE .*: I want my",
+    "hf_zero_shot": r"delivery: The parcel never came.*payment: My card.*delivery: Where is",
+    "keras_model": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
+    "onnx_model": r"wine 0 is of grape 0 \(\d\.\d\d\).*wine 160 is of grape 2",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
     r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
     "partitioned": r"2026-01-05 strangest: .*'anomaly': 3\.37",
@@ -46,12 +52,22 @@ PRINTED = {
     "summarise_vllm": r"\d+ tokens read, [1-9]\d?% of them from the engine's cache.*2026-03-03 2: ",
     "test_my_pipeline": r"3 passed.*rated computed",
     "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
+    "xgboost_model": r"income \d+\.\d, debt \d+\.\d: risk 0\.0.*: risk 1\.0",
     "two_prompts_one_engine": r"(content|neutral|angry) +After two weeks the handle broke.* -> ",
     "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
 }
 ON_VLLM = ("summarise_vllm", "two_prompts_one_engine")
 ON_MODELS = (*ON_VLLM, "classify_labels", "extract_fields", "sentence_transformer", "two_models")
 """Examples that load a model, for tests of the tier "providers"."""
+ON_FRAMEWORKS = {
+    "hf_image_classification": "transformers",
+    "hf_text_classification": "transformers",
+    "hf_zero_shot": "transformers",
+    "keras_model": "tensorflow",
+    "onnx_model": "onnxruntime",
+    "xgboost_model": "xgboost",
+}
+"""Examples that call a framework, for tests of the same tier, with the module that they need."""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +95,16 @@ def example_cluster(
         }
         yield variables
         LocalHead(home=home).stop()
+
+
+def example(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:

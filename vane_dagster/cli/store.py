@@ -84,9 +84,10 @@ def gc(
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
     led to one in force elsewhere. Others are marked for deletion once they are older than
     --keep: runs compute such a part again rather than build on it. A later gc deletes them, --grace
-    after that. So run gc regularly, for example daily. In the targets of write stages only files of
-    killed runs in _vane_staging are collected, with --storage-options for targets of ROOT's
-    protocol.
+    after that. So run gc regularly, for example daily. Copies of local files that arguments name
+    are deleted once no run has needed them for --keep and --grace together. In the targets of write
+    stages only files of killed runs in _vane_staging are collected, with --storage-options for
+    targets of ROOT's protocol.
     """
     terms = GcPolicy(time.time(), keep, grace, dry_run)
     stages = nothing = 0
@@ -112,7 +113,7 @@ def gc(
 
 def _verbs(stage: GcReport, dry_run: bool) -> list[tuple[str, dict[str, int]]]:
     would = "would have " if dry_run else ""
-    removed = {**stage.deleted, **stage.manifests, **stage.temporaries}
+    removed = {**stage.deleted, **stage.manifests, **stage.temporaries, **stage.files}
     return [(f"{would}deleted", removed), (f"{would}marked", stage.condemned)]
 
 
@@ -123,6 +124,7 @@ def _summary_line(stage: GcReport, dry_run: bool) -> str:
             ("deleted", stage.deleted, "part"),
             ("deleted", stage.manifests, "former manifest"),
             ("deleted", stage.temporaries, "unfinished file"),
+            ("deleted", stage.files, "local file"),
             ("marked", stage.condemned, "part"),
         )
         if files

@@ -27,10 +27,17 @@ from vane_dagster.events import (
     about_plan,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
+from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.storage.packages import distributions
+from vane_dagster.storage.shipped_files import (
+    discard,
+    mark_needed,
+    missing_contents,
+    upload,
+)
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.protocol import ModelSpec, PoolSpec
 
@@ -83,8 +90,9 @@ def execute(
                 refuse(checked.findings)
                 for text in checked.notices if count == 1 else ():
                     emit(Noticed(text))
-                pools = stage_pools(plan, checked)
+                pools = stage_pools(plan, checked, store)
                 refuse(edited(plan, needed))
+                refuse(_ship_files(plan, needed, store, emit_new))
             state = RunState(
                 plan, store, run_id, emit_new, info, check_runner, claims, former=state
             )
@@ -206,7 +214,7 @@ def _written_first(plan: RunPlan, stages: tuple[str, ...]) -> dict[str, str | No
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
-    """Return a finding for each stage with code that differs from the code in its keys.
+    """Return a finding for each stage with code or local files other than those in its keys.
 
     Called when the code is packed, so no row is stored under the key of other code.
 
@@ -222,20 +230,56 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
             found.append(
                 PreflightFinding(where, "its code was edited while the run began", "Run it again")
             )
+        for file, content in plan.files.get(stage, {}).items():
+            if file.content() != content:
+                found.append(_edited_file(plan, stage, file))
     return found
 
 
-def stage_pools(plan: RunPlan, checked: Checked) -> dict[str, PoolSpec]:
+def _edited_file(plan: RunPlan, stage: str, file: LocalFile) -> PreflightFinding:
+    where = f"stage '{plan.pipeline.name}/{stage}'"
+    problem = f"{file} was edited while the run began"
+    return PreflightFinding(where, problem, "Run it again when it is complete")
+
+
+def _ship_files(
+    plan: RunPlan, stages: Sequence[str], store: Store, emit: Callable[[Event], None]
+) -> list[PreflightFinding]:
+    """Put the local files of some stages into the store, for the workers."""
+    found = []
+    for stage in stages:
+        for file, content in plan.files.get(stage, {}).items():
+            mark_needed(store.root, content.digest, content.record)
+            sizes = {blob.digest: blob.size for blob in content.blobs}
+            missing = missing_contents(store.root, sizes)
+            if not missing:
+                continue
+            size = sum(sizes[digest] for digest in missing)
+            emit(Noticed(f"copying {file} into the store ({size / 1e6:,.1f} MB)"))
+            paths = {blob.digest: blob.path for blob in content.blobs}
+            upload(store.root, {digest: paths[digest] for digest in missing})
+            if file.content() != content:
+                discard(store.root, missing)
+                found.append(_edited_file(plan, stage, file))
+    return found
+
+
+def stage_pools(plan: RunPlan, checked: Checked, store: Store) -> dict[str, PoolSpec]:
     """The pool of each stage that runs user code.
 
     Args:
         plan: The plan.
         checked: The result of preflight validation.
+        store: The store with the local files that the models are given.
     """
-    return {stage: _pool(plan, stage, bundle, checked) for stage, bundle in checked.code.items()}
+    return {
+        stage: _pool(plan, stage, bundle, checked, store) for stage, bundle in checked.code.items()
+    }
 
 
-def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> PoolSpec:
+def _pool(
+    plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked, store: Store
+) -> PoolSpec:
     spec = plan.pipeline[stage].spec
     assert spec.runs_udf
     on_driver = spec.on_driver and checked.capacity.is_cluster
@@ -257,6 +301,7 @@ def _pool(plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked) -> Po
             _packages(plan, spec),
             shares_state=identity.shares_state,
             exact=plan.forced,
+            files=store.root if plan.files.get(stage) else None,
         ),
         archive=bundle.archive,
         env_vars=spec.env_vars,

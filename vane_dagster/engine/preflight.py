@@ -158,7 +158,7 @@ def packed(
         udf = spec.udf
         payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
         try:
-            code[stage] = pack(spec.code(pipeline).modules, payload)
+            code[stage] = pack(spec.code(pipeline).modules, payload, spec.local_files())
         except VaneError as error:
             findings.append(
                 PreflightFinding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error))

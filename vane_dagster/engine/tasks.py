@@ -16,6 +16,7 @@ from vane_dagster.engine.failures import Retry
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
+from vane_dagster.fingerprint.bundle import pickled
 from vane_dagster.pipeline.options import AUTO, Failures
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
@@ -248,13 +249,21 @@ class WorkBuilder:
         """
         if spec.name not in self._ops:
             version = self._versions.get(spec.name, "")
-            self._ops[spec.name] = operation(spec, self._pipeline, version)
+            self._ops[spec.name] = self._operation(spec, version)
         op = self._ops[spec.name]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             return replace(op, max_faults=self._allowed(run.partition, spec.name))
         if isinstance(op, Join):
             return replace(op, quarantined=self._quarantined(run, spec, op))
         return op
+
+    def _operation(self, spec: StageSpec, version: str) -> Op:
+        op = operation(spec, self._pipeline, version)
+        files = self._plan.files.get(spec.name)
+        if not files or not spec.runs_udf or not isinstance(op, CallUdf):
+            return op
+        arguments = pickled((spec.udf.args, dict(spec.udf.kwargs)), files)
+        return replace(op, arguments=arguments, files=self._store.root)
 
     def _quarantined(
         self, run: FragmentState, spec: StageSpec, op: Join

@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, Module
 
 _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
@@ -32,7 +33,8 @@ class CodeBundle:
     Attributes:
         digest: The sha256 of the archive.
         archive: A zip of the user's own modules, each at its import path.
-        payload: The pickled object; definitions of the packed modules are pickled by name.
+        payload: The pickled object; definitions of the packed modules are pickled by name, and
+            local files by the digest of their content.
     """
 
     digest: str
@@ -40,45 +42,50 @@ class CodeBundle:
     payload: bytes
 
 
-def pack(modules: Iterable[str], obj: Any) -> CodeBundle:
+def pack(
+    modules: Iterable[str], obj: Any, files: Mapping[LocalFile, FileContent] | None = None
+) -> CodeBundle:
     """Pack an object of the user's with the modules that it may import.
 
     Args:
         modules: Dotted names, as listed by `CodeIdentity.modules`. A script (``__main__``) is left
             out; its definitions are pickled by value.
         obj: A function, a class, or any picklable object.
+        files: The contents of the local files among its arguments.
 
     Raises:
         CodeIdentityError: A module's file is missing, or the object cannot be pickled.
     """
     finder = Finder()
-    files: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     for name in modules:
         for prefix, module in finder.chain(name):
             if prefix not in MAIN_NAMES and module is not None and module.kind == "own":
-                files.update(_file(module))
+                sources.update(_file(module))
     try:
-        payload = _pickled(obj)
+        payload = pickled(obj, files or {})
     except Exception as error:
         raise CodeIdentityError(
             f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
             f"workers: {type(error).__name__}: {error}. Define it at the top level of a module, "
             f"and build what cannot travel (connections, locks, models) inside it."
         ) from error
-    archive = _zip(files)
+    archive = _zip(sources)
     return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
 
 
-def _pickled(
+def pickled(
     obj: Any,
+    files: Mapping[LocalFile, FileContent],
     by_value: Collection[str] = MAIN_NAMES,
     visit: Callable[[Any], None] | None = None,
 ) -> bytes:
-    """Pickle a script's definitions by value, including functions wrapped in `lru_cache`.
+    """Pickle an object for workers: a script's definitions by value, local files by digest.
 
     Args:
-        obj: The object.
-        by_value: The modules of such functions.
+        obj: The object; functions wrapped in `lru_cache` are included.
+        files: The contents of the local files in it.
+        by_value: The modules of functions wrapped in `lru_cache` that are pickled by value.
         visit: Called with each part that is not a plain value or container.
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -91,6 +98,13 @@ def _pickled(
             if isinstance(part, functools._lru_cache_wrapper) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
             return super().reducer_override(part)
+
+        def persistent_id(self, part: Any) -> Any:
+            if not isinstance(part, LocalFile):
+                return None
+            if part not in files:
+                raise TypeError(f"{part} is no argument; pass it as one, or in a container")
+            return files[part].digest
 
     buffer = io.BytesIO()
     Pickler(buffer).dump(obj)
@@ -118,7 +132,7 @@ def pickled_by_value(
         for module in own:
             cloudpickle.register_pickle_by_value(module)
         try:
-            return _pickled(obj, {*MAIN_NAMES, *(module.__name__ for module in own)}, visit)
+            return pickled(obj, {}, {*MAIN_NAMES, *(module.__name__ for module in own)}, visit)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "

@@ -100,7 +100,7 @@ class LocalFiles:
             return None
         try:
             if stat.S_ISREG(mode):
-                return combine("file", *self._digests([path], text, where))
+                return combine("file", *file_digests([path], text, where))
             if not stat.S_ISDIR(mode) or not os.access(path, os.R_OK | os.X_OK):
                 return None
             folder = os.path.realpath(path)
@@ -120,7 +120,7 @@ class LocalFiles:
         names: list[str] = []
         paths: list[str] = []
         other: list[str] = []
-        for name, path in _walk(folder):
+        for name, path in walk_files(folder):
             if path is None:
                 other.append(name)
             else:
@@ -136,29 +136,9 @@ class LocalFiles:
                 f"too many to be part of the identity. Name the files or the subfolder that are "
                 f"used, or give the stage `version=` and raise it when they change."
             )
-        digests = self._digests(paths, text, where)
+        digests = file_digests(paths, text, where)
         parts = [part for pair in zip(names, digests) for part in pair]
         return combine("folder", *parts, *other)
-
-    def _digests(
-        self, paths: Sequence[str], text: str | os.PathLike[str], where: str
-    ) -> Sequence[str]:
-        states = [os.stat(path) for path in paths]
-        found = [_digests.get(path, state) for path, state in zip(paths, states)]
-        fresh = [index for index, digest in enumerate(found) if digest is None]
-        size = sum(states[index].st_size for index in fresh)
-        if size > MAX_FRESH_BYTES:
-            raise UnboundedContentError(
-                f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(fresh):,} files, more "
-                f"than the {MAX_FRESH_BYTES:,} bytes that are read to become part of the identity. "
-                f"Name the files or the subfolder that are used, or give the stage `version=` and "
-                f"raise it when they change."
-            )
-        with ThreadPoolExecutor(max_workers=_READERS) as threads:
-            read = threads.map(lambda index: _hash(paths[index], states[index]), fresh)
-            for index, digest in zip(fresh, read):
-                found[index] = digest
-        return [digest for digest in found if digest is not None]
 
     def _is_apart(self, folder: str) -> bool:
         """Return whether runs or code edits change a folder; if so, only its path counts."""
@@ -168,6 +148,36 @@ class LocalFiles:
         return any(map(_is_store_stage, above)) or any(
             _overlaps(folder, pattern) for pattern in map(_local_pattern, self.data) if pattern
         )
+
+
+def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
+    """Return the sha256 of each file's content.
+
+    Args:
+        paths: The files.
+        text: The path that the user gave, for messages.
+        where: How the user refers to it, for messages.
+
+    Raises:
+        CodeIdentityError: They are too large.
+        OSError: One cannot be read.
+    """
+    states = [os.stat(path) for path in paths]
+    found = [_digests.get(path, state) for path, state in zip(paths, states)]
+    fresh = [index for index, digest in enumerate(found) if digest is None]
+    size = sum(states[index].st_size for index in fresh)
+    if size > MAX_FRESH_BYTES:
+        raise UnboundedContentError(
+            f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(fresh):,} files, more "
+            f"than the {MAX_FRESH_BYTES:,} bytes that are read to become part of the identity. "
+            f"Name the files or the subfolder that are used, or give the stage `version=` and "
+            f"raise it when they change."
+        )
+    with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        read = threads.map(lambda index: _hash(paths[index], states[index]), fresh)
+        for index, digest in zip(fresh, read):
+            found[index] = digest
+    return [digest for digest in found if digest is not None]
 
 
 def _named(text: str | os.PathLike[str]) -> str | None:
@@ -197,8 +207,8 @@ def _is_bare(text: str | os.PathLike[str]) -> bool:
     return not ("/" in text or os.sep in text or os.path.splitext(text)[1])
 
 
-def _walk(root: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the files of a folder by relative name; the path is None for anything but a file.
+def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the files of a folder by relative name and path; anything else without a path.
 
     Hidden files and folders, compiled code and tagged caches are skipped. A folder that several
     links point to is entered once.

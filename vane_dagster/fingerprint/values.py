@@ -28,6 +28,7 @@ from vane_dagster._secrets import is_wrapped
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles, UnboundedContentError
 from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.local_file import LocalFile
 
 _CODE = (
     type,
@@ -203,6 +204,8 @@ class ValueEncoder:
         return base.__name__ if kind is base else self._code(kind, path)
 
     def _standard(self, value: Any, path: str) -> str | None:
+        if isinstance(value, LocalFile):
+            return combine("local file", value.identity() if self._strict else value.name)
         if isinstance(value, enum.Enum):
             return self._member(value, path)
         if isinstance(value, pathlib.PurePath):

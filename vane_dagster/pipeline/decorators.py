@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 
@@ -28,7 +28,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ON_ERROR: Mapping[str | None, OnError | None] = {
     None: None, "raise": "raise", "log": "null", "ignore": "null",
 }  # fmt: skip
-_WORKER = "VANE_DAGSTER_WORKER"
 _IMPORTS = "<frozen importlib._bootstrap>"
 
 
@@ -242,14 +241,6 @@ def construct(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) ->
     return call(*args, **kwargs)
 
 
-def construct_in_this_process() -> None:
-    """Let decorated classes be constructed at once from now on: this process is a worker.
-
-    Processes that it starts construct at once too, so that they can unpickle instances.
-    """
-    os.environ[_WORKER] = "1"
-
-
 def _constructs_now() -> bool:
     """Return whether a construction is part of the user's code that runs, and declares no stage.
 
@@ -262,7 +253,7 @@ def _constructs_now() -> bool:
             return True
         if frame.f_code.co_filename == _IMPORTS:
             return False
-    return _WORKER in os.environ
+    return is_worker()
 
 
 class LazyInstance:

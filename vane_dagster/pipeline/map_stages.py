@@ -20,6 +20,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
 from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import (
@@ -174,7 +175,7 @@ class MapRows:
             fn_args: Passed to each call after the batch. In this and the following arguments, the
                 path of a local file or folder counts in fragment keys with its content, unless runs
                 change that content: a folder that contains the pipeline's source, target, store or
-                code.
+                code. `vd.local_file(path)` sends the content to workers that cannot read the path.
             fn_kwargs: Passed to each call.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
@@ -622,6 +623,7 @@ class MapRows:
             workers = (in_flight, in_flight)
         auto = batch_size == AUTO
         forwarded, keyed = environment_variables(location, env_vars, keyed_env_vars)
+        check_local_files(location, udf.local_files, made_later=bool(asset.get("deps")))
         spec = kind(
             name=name,
             upstream=(self._node,),

@@ -23,6 +23,7 @@ from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructor_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import AssetOptions
 from vane_dagster.pipeline.contracts import TYPES, BatchCall, Contract, RowCall, TypesCall
@@ -250,6 +251,14 @@ class StageKind(abc.ABC):
         output.
         """
         return ""
+
+    def local_files(self) -> Mapping[LocalFile, FileContent]:
+        """Return the local files among its arguments, with their present contents.
+
+        Raises:
+            CodeIdentityError: If one cannot be read.
+        """
+        return {}
 
     @property
     def description(self) -> str | None:
@@ -744,6 +753,10 @@ class MapBatchesSpec(StageKind):
         return code_identity(
             udf.target, method=udf.method, version=udf.version, files=unread
         ).digest
+
+    def local_files(self) -> Mapping[LocalFile, FileContent]:
+        """Those among the arguments of the function or class."""
+        return {file: file.content() for file in self.udf.local_files}
 
     def constructed(self, pipeline: Pipeline) -> ConstructorIdentity:
         """Return the identity of the code that its workers execute before their first call.

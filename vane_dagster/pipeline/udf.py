@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
+from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import BatchCall, Contract
@@ -66,6 +67,12 @@ class Udf:
         if not self.stateful:
             return self.target
         return None if self.is_factory else getattr(unwrapped(self.target), self.method)
+
+    @property
+    def local_files(self) -> Sequence[LocalFile]:
+        """The local files among the arguments."""
+        arguments = (self.args, self.kwargs, self.constructor_args, self.constructor_kwargs)
+        return list(local_files_in((*arguments, self.target)))
 
     @property
     def is_async(self) -> bool:

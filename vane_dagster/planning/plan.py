@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from vane_dagster.errors import VaneError
+from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.planning.definition import PoolIdentity, pool_identity
@@ -132,6 +133,8 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         code: Digest of each selected stage's user code, as its keys were computed from it.
+        files: The local files among each selected stage's arguments, with the contents that its
+            keys were computed from.
     """
 
     pipeline: Pipeline
@@ -145,6 +148,7 @@ class RunPlan:
     listed_at: float = 0.0
     forced: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     _pools: dict[str, PoolIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> PoolIdentity:

@@ -71,6 +71,7 @@ def plan_run(
     return RunPlan(
         pipeline, order, planned, failed, {s: d[0] for s, d in planner.definitions.items()},
         planner.rule, planner.source, planner.warnings, listed_at, force, planner.code,
+        planner.files,
     )  # fmt: skip
 
 
@@ -110,6 +111,7 @@ class _Planner:
         self.run_id = run_id
         self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
+        self.files = {s: pipeline[s].spec.local_files() for s in selected}
         self.rule = fragment_rule(pipeline, store)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)

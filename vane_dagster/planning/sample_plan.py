@@ -106,8 +106,11 @@ def plan_sample(
         if partition.fragments:
             planned.append(partition)
     definitions = stage_definitions(pipeline, pipeline[stage].spec)
-    present, now = {stage: definitions[0]}, time.monotonic()
-    plan = RunPlan(pipeline, (stage,), planned, failed, present, rule, source, listed_at=now)
+    present, files = {stage: definitions[0]}, {stage: pipeline[stage].spec.local_files()}
+    plan = RunPlan(
+        pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
+        files=files,
+    )  # fmt: skip
     return SamplePlan(plan, sampled, definitions)
 
 

@@ -200,6 +200,24 @@ class Location:
             "written", lambda: self._place(name, lambda p: self.fs.put_file(path, p)), name
         )
 
+    def get(self, name: str, path: str) -> None:
+        """Copy a file of the folder to the local disk.
+
+        Args:
+            name: The file's name in the folder.
+            path: The new local file.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            StoreError: If the file system refuses.
+        """
+        try:
+            self.with_storage_errors("read", lambda: self.fs.get_file(self.file(name), path), name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise
+
     def delete(self, names: list[str]) -> None:
         """Delete files of the folder; those already gone are ignored."""
         for name in names:

@@ -5,6 +5,9 @@ A part is removed in two steps. The first collection marks it for deletion in `c
 collection deletes it, unless a manifest names it by then. This happens after the grace period, when
 every run and reader that began before is over. The same applies to parts that killed runs have
 staged in the target of a `write` stage. Published files are not examined.
+
+Local files that arguments name are needed by the runs that began with their record. They are
+deleted once their last run has begun longer ago than both periods together.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_nam
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
+from vane_dagster.storage.shipped_files import FILES, RECORD, parse_record, shipped_files
 from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 
 _LOOKS = 3
@@ -56,6 +60,7 @@ class GcReport:
         deleted: Parts that are no longer needed.
         manifests: Manifests that are no longer in force.
         temporaries: Unfinished files of killed processes.
+        files: Local files of arguments, and their records, that no recent run has needed.
         unreadable: Targets of `write` stages that could not be examined, and why.
     """
 
@@ -64,6 +69,7 @@ class GcReport:
     deleted: dict[str, int] = field(default_factory=dict)
     manifests: dict[str, int] = field(default_factory=dict)
     temporaries: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
@@ -78,15 +84,46 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         policy: When files may be removed.
 
     Yields:
-        The report of each stage.
+        The report of each stage, and that of the local files if there are any.
 
     Raises:
         NewerFormatError: If a newer release has written a manifest to keep.
         StoreError: If the store cannot be listed or changed, or a manifest cannot be read.
     """
-    surveyed = [_survey(store, pipeline, policy) for pipeline in store.root.folders()]
+    surveyed = [_survey(store, name, policy) for name in store.root.folders() if name != FILES]
     for stage, needed in itertools.chain(*surveyed):
         yield stage.collect(needed, policy)
+    if report := _collect_files(shipped_files(store.root), policy):
+        yield report
+
+
+def _collect_files(folder: Location, policy: GcPolicy) -> GcReport | None:
+    """Delete the local files of arguments that no recent run has needed; None without files."""
+    listed = folder.entries()
+    if not listed:
+        return None
+    report = GcReport(FILES)
+    unused = _unused_files(folder, listed, policy)
+    if unused and not policy.dry_run:
+        # A run may have begun since: what it needs has a new record by now.
+        unused &= _unused_files(folder, folder.entries(), policy)
+        folder.delete(sorted(unused))
+    for name in sorted(unused):
+        found = report.temporaries if name.startswith(TEMPORARY) else report.files
+        found[folder.file_url(name)] = listed[name].size
+    return report
+
+
+def _unused_files(folder: Location, listed: Mapping[str, FileInfo], policy: GcPolicy) -> set[str]:
+    """Return the names of records, and of contents without a record, that are old enough."""
+    oldest = policy.now - policy.keep - policy.grace
+    unused = {name for name, info in listed.items() if info.modified < oldest}
+    records = [name for name in listed if name.endswith(RECORD) and name not in unused]
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        for name, data in zip(records, threads.map(folder.read, records)):
+            stored = parse_record(data, folder.file_url(name))
+            unused -= {digest for digest, _ in stored.files.values()}
+    return unused
 
 
 class _ChangedError(Exception):

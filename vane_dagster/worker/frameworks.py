@@ -8,24 +8,54 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster.storage.transient_errors import class_names
 
-_OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "CUDAOutOfMemoryError", "XlaRuntimeError"})
+# The texts of which one must be in the message; none for a class that means nothing else.
+_OUT_OF_MEMORY: Mapping[str, tuple[str, ...]] = {
+    "OutOfMemoryError": (),  # torch, CuPy
+    "CUDAOutOfMemoryError": (),
+    "XlaRuntimeError": ("RESOURCE_EXHAUSTED",),  # JAX
+    "JaxRuntimeError": ("RESOURCE_EXHAUSTED",),
+    "ResourceExhaustedError": ("OOM", "out of memory", "Out of memory"),  # TensorFlow
+    "XGBoostError": ("out of memory", "Failed to allocate"),
+    "Fail": ("Failed to allocate memory",),  # ONNX Runtime
+    "RuntimeException": ("Failed to allocate memory", "CUDA failure 2:"),
+}
 _DEAD = frozenset({"EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"})
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
      "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost"}
 )  # fmt: skip
 _DEAD_TEXTS = ("CUDA error:", "HIP error:", "device-side assert", "NCCL error")
+_DEAD_OTHERS = frozenset({"InternalError", "Fail", "RuntimeException", "XGBoostError"})
+"""Errors of TensorFlow, ONNX Runtime and XGBoost that mean a dead device by their text alone."""
+_DEAD_OTHER_TEXTS = ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert")
+
+
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+_GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Variables by which TensorFlow and JAX take memory of a GPU as needed, not all of it at once."""
 
 
 def without_tensor(value: Any) -> Any:
     """Convert a tensor to an array in host memory; return any other value unchanged."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and tensorflow.is_tensor(value) and hasattr(value, "numpy"):
+        return value.numpy()
+    return value
 
 
 def tensor_version(value: Any) -> int | None:
@@ -40,11 +70,20 @@ def set_threads(threads: int) -> None:
     """Set the number of threads of numeric libraries, including those imported later."""
     if threads < 1:
         return
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in _THREADS:
         os.environ[name] = str(threads)
     pa.set_cpu_count(threads)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
+
+
+def share_gpus() -> None:
+    """Let frameworks imported later leave memory of a GPU to others, unless variables say not to.
+
+    Workers may share a GPU: by fractions, or where a stage that is done keeps its model warm.
+    """
+    for name, value in _GROW.items():
+        os.environ.setdefault(name, value)
 
 
 def device() -> str:
@@ -85,9 +124,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device is out of memory."""
     if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
         return True
-    if not class_names(error) & _OUT_OF_MEMORY:
-        return False
-    return type(error).__name__ != "XlaRuntimeError" or "RESOURCE_EXHAUSTED" in str(error)
+    names = class_names(error) & _OUT_OF_MEMORY.keys()
+    return any(not texts or _has(error, texts) for texts in map(_OUT_OF_MEMORY.get, names))
+
+
+def _has(error: BaseException, texts: Iterable[str]) -> bool:
+    message = str(error)
+    return any(text in message for text in texts)
 
 
 def free_memory() -> None:
@@ -109,4 +152,6 @@ def is_dead(error: BaseException) -> bool:
         return False
     if class_names(error) & _DEAD:
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEAD_TEXTS)
+    if class_names(error) & _DEAD_OTHERS and _has(error, _DEAD_OTHER_TEXTS):
+        return True
+    return isinstance(error, RuntimeError) and _has(error, _DEAD_TEXTS)

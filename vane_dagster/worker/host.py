@@ -26,7 +26,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.worker import operators
 from vane_dagster.worker.database import connection
-from vane_dagster.worker.frameworks import device, set_threads, unused_gpu
+from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors
@@ -106,6 +106,7 @@ class Host:
             fault = None
             try:
                 set_threads(threads)
+                share_gpus()
                 with self.startup.watched(lifecycle.startup_timeout_s):
                     if model is not None:
                         self.models.construct(model, archive, worker_folder("code"))

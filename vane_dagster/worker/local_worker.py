@@ -15,7 +15,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
-from vane_dagster.pipeline.decorators import construct_in_this_process
+from vane_dagster._worker_process import mark_worker
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
     Fault,
@@ -140,10 +140,10 @@ def read_table(path: str) -> pa.Table:
 
 def main() -> None:
     """Serve the driver at the other end of the socket given on the command line."""
+    mark_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    construct_in_this_process()
     serve(Connection(descriptor), sys.argv[2], int(sys.argv[3]))
 
 

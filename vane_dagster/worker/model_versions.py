@@ -63,7 +63,7 @@ class ModelVersions:
         """
         folder = user_code.unpack(archive, model.code, root)
         user_code.activate(folder)
-        target, args, kwargs = user_code.load(model.payload)
+        target, args, kwargs = user_code.load(model.payload, model.files)
         keep_arguments(args, kwargs)
         _failpoints.at_load(model.label)
         with one_process():
@@ -119,7 +119,7 @@ class ModelVersions:
         folder = user_code.unpack(archive, model.code, root)
         try:
             user_code.activate(folder)
-            target, args, kwargs = user_code.load(model.payload)
+            target, args, kwargs = user_code.load(model.payload, model.files)
             keep_arguments(args, kwargs)
             shared = view(target, self._instance) if model.stateful else target
         except BaseException as error:  # a user's module may raise anything when it is imported

@@ -185,6 +185,7 @@ class CallUdf:
         policy: How errors are handled.
         max_faults: Rows that may fail before the whole call does.
         version: The version of the code to call, if the worker may have several; see `ModelSpec`.
+        files: The store with the local files among the arguments; None without such files.
     """
 
     arguments: bytes = field(repr=False)
@@ -201,6 +202,7 @@ class CallUdf:
     policy: Policy = field(default_factory=Policy)
     max_faults: int = 0
     version: str = ""
+    files: Location | None = None
 
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids.
@@ -540,6 +542,7 @@ class ModelSpec:
         shares_state: Whether a worker that has constructed the model may call other versions of its
             code on the same state; see `fingerprint.constructor`.
         exact: Whether a model that other code constructed must not be used.
+        files: The store with the local files among its arguments; None without such files.
     """
 
     label: str
@@ -549,6 +552,7 @@ class ModelSpec:
     packages: tuple[str, ...] = ()
     shares_state: bool = False
     exact: bool = False
+    files: Location | None = None
 
     @property
     def version(self) -> str:

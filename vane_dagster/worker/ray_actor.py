@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import ray
 
-from vane_dagster.pipeline.decorators import construct_in_this_process
+from vane_dagster._worker_process import mark_worker
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.protocol import (
@@ -33,7 +33,7 @@ class HostActor:
     """
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
-        construct_in_this_process()
+        mark_worker()
         self._claim = claim
         self._threads = threads
         self._host = Host()

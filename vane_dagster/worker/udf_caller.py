@@ -35,6 +35,7 @@ from vane_dagster.worker.isolation import one_process
 from vane_dagster.worker.protocol import CallUdf, Computed, ModelSpec, Tally, Work
 from vane_dagster.worker.retry import Answer, BatchOutcome, Partial, Step, Wait, attempt
 from vane_dagster.worker.row_errors import describe_fault, fault_table, null_row
+from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
 
 _FAULTS_REPORTED = 3
@@ -91,10 +92,8 @@ class UdfCaller:
             UdfError: If a result does not fit.
             UnhealthyModelError: If the model is dead.
         """
-        import cloudpickle
-
         self.health.check(now_and_then=True)
-        args, kwargs = cloudpickle.loads(op.arguments)
+        args, kwargs = load(op.arguments, op.files)
         keep_arguments(args, kwargs)
         call = getattr(self._target, op.method) if op.method != CALL else self._target
         run = _TableCalls(self, UserCode(call, op, work, args, kwargs, revoked))

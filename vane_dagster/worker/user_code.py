@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import io
 import os
+import pickle
 import re
 import shutil
 import stat
@@ -24,6 +25,8 @@ from typing import Any
 from vane_dagster._private_folder import new_temporary_folder, private_folder
 from vane_dagster.errors import ComputeError
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.worker.local_copies import local_copy
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -192,8 +195,25 @@ def _real_file(path: str) -> str:
     return _inside(path)
 
 
-def load(payload: bytes) -> Any:
-    """Unpickle a payload that `pack` pickled; its folder must be active."""
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
+def load(payload: bytes, files: Location | None = None) -> Any:
+    """Unpickle what `pickled` pickled; the folder of its modules must be active.
 
-    return cloudpickle.loads(payload)
+    Args:
+        payload: The pickled object.
+        files: The store with the local files in it, which become paths of copies on this node.
+
+    Raises:
+        StoreError: If a file cannot be copied.
+    """
+    return _Unpickler(payload, files).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, payload: bytes, files: Location | None) -> None:
+        super().__init__(io.BytesIO(payload))
+        self._files = files
+
+    def persistent_load(self, digest: str) -> str:
+        if self._files is None:
+            raise pickle.UnpicklingError(f"the file {digest} came without the store that has it")
+        return local_copy(digest, self._files)

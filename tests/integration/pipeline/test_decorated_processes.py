@@ -9,9 +9,10 @@ from pathlib import Path
 PROCESS = """
 import copy, pickle, sys
 import defs
-from vane_dagster.pipeline.decorators import LazyInstance, construct_in_this_process
+from vane_dagster._worker_process import mark_worker
+from vane_dagster.pipeline.decorators import LazyInstance
 assert isinstance(defs.MODEL, LazyInstance)
-construct_in_this_process()
+mark_worker()
 made = defs.Model(1)
 assert type(made) is defs.Model
 assert type(made.inner()) is defs.Model

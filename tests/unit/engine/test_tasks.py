@@ -61,7 +61,9 @@ class Fragment:
             key="p", schemas=dict.fromkeys(["source", "clean", "model"], SCHEMA), stages=planned,
             listed={URL: FileRecord(URL, 1, "v")}, sample=sample or {},
         )  # fmt: skip
-        plan: Any = SimpleNamespace(pipeline=docs, partitions=[partition], source=docs.source)
+        plan: Any = SimpleNamespace(
+            pipeline=docs, partitions=[partition], source=docs.source, files={}
+        )
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.allowed = 7
         self.work = WorkBuilder(

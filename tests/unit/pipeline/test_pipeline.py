@@ -499,8 +499,8 @@ PUBLIC = [
     "IntegrityError", "LocalCluster", "LocalCompute", "ModelLoadError", "ParquetSource", "Pipeline",
     "PlanError", "RayCompute", "RowErrors", "SchemaError", "SourceError", "Stage", "StageError",
     "Step", "StoreError", "StoredSource", "Trace", "TraceError", "UdfError", "VaneError",
-    "__version__", "checks", "cls", "func", "load", "method", "parquet", "quarantine", "stored",
-    "tensor", "trace",
+    "__version__", "checks", "cls", "func", "load", "local_file", "method", "parquet", "quarantine",
+    "stored", "tensor", "trace",
 ]  # fmt: skip
 
 

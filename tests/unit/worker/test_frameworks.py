@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +21,10 @@ OUT_OF_MEMORY = [
     error("OutOfMemoryError"),
     error("Child", base=type(error("CUDAOutOfMemoryError"))),
     error("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory"),
+    error("ResourceExhaustedError", "OOM when allocating tensor with shape[8,8] and type float"),
+    error("Fail", "[ONNXRuntimeError] : 1 : FAIL : Failed to allocate memory for requested buffer"),
+    error("RuntimeException", "[ONNXRuntimeError] : CUDA failure 2: out of memory ; GPU=0"),
+    error("XGBoostError", "cudaErrorMemoryAllocation: out of memory", ValueError),
     RuntimeError("CUDA error: out of memory"),
 ]
 DEAD = [
@@ -27,12 +32,17 @@ DEAD = [
     error("AcceleratorError", "an illegal memory access"),
     RuntimeError("CUDA error: device-side assert triggered"),
     RuntimeError("NCCL error: unhandled system error"),
+    error("InternalError", "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"),
+    error("RuntimeException", "[ONNXRuntimeError] : CUDA failure 700: an illegal memory access"),
 ]
 OTHERS = [
     MemoryError(),
     ValueError("CUDA error: out of memory"),
     error("XlaRuntimeError", "INVALID_ARGUMENT"),
     RuntimeError("shapes do not match"),
+    error("ResourceExhaustedError", "No space left on device"),
+    error("InternalError", "Graph execution error"),
+    error("Fail", "[ONNXRuntimeError] : 1 : FAIL : Load model failed"),
 ]
 
 
@@ -74,7 +84,7 @@ def torch(monkeypatch):
 
 
 def test_an_imported_framework_is_used(torch, monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in frameworks._THREADS:
         monkeypatch.setenv(name, "9")
     before = pa.cpu_count()
     try:
@@ -82,11 +92,21 @@ def test_an_imported_framework_is_used(torch, monkeypatch):
         frameworks.free_memory()
     finally:
         pa.set_cpu_count(before)
+    assert {os.environ[name] for name in frameworks._THREADS} == {"1"}
     assert torch.calls == [1, "empty_cache"]
     assert frameworks.device() == "A100"
     assert frameworks.tensor_version(Tensor()) == 3
     assert frameworks.tensor_version(Tensor(inference=True)) is None
     assert frameworks.without_tensor(Tensor()).tolist() == [0, 1]
+
+
+def test_memory_of_gpus_is_taken_as_needed_unless_a_variable_says_otherwise(monkeypatch):
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    frameworks.share_gpus()
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
 @pytest.fixture

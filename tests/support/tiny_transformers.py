@@ -1,0 +1,93 @@
+"""Tiny models for the pipelines of transformers, trained on the spot on a few inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tiny_llm import make
+
+_STEPS = 60
+
+
+def text_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
+    """Make a Bert that knows the labels of some texts, or pairs of texts.
+
+    Args:
+        folder: The folder of the model and its tokenizer.
+        examples: The texts or pairs, each with its label.
+    """
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    texts = [list(text) if isinstance(text, tuple) else [text] for text, _ in examples]
+    make(folder, text=[part for parts in texts for part in parts])  # for its tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=96,
+        pad_token_id=tokenizer.pad_token_id,
+        **_labels([label for _, label in examples]),
+    )
+    model = BertForSequenceClassification(config)
+    given = tokenizer(*map(list, zip(*texts)), padding=True, return_tensors="pt")
+    _teach(model, [label for _, label in examples], lambda: model(**given).logits)
+    model.save_pretrained(folder)
+    return folder
+
+
+def image_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
+    """Make a vision transformer that knows the labels of some images.
+
+    Args:
+        folder: The folder of the model and its image processor.
+        examples: The images, each with its label.
+    """
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    torch.manual_seed(0)
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        **_labels([label for _, label in examples]),
+    )
+    model = ViTForImageClassification(config)
+    given = processor([image for image, _ in examples], return_tensors="pt")
+    _teach(model, [label for _, label in examples], lambda: model(**given).logits)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _labels(given: Sequence[str]) -> dict[str, Any]:
+    names = list(dict.fromkeys(given))
+    return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+
+
+def _teach(model: Any, labels: Sequence[str], logits: Callable[[], Any]) -> None:
+    import torch
+
+    wanted = torch.tensor([model.config.label2id[label] for label in labels])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    model.train()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other on a busy machine, for minutes
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits(), wanted).backward()
+        optimizer.step()
+    torch.set_num_threads(threads)
+    model.eval()
+    assert logits().argmax(-1).tolist() == wanted.tolist()

@@ -1,0 +1,139 @@
+"""Local files of arguments in a store: what is copied, what is needed, what is deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from vane_dagster.errors import NewerFormatError, StoreError
+from vane_dagster.fingerprint.local_file import FileContent, local_file
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, GcReport, collect
+from vane_dagster.storage.shipped_files import (
+    FILES,
+    RECORD,
+    StoredFile,
+    discard,
+    mark_needed,
+    missing_contents,
+    parse_record,
+    upload,
+)
+from vane_dagster.storage.store import Store
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Location:
+    return Location(str(tmp_path / "store"))
+
+
+def shipped(root: Location, path: Path, text: str) -> FileContent:
+    """A file that a run has put into the store."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    content = local_file(path).content()
+    mark_needed(root, content.digest, content.record)
+    sizes = {blob.digest: blob.size for blob in content.blobs}
+    missing = missing_contents(root, sizes)
+    upload(root, {blob.digest: blob.path for blob in content.blobs if blob.digest in missing})
+    return content
+
+
+def stored(root: Location) -> set[str]:
+    return set(os.listdir(Path(root.url) / FILES))
+
+
+def test_a_content_is_stored_once(root, tmp_path):
+    first = shipped(root, tmp_path / "a" / "model.pt", "weights")
+    other = shipped(root, tmp_path / "b" / "other.pt", "weights")
+    content = hashlib.sha256(b"weights").hexdigest()
+    assert stored(root) == {content, first.digest + RECORD, other.digest + RECORD}
+    assert missing_contents(root, {content: 7}) == []
+    assert missing_contents(root, {content: 8}) == [content], "cut off"
+    discard(root, [content])
+    assert missing_contents(root, {content: 7}) == [content]
+
+
+def test_a_record_is_read_back(root, tmp_path):
+    content = shipped(root, tmp_path / "model.pt", "weights")
+    expected = StoredFile("model.pt", {"": (content.blobs[0].digest, 7)})
+    assert parse_record(content.record, "url") == expected
+    assert expected.size == content.size == 7
+
+
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"files": {}}, "not readable"),
+        ({"name": "../x", "files": {"": [SHA, 1]}}, "outside"),
+        ({"name": "x", "files": {"a/../../b": [SHA, 1]}}, "outside"),
+        ({"name": "x", "files": {"/etc/b": [SHA, 1]}}, "outside"),
+        ({"name": "x", "files": {"": ["../other", 1]}}, "sha256"),
+    ],
+)
+def test_records_that_no_release_writes_are_refused(record, message):
+    with pytest.raises(StoreError, match=message):
+        parse_record(json.dumps(record).encode(), "url")
+
+
+def test_a_record_of_a_newer_release_is_left_alone(root, tmp_path):
+    shipped(root, tmp_path / "model.pt", "weights")
+    record = {"format": 2, "name": "x", "files": {}}
+    mark_needed(root, "new", json.dumps(record).encode())
+    with pytest.raises(NewerFormatError):
+        list(collect(Store(root), GcPolicy(time.time(), 0.0, DAY)))
+
+
+def collected(root: Location, dry_run: bool = False) -> GcReport:
+    policy = GcPolicy(time.time(), 7 * DAY, DAY, dry_run)
+    (report,) = collect(Store(root), policy)
+    assert report.stage == FILES
+    return report
+
+
+def age(root: Location, name: str, days: float) -> None:
+    then = time.time() - days * DAY
+    os.utime(Path(root.url) / FILES / name, (then, then))
+
+
+def test_what_no_recent_run_has_needed_is_deleted(root, tmp_path):
+    old = shipped(root, tmp_path / "old" / "model.pt", "old")
+    both = shipped(root, tmp_path / "both" / "model.pt", "shared")
+    young = shipped(root, tmp_path / "young" / "other.pt", "shared")
+    for name in stored(root) - {young.digest + RECORD}:
+        age(root, name, 9)
+    assert collected(root, dry_run=True).files.keys() == {
+        f"{root.url}/{FILES}/{name}"
+        for name in (old.digest + RECORD, old.blobs[0].digest, both.digest + RECORD)
+    }
+    assert len(collected(root).files) == 3
+    assert stored(root) == {young.digest + RECORD, young.blobs[0].digest}
+    assert collected(root).files == {}
+
+
+def test_a_run_that_needs_a_file_again_keeps_it(root, tmp_path):
+    content = shipped(root, tmp_path / "model.pt", "weights")
+    for name in stored(root):
+        age(root, name, 9)
+    mark_needed(root, content.digest, content.record)
+    assert collected(root).files == {}
+    for name in stored(root):
+        age(root, name, 7.5)  # within the grace period
+    assert collected(root).files == {}
+
+
+def test_unfinished_copies_are_deleted(root, tmp_path):
+    shipped(root, tmp_path / "model.pt", "weights")
+    Path(root.url, FILES, ".writing-1").write_text("half")
+    age(root, ".writing-1", 9)
+    assert list(collected(root).temporaries) == [f"{root.url}/{FILES}/.writing-1"]

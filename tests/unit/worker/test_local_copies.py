@@ -1,0 +1,93 @@
+"""Copies of users' files on a node: once, whole and verified."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from vane_dagster.errors import StoreError
+from vane_dagster.fingerprint.local_file import FileContent, local_file
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.shipped_files import FILES, RECORD, mark_needed, upload
+from vane_dagster.worker import local_copies
+from vane_dagster.worker.local_copies import local_copy
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Location:
+    return Location(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    return folder
+
+
+def shipped(root: Location, path: Path) -> FileContent:
+    content = local_file(path).content()
+    mark_needed(root, content.digest, content.record)
+    upload(root, {blob.digest: blob.path for blob in content.blobs})
+    return content
+
+
+def file(path: Path, text: str = "weights") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_file_keeps_its_name_and_is_copied_once(root, copies, tmp_path):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    path = local_copy(content.digest, root, copies)
+    assert Path(path).name == "model.pt"
+    assert Path(path).read_text() == "weights"
+    shutil.rmtree(root.url)
+    assert local_copy(content.digest, root, copies) == path
+
+
+def test_a_folder_is_copied_whole_and_again_if_a_file_is_gone(root, copies, tmp_path):
+    file(tmp_path / "tokenizer" / "vocab.txt")
+    file(tmp_path / "tokenizer" / "inner" / "same.txt")
+    content = shipped(root, tmp_path / "tokenizer")
+    path = Path(local_copy(content.digest, root, copies))
+    assert path.name == "tokenizer"
+    (path / "vocab.txt").unlink()
+    assert local_copy(content.digest, root, copies) == str(path)
+    assert (path / "vocab.txt").read_text() == (path / "inner" / "same.txt").read_text()
+    assert sorted(p.name for p in copies.iterdir() if p.is_dir()) == [content.digest]
+
+
+def test_a_damaged_content_is_refused_and_deleted(root, copies, tmp_path):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    stored = Path(root.url, FILES, content.blobs[0].digest)
+    stored.write_text("WEIGHTS")
+    with pytest.raises(StoreError, match=r"damaged, and was deleted. Run again"):
+        local_copy(content.digest, root, copies)
+    assert not stored.exists()
+    assert [p for p in copies.iterdir() if p.is_dir()] == []
+    with pytest.raises(StoreError, match=r"is gone: garbage collection"):
+        local_copy(content.digest, root, copies)
+
+
+def test_a_record_is_verified_too(root, copies, tmp_path):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    record = Path(root.url, FILES, content.digest + RECORD)
+    record.write_bytes(record.read_bytes() + b" ")
+    with pytest.raises(StoreError, match="does not have the content of its name"):
+        local_copy(content.digest, root, copies)
+    record.unlink()
+    with pytest.raises(StoreError, match="is gone"):
+        local_copy(content.digest, root, copies)
+
+
+def test_a_full_disk_is_named_before_anything_is_copied(root, copies, tmp_path, monkeypatch):
+    content = shipped(root, file(tmp_path / "model.pt"))
+    usage = namedtuple("usage", "total used free")(10, 4, 6)
+    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(StoreError, match=r"needs 7 bytes .* 6 are free\. Make room, or set TMPDIR"):
+        local_copy(content.digest, root, copies)

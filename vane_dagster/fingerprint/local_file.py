@@ -1,0 +1,208 @@
+"""Local files and folders that travel to the workers by content: `vd.local_file`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from vane_dagster._worker_process import is_worker
+from vane_dagster.errors import CodeIdentityError, DefinitionError
+from vane_dagster.fingerprint.files import MAX_FILES, file_digests, walk_files
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A local file or folder, as `local_file` declares it.
+
+    Attributes:
+        path: Its absolute path on the machine of the driver.
+    """
+
+    path: str
+
+    def __fspath__(self) -> NoReturn:
+        """Explain where the path can be used; called by libraries that expect a path."""
+        raise TypeError(
+            f"{self} is a path only in a worker that gets it as an argument: pass it in "
+            "fn_constructor_args, fn_constructor_kwargs, fn_args or fn_kwargs"
+        )
+
+    def __str__(self) -> str:
+        return f"vd.local_file({self.path!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the file or folder, which its copies keep."""
+        return os.path.basename(self.path)
+
+    def identity(self) -> str:
+        """Return the digest of its name and present content; a missing file counts by its name.
+
+        Raises:
+            CodeIdentityError: It cannot be read, or is too large.
+        """
+        # Workers compute identities too, when they import a pipeline, and use none of them.
+        return self.name if is_worker() or not os.path.exists(self.path) else self.content().digest
+
+    def content(self) -> FileContent:
+        """Return its present content.
+
+        Raises:
+            CodeIdentityError: It cannot be read, or is too large.
+        """
+        try:
+            return self._content()
+        except (OSError, UnicodeError) as error:
+            raise CodeIdentityError(
+                f"{self} cannot be read: {error}. Restore it, or correct the path"
+            ) from error
+
+    def _content(self) -> FileContent:
+        is_file = stat.S_ISREG(os.stat(self.path).st_mode)
+        found = {"": self.path} if is_file else self._files()
+        digests = file_digests(list(found.values()), self.path, str(self))
+        blobs = [
+            Blob(name, digest, path, os.stat(path).st_size)
+            for (name, path), digest in zip(found.items(), digests)
+        ]
+        files = {blob.name: [blob.digest, blob.size] for blob in blobs}
+        record = json.dumps({"name": self.name, "files": files}, sort_keys=True).encode()
+        return FileContent(hashlib.sha256(record).hexdigest(), record, tuple(blobs))
+
+    def _files(self) -> dict[str, str]:
+        """Return the paths of a folder's files, by their names in it."""
+        found: dict[str, str] = {}
+        for name, path in walk_files(os.path.realpath(self.path)):
+            if path is None:
+                raise CodeIdentityError(
+                    f"{self} holds a link that leads nowhere, or to a folder that it holds already:"
+                    f" {name}. Remove the link, or name the folder that is used"
+                )
+            found[name] = path
+            if len(found) > MAX_FILES:
+                raise CodeIdentityError(
+                    f"{self} holds more than {MAX_FILES:,} files. Name the files or the subfolder "
+                    "that are used"
+                )
+        if not found:
+            raise CodeIdentityError(
+                f"{self} holds no files; hidden ones do not count. Name the folder with the content"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The content of one file.
+
+    Attributes:
+        name: Its name in the folder; empty for a file of its own.
+        digest: The sha256 of its content.
+        path: Its path on this machine.
+        size: Its size in bytes.
+    """
+
+    name: str
+    digest: str
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """The content of a `LocalFile` at one moment.
+
+    Attributes:
+        digest: The sha256 of `record`, by which pickled arguments name the content.
+        record: A JSON object with the name, and the digest and size of each file; the format of
+            `storage.shipped_files`.
+        blobs: The files.
+    """
+
+    digest: str
+    record: bytes = field(repr=False)
+    blobs: tuple[Blob, ...] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(blob.size for blob in self.blobs)
+
+
+def local_file(path: str | os.PathLike[str]) -> Any:
+    """Name a file or folder whose content travels to the workers: weights, a tokenizer, labels.
+
+    Pass it as an argument of a function or class, also inside of lists, dictionaries and
+    dataclasses: ``fn_constructor_kwargs={"weights": vd.local_file("model.pt")}``. In the worker
+    the argument is a `str`, the path of a read-only local copy with the same name. Workers need not
+    see the original. Its content and its name count in fragment keys, its folder does not. Hidden
+    files of a folder are left out.
+
+    The file must exist when the stage is declared, unless the stage has `deps`, assets that may
+    make it.
+
+    Args:
+        path: A file or folder on this machine, absolute or relative to the current folder.
+    """
+    return LocalFile(os.path.abspath(os.path.expanduser(os.fspath(path))))
+
+
+def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) -> None:
+    """Validate that local files can be read when they are declared.
+
+    Args:
+        where: The stage, for messages.
+        files: The files.
+        made_later: Whether they may be missing, because an asset makes them.
+
+    Raises:
+        DefinitionError: One does not exist, or is neither a file nor a folder.
+    """
+    if is_worker():  # the declaration of a pipeline whose functions it needs
+        return
+    for file in files:
+        try:
+            mode = os.stat(file.path).st_mode
+        except FileNotFoundError:
+            if made_later:
+                continue
+            raise DefinitionError(
+                f"{where}: {file} does not exist. Correct the path, or name the asset that makes "
+                "it in deps"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DefinitionError(f"{where}: {file} cannot be read: {error}") from error
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
+
+
+def local_files_in(value: Any) -> Iterator[LocalFile]:
+    """Yield the local files among arguments, in containers, dataclasses and partials too."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, LocalFile):
+            yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            waiting += _inside(item)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    return []

@@ -1,0 +1,122 @@
+"""Local files of arguments in the store, by content, where workers get them from.
+
+``<root>/~files/<sha256>`` is the content of one file. ``<root>/~files/<digest>.json`` is the record
+of a file or folder: its name, and the contents that it consists of. Each run that needs a file
+writes its record again, so the record's age tells garbage collection when it was last needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.codec import require_format
+from vane_dagster.storage.filesystem import IO_THREADS, Location
+
+FILES = "~files"
+"""The folder below the store's root; no pipeline has such a name."""
+RECORD = ".json"
+"""The suffix of records."""
+_FORMAT = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file or folder as its record describes it.
+
+    Attributes:
+        name: Its name.
+        files: The digest and size in bytes of each file, by its name in the folder; the only file
+            of a file is named "".
+    """
+
+    name: str
+    files: Mapping[str, tuple[str, int]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(size for _, size in self.files.values())
+
+
+def shipped_files(root: Location) -> Location:
+    """Return the folder of shipped files in a store."""
+    return root.child(FILES)
+
+
+def parse_record(data: bytes, url: str) -> StoredFile:
+    """Parse a record.
+
+    Args:
+        data: Its content.
+        url: Where it is stored, for messages.
+
+    Raises:
+        NewerFormatError: If a newer release has written it.
+        StoreError: If it is no record, or names a place outside of its folder.
+    """
+    try:
+        record = json.loads(data)
+        require_format(record, _FORMAT, url)
+        files = {str(name): (str(d), int(size)) for name, (d, size) in record["files"].items()}
+        stored = StoredFile(str(record["name"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{url!r} is not readable: {error}. Delete it") from error
+    places = [stored.name, *(part for name in files if name for part in name.split("/"))]
+    if any(place in ("", ".", "..") or "/" in place for place in places):
+        raise StoreError(f"{url!r} names a file outside of its folder. Delete it")
+    if not all(_SHA256.fullmatch(digest) for digest, _ in files.values()):
+        raise StoreError(f"{url!r} names a content by something other than a sha256. Delete it")
+    return stored
+
+
+def mark_needed(root: Location, digest: str, data: bytes) -> None:
+    """Write a record, which keeps its contents from garbage collection for some time.
+
+    Args:
+        root: The store's root.
+        digest: The sha256 of the record.
+        data: The record.
+    """
+    shipped_files(root).write(digest + RECORD, data)
+
+
+def missing_contents(root: Location, contents: Mapping[str, int]) -> list[str]:
+    """Return the digests of contents that the store does not have with the expected size.
+
+    Args:
+        root: The store's root.
+        contents: Their sizes in bytes, by digest.
+    """
+    present = shipped_files(root).names()
+    return [digest for digest, size in contents.items() if present.get(digest) != size]
+
+
+def upload(root: Location, paths: Mapping[str, str]) -> None:
+    """Copy files into a store.
+
+    Args:
+        root: The store's root.
+        paths: The files, by the sha256 of their contents.
+
+    Raises:
+        StoreError: If the store or a file fails.
+    """
+    folder = shipped_files(root)
+    with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+        list(threads.map(lambda item: folder.put(*item), paths.items()))
+
+
+def discard(root: Location, digests: Sequence[str]) -> None:
+    """Delete contents that do not have the digest of their names.
+
+    Args:
+        root: The store's root.
+        digests: Their names.
+    """
+    shipped_files(root).delete(list(digests))

@@ -1,0 +1,180 @@
+"""Copies of the users' local files on a node: each content is copied once, and verified.
+
+A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use one hold a
+shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from vane_dagster._private_folder import new_temporary_folder, temporary_root, worker_folder
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.shipped_files import (
+    RECORD,
+    StoredFile,
+    discard,
+    parse_record,
+    shipped_files,
+)
+
+KIND = "files"
+"""The kind of the worker's private folder."""
+UNUSED_SECONDS = 86_400.0
+"""Seconds that a copy is kept after the last process that used it has started to."""
+
+_BLOCK = 1 << 20
+_CONTENT, _RECORD = "content", "record.json"
+_USED, _LOCK = ".used", ".lock"
+_in_use: dict[Path, int] = {}
+"""The descriptors that hold this process's locks; they are closed when it ends."""
+
+
+def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
+    """Return the path of a node's copy of a file or folder, and copy it first if it has none.
+
+    Args:
+        digest: The sha256 of its record.
+        root: The root of the store that has it.
+        folder: The folder of all copies. Default: the worker's private folder.
+
+    Raises:
+        StoreError: If the store does not have it, or the node has no room for it.
+    """
+    copies = folder or worker_folder(KIND)
+    copy = copies / digest
+    with _locked(copies / f"{digest}{_LOCK}") as got_it:
+        assert got_it, "it was waited for"
+        stored = _complete(copy)
+        if stored is None:
+            _remove_unused(copies)
+            stored = _download(digest, root, copies)
+        _keep(copies / f"{digest}{_USED}")
+    return str(copy / _CONTENT / stored.name)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock; yield False if another process has it, and `wait` is not set."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+            yield wait  # a file system without locks: nothing is deleted there
+        else:
+            yield True
+
+
+def _keep(path: Path) -> None:
+    """Hold a shared lock until this process ends."""
+    if path not in _in_use:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _in_use[path] = descriptor
+    os.utime(_in_use[path])
+
+
+def _complete(copy: Path) -> StoredFile | None:
+    """Return what a copy consists of; None if a file is missing, as others may clean up."""
+    try:
+        stored = parse_record((copy / _RECORD).read_bytes(), str(copy))
+        for path, (_, size) in _paths(stored, copy / _CONTENT).items():
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                return None
+    except (OSError, StoreError):
+        return None
+    return stored
+
+
+def _paths(stored: StoredFile, folder: Path) -> dict[Path, tuple[str, int]]:
+    return {folder / stored.name / name: content for name, content in stored.files.items()}
+
+
+def _download(digest: str, root: Location, copies: Path) -> StoredFile:
+    source = shipped_files(root)
+    url = source.file_url(digest + RECORD)
+    try:
+        data = source.read(digest + RECORD)
+    except FileNotFoundError as error:
+        raise _gone(url) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreError(f"{url!r} does not have the content of its name. Run again to replace it")
+    stored = parse_record(data, url)
+    if (free := shutil.disk_usage(copies).free) < stored.size:
+        raise StoreError(
+            f"{stored.name!r} needs {stored.size:,} bytes in {str(copies)!r} of this node, where "
+            f"{free:,} are free. Make room, or set TMPDIR of the workers (now "
+            f"{str(temporary_root())!r}) to a folder of a larger disk"
+        )
+    partial = new_temporary_folder(".partial-", copies)
+    try:
+        wanted = _paths(stored, partial / "new" / _CONTENT)
+        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
+            list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
+        (partial / "new" / _RECORD).write_bytes(data)
+        if os.path.lexists(copies / digest):
+            (copies / digest).rename(partial / "old")
+        (partial / "new").rename(copies / digest)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return stored
+
+
+def _fetch(root: Location, content: tuple[str, int], path: Path) -> None:
+    """Copy a content, given by its digest and size, from the store, and verify it."""
+    (digest, size), source = content, shipped_files(root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.get(digest, str(path))
+    except FileNotFoundError as error:
+        raise _gone(source.file_url(digest)) from error
+    actual = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            actual.update(block)
+    if actual.hexdigest() != digest:
+        with contextlib.suppress(StoreError):
+            discard(root, [digest])
+        raise StoreError(
+            f"{source.file_url(digest)!r} holds {path.stat().st_size:,} bytes with the sha256 "
+            f"{actual.hexdigest()}, expected {size:,} bytes with that of its name: it is damaged, "
+            "and was deleted. Run again, so that it is copied again"
+        )
+    path.chmod(0o400)
+
+
+def _gone(url: str) -> StoreError:
+    return StoreError(
+        f"{url!r} is gone: garbage collection or someone else has deleted it since the run began. "
+        "Run again, so that the file is copied into the store again"
+    )
+
+
+def _remove_unused(copies: Path) -> None:
+    """Delete the copies that no process uses, and that none began to use for some time."""
+    oldest = time.time() - UNUSED_SECONDS
+    for used in copies.glob(f"*{_USED}"):
+        digest = used.name.removesuffix(_USED)
+        with contextlib.suppress(OSError), _locked(copies / f"{digest}{_LOCK}", wait=False) as own:
+            if own and used.stat().st_mtime < oldest:
+                with _locked(used, wait=False) as unused:
+                    if unused:
+                        shutil.rmtree(copies / digest, ignore_errors=True)
+                        used.unlink()
