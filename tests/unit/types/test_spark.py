@@ -1,0 +1,172 @@
+"""Spark's types: DDL strings, objects of pyspark, and what is refused of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.spark import parse_return_type
+
+FLOATS = pa.list_(pa.float32())
+PYSPARK = "pyspark is large and in no extra: a user of Spark has it"
+
+
+@pytest.mark.parametrize(
+    ("ddl", "kind"),
+    [
+        ("float", pa.float32()),
+        (" FLOAT ", pa.float32()),
+        ("Boolean", pa.bool_()),
+        ("tinyint", pa.int8()),
+        ("byte", pa.int8()),
+        ("smallint", pa.int16()),
+        ("short", pa.int16()),
+        ("int", pa.int32()),
+        ("integer", pa.int32()),
+        ("bigint", pa.int64()),
+        ("long", pa.int64()),
+        ("binary", pa.binary()),
+        ("date", pa.date32()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp_ntz", pa.timestamp("us")),
+        ("time(6)", pa.time64("us")),
+        ("varchar(10)", pa.string()),
+        ("char(3)", pa.string()),
+        ("string collate UNICODE_CI", pa.string()),
+        ("decimal", pa.decimal128(10, 0)),
+        ("decimal(5)", pa.decimal128(5, 0)),
+        ("numeric(10, 2)", pa.decimal128(10, 2)),
+        ("array<float>", FLOATS),
+        ("Array < array<DOUBLE> >", pa.list_(pa.list_(pa.float64()))),
+        ("map<string,int>", pa.map_(pa.string(), pa.int32())),
+        ("struct<a:float,b:array<float>>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
+        ("a float, b array<float>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
+        (FLOATS, FLOATS),
+        ("a: float", pa.struct([("a", pa.float32())])),
+        ("array float", pa.struct([("array", pa.float32())])),
+        (
+            "label STRING, score DOUBLE NOT NULL COMMENT 'of the label'",
+            pa.struct([("label", pa.string()), ("score", pa.float64())]),
+        ),
+        ("`a b` int, `c``d` int", pa.struct([("a b", pa.int32()), ("c`d", pa.int32())])),
+    ],
+)
+def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
+    assert parse_return_type(ddl, "stage 'score'") == kind
+
+
+@pytest.mark.parametrize(
+    ("ddl", "problem"),
+    [
+        ("", "character 1: expected a type, found the end"),
+        ("array<flot>", "character 7: unknown type 'flot'. Did you mean float?"),
+        ("float32", "character 1: unknown type 'float32'. Did you mean float?"),
+        ("list<float>", "character 1: unknown type 'list'. Did you mean array?"),
+        ("array", "character 6: expected '<', found the end; array needs the types inside it"),
+        ("array<float", "character 12: expected '>', found the end; array< is not closed"),
+        ("array<float>>", "character 13: unexpected '>' after the type"),
+        ("array<>", "character 7: expected a type, found '>'"),
+        ("map<string>", "character 11: expected ',', found '>'; a map has two types"),
+        ("struct<>", "a struct without fields; name each field"),
+        ("a float b int", "character 9: unexpected 'b' after the type; columns are separated"),
+        ("a float,", "character 9: expected the name of a field, found the end"),
+        ("a float, a int", "columns 'a' and 'a' are the same name"),
+        ("a float, A int", "columns 'a' and 'A' are the same name"),
+        ("`a`", "character 1: field 'a' has no type; write it as `a` float"),
+        ("`` int", "character 1: a field has no name"),
+        ("a int not", "character 10: expected 'null', found the end; only NOT NULL"),
+        ("a int comment b", "character 15: COMMENT is followed by a quoted text"),
+        ("varchar", "character 1: expected a length in parentheses, found 0 numbers"),
+        ("decimal(1,2,3)", "character 1: expected at most 2 in parentheses, found 3 numbers"),
+        ("decimal(x)", "character 9: expected a number, found 'x'"),
+        ("decimal(40,2)", "character 1: decimal(40,2) is out of range"),
+        ("decimal(2,3)", "character 1: decimal(2,3) is out of range"),
+        ("void", "character 1: a column here cannot be void; declare the type"),
+        ("a interval day to second", "character 3: a column here cannot be interval; return"),
+    ],
+)
+def test_a_mistake_is_named_with_its_position(ddl, problem):
+    with pytest.raises(SchemaError) as refused:
+        parse_return_type(ddl, "stage 'score'")
+    assert str(refused.value).startswith("stage 'score': ")
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, float, ["float"]])
+def test_what_is_neither_a_string_nor_a_type_of_spark_is_refused(wrong):
+    with pytest.raises(SchemaError, match=r"return_type is a \w+; expected a DDL string"):
+        parse_return_type(wrong, "stage 'score'")
+
+
+PLAIN = st.sampled_from(
+    [
+        ("boolean", pa.bool_()),
+        ("tinyint", pa.int8()),
+        ("bigint", pa.int64()),
+        ("double", pa.float64()),
+        ("string", pa.string()),
+        ("timestamp_ntz", pa.timestamp("us")),
+        ("decimal(7,3)", pa.decimal128(7, 3)),
+    ]
+)
+NAMES = st.text("abc_1 `'<>,:", min_size=1, max_size=6)
+
+
+def _nested(children):
+    def struct(fields):
+        ddl = ",".join(f"`{name.replace('`', '``')}`:{kind}" for name, (kind, _) in fields.items())
+        return f"struct<{ddl}>", pa.struct([(name, kind) for name, (_, kind) in fields.items()])
+
+    return st.one_of(
+        children.map(lambda child: (f"array<{child[0]}>", pa.list_(child[1]))),
+        st.tuples(PLAIN, children).map(
+            lambda pair: (f"map<{pair[0][0]},{pair[1][0]}>", pa.map_(pair[0][1], pair[1][1]))
+        ),
+        st.dictionaries(NAMES, children, min_size=1, max_size=3).map(struct),
+    )
+
+
+TYPES = st.recursive(PLAIN, _nested, max_leaves=8)
+
+
+@given(TYPES, st.booleans())
+def test_every_nesting_of_types_is_parsed(pair, upper):
+    ddl, kind = pair
+    if upper and "`" not in ddl:
+        ddl = ddl.upper().replace(",", " ,  ")
+    assert parse_return_type(ddl, "stage 'score'") == kind
+
+
+def test_types_of_pyspark_are_converted_as_their_ddl():
+    types = pytest.importorskip("pyspark.sql.types", reason=PYSPARK)
+    every = [
+        types.BooleanType(), types.ByteType(), types.ShortType(), types.IntegerType(),
+        types.LongType(), types.FloatType(), types.DoubleType(), types.StringType(),
+        types.BinaryType(), types.DateType(), types.TimestampType(), types.TimestampNTZType(),
+        types.DecimalType(12, 4), types.VarcharType(9), types.ArrayType(types.FloatType()),
+        types.MapType(types.StringType(), types.ArrayType(types.LongType())),
+    ]  # fmt: skip
+    fields = [types.StructField(f"f{at}", kind) for at, kind in enumerate(every)]
+    for kind in (*every, types.StructType(fields), types.ArrayType(types.StructType(fields))):
+        parsed = parse_return_type(kind, "stage 'score'")
+        assert parsed == parse_return_type(kind.simpleString(), "stage 'score'")
+    names = types.StructType().add("a b", types.ArrayType(types.DoubleType())).add("c:d", "integer")
+    assert parse_return_type(names, "stage 'score'") == pa.struct(
+        [("a b", pa.list_(pa.float64())), ("c:d", pa.int32())]
+    )
+
+
+def test_a_class_of_pyspark_and_its_types_without_arrow_are_refused():
+    types = pytest.importorskip("pyspark.sql.types", reason=PYSPARK)
+    vectors = pytest.importorskip("pyspark.ml.linalg", reason=PYSPARK)
+    for wrong, fix in [
+        (types.FloatType, r"the class FloatType; write FloatType\(\)"),
+        (types.NullType(), "cannot be void"),
+        (types.ArrayType(types.DayTimeIntervalType()), "cannot be interval"),
+        (vectors.VectorUDT(), "user-defined type .*array<double>"),
+    ]:
+        with pytest.raises(SchemaError, match=fix):
+            parse_return_type(wrong, "stage 'score'")
