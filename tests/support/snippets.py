@@ -1,0 +1,94 @@
+"""The pages about other systems: their snippets, ours, and what differs between the two."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.paths import REPOSITORY
+
+FOLDER = REPOSITORY / "docs" / "coming-from"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
+_SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_COUNTED = re.compile(r"^\| \[(.+?)\]\(#.+?\) \| (.+?) \|$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A section of a page.
+
+    Attributes:
+        page: The page's name.
+        heading: The section's heading.
+        theirs: The code of the other system.
+        ours: The code here, without the lines that all sections of the page continue.
+    """
+
+    page: str
+    heading: str
+    theirs: str
+    ours: str
+
+    @property
+    def changed_lines(self) -> int | None:
+        """The lines that differ in the functions and classes of ours; None if it has none."""
+        after = _definitions(self.ours)
+        if not after:
+            return None
+        kept = {name: lines for name, lines in _definitions(self.theirs).items() if name in after}
+        return _differing(sum(kept.values(), []), sum(after.values(), []))
+
+
+def _differing(before: list[str], after: list[str]) -> int:
+    matched = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    return sum(max(b - a, d - c) for tag, a, b, c, d in matched.get_opcodes() if tag != "equal")
+
+
+def _definitions(code: str) -> dict[str, list[str]]:
+    """The lines of each function and class at the top level, with decorators."""
+    lines, found = code.splitlines(), {}
+    for node in ast.parse(code).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found[node.name] = [line for line in lines[first - 1 : node.end_lineno] if line.strip()]
+    return found
+
+
+def _text(page: str) -> str:
+    return (FOLDER / f"{page}.md").read_text()
+
+
+def preamble(page: str) -> str:
+    """The lines that all blocks of ours continue."""
+    found = _BLOCK.search(_text(page))
+    assert found is not None, f"{page} has no block of Python"
+    return found[1]
+
+
+def snippets(page: str) -> list[Snippet]:
+    """The sections of a page that show a block of theirs and one of ours."""
+    found = []
+    for heading, body in _SECTION.findall(_text(page)):
+        blocks = _BLOCK.findall(body)
+        assert len(blocks) in (0, 2), f"{page}, {heading}: {len(blocks)} blocks of Python"
+        if blocks:
+            found.append(Snippet(page, heading, *blocks))
+    return found
+
+
+def counted(page: str) -> dict[str, int | None]:
+    """The changed lines of each snippet in a page's table; None for "no function"."""
+    table = _text(page).partition("## Changed lines\n")[2]
+    return {
+        heading: None if lines == "no function" else int(lines)
+        for heading, lines in _COUNTED.findall(table)
+    }
+
+
+def write_module(snippet: Snippet, folder: Path, name: str) -> None:
+    """Write our side of a snippet as a module that a reader would have."""
+    (folder / f"{name}.py").write_text(preamble(snippet.page) + snippet.ours)
