@@ -49,13 +49,15 @@ def _differing(before: list[str], after: list[str]) -> int:
 
 
 def _definitions(code: str) -> dict[str, list[str]]:
-    """The lines of each function and class at the top level, with decorators."""
-    lines, found = code.splitlines(), {}
-    for node in ast.parse(code).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            found[node.name] = [line for line in lines[first - 1 : node.end_lineno] if line.strip()]
-    return found
+    """The lines of each function and class at the top level, without their indentation.
+
+    A statement and a decorator are one line each, however they are broken into lines.
+    """
+    return {
+        node.name: [line.strip() for line in ast.unparse(node).splitlines() if line.strip()]
+        for node in ast.parse(code).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
 
 
 def _text(page: str) -> str:
