@@ -32,6 +32,7 @@ def write_data(folder: Path) -> None:
     pq.write_table(pa.table(table), folder / "images.parquet")
     (folder / "minilm").symlink_to(get_model_path())
     _write_linear(folder / "weights.pt")
+    _write_regression(folder / "model.joblib")
     _write_classifier(folder / "sentiment")
 
 
@@ -41,6 +42,15 @@ def _write_linear(path: Path) -> None:
 
     weight = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 1]])
     torch.save({"weight": weight, "bias": torch.zeros(2)}, path)
+
+
+def _write_regression(path: Path) -> None:
+    """Write a linear model of scikit-learn that adds its two features."""
+    import joblib
+    from sklearn.linear_model import LinearRegression
+
+    features = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    joblib.dump(LinearRegression().fit(features, features.sum(axis=1)), path)
 
 
 def _write_classifier(folder: Path) -> None:

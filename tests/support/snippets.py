@@ -39,8 +39,8 @@ class Snippet:
         after = _definitions(self.ours)
         if not after:
             return None
-        kept = {name: lines for name, lines in _definitions(self.theirs).items() if name in after}
-        return _differing(sum(kept.values(), []), sum(after.values(), []))
+        before = _definitions(self.theirs)
+        return sum(_differing(before.get(name, []), lines) for name, lines in after.items())
 
 
 def _differing(before: list[str], after: list[str]) -> int:
