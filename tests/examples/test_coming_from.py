@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,7 +23,8 @@ from support.coming_from_data import write_data
 from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.results import Run
-from support.snippets import PAGES, Snippet, counted, snippets, write_module
+from support.snippets import PAGES, Snippet, counted, loaded, pipelines, refused, snippets, stage_of
+from vane_dagster.pipeline.specs import MapBatchesSpec
 
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
 ON_ENGINES = {(page, "Language model in vLLM") for page in PAGES}
@@ -46,9 +45,10 @@ LONG = {"id": [2, 4], "text": [TEXTS[1], TEXTS[3]], "stars": [1, 4], "price": [2
 SUMS = {"id": IDS, "score": [15.0, 21.0, 8.0, 44.0]}
 VERDICT = {"is_good": True, "reason": "it shines"}
 WORDS = [
-    ("1-0", 1, "Great", 5), ("1-1", 1, "lamp", 5), ("2-0", 2, "Broken", 1), ("2-1", 2, "on", 1),
-    ("2-2", 2, "arrival", 1), ("3-0", 3, "Fine", 3), ("4-0", 4, "Great", 4), ("4-1", 4, "chair,", 4),
-    ("4-2", 4, "great", 4), ("4-3", 4, "price", 4),
+    ("1-0", 1, "Great", 5), ("1-1", 1, "lamp", 5),
+    ("2-0", 2, "Broken", 1), ("2-1", 2, "on", 1), ("2-2", 2, "arrival", 1),
+    ("3-0", 3, "Fine", 3),
+    ("4-0", 4, "Great", 4), ("4-1", 4, "chair,", 4), ("4-2", 4, "great", 4), ("4-3", 4, "price", 4),
 ]  # fmt: skip
 """Rows of the words: id, id of the text, word, stars."""
 
@@ -288,30 +288,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def module(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> Iterator[ModuleType]:
-    """The module of a snippet, whose functions travel by value as those of other tests."""
+def module(
+    request: pytest.FixtureRequest, server: Server, tmp_path: Path
+) -> Iterator[tuple[Snippet, ModuleType]]:
+    """A snippet, and our side of it as a module."""
     snippet: Snippet = request.param
     structured = snippet.heading == "Structured answers"
-    server.answers = dict.fromkeys(TEXTS, [json.dumps(VERDICT)]) if structured else {}
-    name = re.sub(r"\W", "_", f"coming_from_{snippet.page}_{snippet.heading}".lower())
-    write_module(snippet, tmp_path, name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        loaded = importlib.import_module(name)
-        cloudpickle.register_pickle_by_value(loaded)
-        yield loaded
-        cloudpickle.unregister_pickle_by_value(loaded)
-        del sys.modules[name]
+    server.answers = {text: [json.dumps(VERDICT)] for text in TEXTS} if structured else {}
+    with loaded(snippet, tmp_path) as found:
+        yield snippet, found
 
 
 def named(snippet: Snippet) -> str:
     return f"{snippet.page}: {snippet.heading}"
 
 
-def pipelines(module: ModuleType) -> list[vd.Pipeline]:
-    """The pipelines of a module that have stages."""
-    found = [each for each in vars(module).values() if isinstance(each, vd.Pipeline)]
-    return [each for each in found if each.stages]
+def of(results: Mapping[tuple[str, str], Any]) -> Any:
+    """A parameter for each snippet that has a result."""
+    chosen = [each for each in ALL if (each.page, each.heading) in results]
+    return pytest.mark.parametrize("module", chosen, ids=named, indirect=True)
 
 
 def test_every_snippet_has_a_result() -> None:
@@ -319,30 +314,43 @@ def test_every_snippet_has_a_result() -> None:
     assert RESULTS.keys() | ON_ENGINES | ON_GPUS.keys() == sections
 
 
-@pytest.mark.parametrize(
-    "module",
-    [each for each in ALL if (each.page, each.heading) in RESULTS],
-    ids=named,
-    indirect=True,
-)
+@of(RESULTS)
 def test_our_side_of_a_snippet_runs(
-    module: ModuleType,
-    request: pytest.FixtureRequest,
-    materialize: Run,
-    local: vd.LocalCompute,
-    tmp_path: Path,
+    module: tuple[Snippet, ModuleType], materialize: Run, local: vd.LocalCompute, tmp_path: Path
 ) -> None:
-    snippet: Snippet = request.node.callspec.params["module"]
-    declared = pipelines(module)
-    for pipeline in declared:
+    snippet, found = module
+    for pipeline in pipelines(found):
         assert materialize(pipeline, local).success
     for stage, expected in RESULTS[snippet.page, snippet.heading].items():
-        owner = next(each for each in declared if stage in each.stages)
-        table = read_stage(tmp_path / "store", owner.name, stage)
+        table = read_stage(tmp_path / "store", stage_of(found, stage).pipeline.name, stage)
         if callable(expected):
             expected(table)
         else:
             same(table.to_pydict(), expected)
+
+
+@of(ON_GPUS)
+def test_our_side_of_a_snippet_reserves_gpus(module: tuple[Snippet, ModuleType]) -> None:
+    snippet, found = module
+    for name, reserved in ON_GPUS[snippet.page, snippet.heading].items():
+        spec = stage_of(found, name).spec
+        assert isinstance(spec, MapBatchesSpec)
+        assert {each: getattr(spec.resources, each) for each in reserved} == reserved
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "value", "ours"), [(page, *each) for page in PAGES for each in refused(page)]
+)
+def test_an_argument_of_theirs_is_refused_with_ours(
+    page: str, name: str, value: str, ours: str, server: Server
+) -> None:
+    # Ray Data's strategies are objects of a class that starts nothing.
+    given = eval(value, {"ray": importlib.import_module("ray.data") and sys.modules["ray"]})
+    reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
+    with pytest.raises(vd.DefinitionError) as raised:
+        reviews.map_batches("m", len, schema={"n": "BIGINT"}, **{name: given})
+    assert name in str(raised.value)
+    assert ours in str(raised.value)
 
 
 @pytest.mark.parametrize("snippet", ALL, ids=named)

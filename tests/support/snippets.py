@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import importlib
 import re
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 
+import cloudpickle
+
+import vane_dagster as vd
 from support.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "coming-from"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 _SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_REFUSED = re.compile(r"^\| `(\w+)=(.+)` \| `(.+)` \|$", re.MULTILINE)
 _COUNTED = re.compile(r"^\| \[(.+?)\]\(#.+?\) \| (.+?) \|$", re.MULTILINE)
 
 
@@ -91,6 +100,47 @@ def counted(page: str) -> dict[str, int | None]:
     }
 
 
-def write_module(snippet: Snippet, folder: Path, name: str) -> None:
-    """Write our side of a snippet as a module that a reader would have."""
-    (folder / f"{name}.py").write_text(preamble(snippet.page) + snippet.ours)
+def refused(page: str) -> list[tuple[str, str, str]]:
+    """Arguments that a page says are refused: the name, the code of its value, and ours."""
+    return _REFUSED.findall(_text(page))
+
+
+@contextlib.contextmanager
+def loaded(
+    snippet: Snippet, folder: Path, replaced: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ModuleType]:
+    """Import our side of a snippet as a module that a reader would have.
+
+    Its functions travel to workers by value, as those of test modules do.
+
+    Args:
+        snippet: The snippet.
+        folder: The folder to write the module to.
+        replaced: Texts of the code, such as the name of a large model, and what replaces them.
+    """
+    name = re.sub(r"\W", "_", f"coming_from_{snippet.page}_{snippet.heading}".lower())
+    code = preamble(snippet.page) + snippet.ours
+    for text, by in replaced.items():
+        assert text in code
+        code = code.replace(text, by)
+    (folder / f"{name}.py").write_text(code)
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(name)
+        cloudpickle.register_pickle_by_value(module)
+        yield module
+        cloudpickle.unregister_pickle_by_value(module)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop(name, None)
+
+
+def pipelines(module: ModuleType) -> list[vd.Pipeline]:
+    """The pipelines of a module that have stages."""
+    found = [each for each in vars(module).values() if isinstance(each, vd.Pipeline)]
+    return [each for each in found if each.stages]
+
+
+def stage_of(module: ModuleType, name: str) -> vd.Stage:
+    """A stage of a module's pipelines."""
+    return next(each[name] for each in pipelines(module) if name in each.stages)
