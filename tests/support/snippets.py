@@ -129,7 +129,6 @@ def loaded(
         module = importlib.import_module(name)
         cloudpickle.register_pickle_by_value(module)
         yield module
-        cloudpickle.unregister_pickle_by_value(module)
     finally:
         sys.path.remove(str(folder))
         sys.modules.pop(name, None)
