@@ -12,7 +12,7 @@ import vane_dagster
 
 PACKAGE = Path(vane_dagster.__file__).parent
 ROOT = PACKAGE.parent
-FOLDERS = [ROOT / name for name in ("", "docs", "examples", "benchmarks")]
+FOLDERS = [ROOT / name for name in ("", "docs", "docs/coming-from", "examples", "benchmarks")]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
 READERS_OWN = {"definitions.py", "benchmarks/results/"}
