@@ -44,4 +44,9 @@ def test_our_side_of_a_snippet_asks_vllm(
     if page == "ray-data":
         system, texts = "Answer in one word.", [text.lower() for text in TEXTS]
     expected = greedy(tiny, texts, system=system)
-    assert [text.rstrip("\ufffd").strip() for text in answers] == [e.strip() for e in expected]
+    assert list(map(trimmed, answers)) == list(map(trimmed, expected))
+
+
+def trimmed(answer: str) -> str:
+    """An answer without spaces around it, and without a last character that is incomplete."""
+    return answer.strip().rstrip("\ufffd").strip()
