@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 
@@ -231,8 +231,8 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
     Args:
         location: The stage, for messages.
         call: The function or method.
-        by_row: The contract for values. Arrays are numpy's if a parameter is annotated so, else
-            pyarrow's.
+        by_row: The contract for values. Arrays are of the library that the first annotated
+            parameter names, as ``np.ndarray`` or ``pd.Series``; else pyarrow's.
 
     Raises:
         DefinitionError: If a column cannot be passed by position, or the stage needs rows.
@@ -248,7 +248,18 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
             "stage calls a function row by row: use map, or leave out .batch"
         )
     columns = tuple(column for _, column in by_row.inputs)
-    return ColumnsCall(columns, "numpy" if by_row.arrays else "pyarrow", (), by_row.output)
+    kinds = [hints(call).get(parameter) for parameter, _ in by_row.inputs]
+    formats = [found for kind in kinds if (found := _array_format(kind)) is not None]
+    return ColumnsCall(columns, formats[0] if formats else "pyarrow", (), by_row.output)
+
+
+def _array_format(annotation: Any) -> BatchFormat | None:
+    """Return the batch format whose arrays an annotation names; None for other annotations."""
+    kind = get_origin(annotation) or annotation
+    library = getattr(kind, "__module__", "").partition(".")[0]
+    is_array = getattr(kind, "__name__", "") in ("ndarray", "Series", "Tensor")
+    known: tuple[BatchFormat, ...] = get_args(BatchFormat)
+    return next((each for each in known if is_array and each == library), None)
 
 
 def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parameter] | None:

@@ -11,6 +11,10 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -369,6 +373,31 @@ def test_options_of_decorators_are_the_defaults_of_a_stage() -> None:
     assert found.contract.columns == ("b", "a")
     found = spec(Transcriber("m").plain, method="map_batches", schema={"x": "BIGINT"})
     assert (found.resources.gpus, found.udf.method) == (1, "plain")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "format"),
+    [
+        (np.ndarray, "numpy"),
+        (npt.NDArray[np.float32], "numpy"),
+        (pd.Series, "pandas"),
+        (pl.Series, "polars"),
+        (pa.Array, "pyarrow"),
+        (list[int], "pyarrow"),
+        ("daft.Series", "pyarrow"),
+        (None, "pyarrow"),
+    ],
+)
+def test_columns_are_arrays_of_the_library_that_an_annotation_names(
+    annotation: Any, format: str
+) -> None:
+    def double(a: Any, b: Any) -> Any:
+        return a * 2
+
+    double.__annotations__ = {} if annotation is None else {"b": annotation}
+    contract = spec(vd.func.batch(return_dtype="BIGINT")(double)).contract
+    assert isinstance(contract, ColumnsCall)
+    assert contract.format == format
 
 
 def test_arguments_of_a_stage_override_those_of_decorators() -> None:
