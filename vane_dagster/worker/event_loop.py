@@ -21,13 +21,15 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and return its result."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            protect_tasks(self._loop)
-            threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
+        with self._lock:  # a worker has several slots, each with a thread
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                protect_tasks(self._loop)
+                threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
