@@ -18,11 +18,10 @@ from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.preview_plan import MAX_PARTITIONS, Kept, previews
-from vane_dagster.storage.codec import read_schema
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
-from vane_dagster.types.schema import merged_types
+from vane_dagster.types.schema import merged_types, read_schema
 
 INFERRED_ROWS = 16
 """Input rows from which a schema is inferred; more if a filter upstream drops these."""

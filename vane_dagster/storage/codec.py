@@ -7,12 +7,9 @@ the format's number.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-
-import pyarrow as pa
 
 from vane_dagster.errors import NewerFormatError
 
@@ -62,16 +59,6 @@ class Codec(Generic[T]):
             if name in record
         }
         return self.kind(**{**given, **known})
-
-
-def schema_record(schema: pa.Schema) -> str:
-    """Return a schema as text for a JSON record."""
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def read_schema(record: str) -> pa.Schema:
-    """Return the schema of a text that `schema_record` made."""
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record)))
 
 
 def _same(value: Any) -> Any:

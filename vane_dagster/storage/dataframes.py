@@ -157,6 +157,7 @@ def _dataset(rows: StoredRows) -> Any:
 
 
 def _pandas(rows: StoredRows) -> Any:
+    importlib.import_module("pandas")  # pyarrow's own error does not name the package
     return to_pandas(_table(rows))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import FORMAT, Codec, read_schema, require_format, schema_record
+from vane_dagster.storage.codec import FORMAT, Codec, require_format
+from vane_dagster.types.schema import read_schema, schema_record
 
 MANIFEST_FORMAT = 3
 """The newest manifest format. It is incremented if an older release would misread a manifest.

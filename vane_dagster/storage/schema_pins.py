@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.codec import Codec, read_schema, require_format, schema_record
+from vane_dagster.storage.codec import Codec, require_format
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
+from vane_dagster.types.schema import read_schema, schema_record
 
 _FORMAT = 1
 """The newest format; format 1 is not written."""

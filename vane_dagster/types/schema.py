@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -389,3 +390,13 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     return kind
+
+
+def schema_record(schema: pa.Schema) -> str:
+    """Return a schema as text for a JSON record."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def read_schema(record: str) -> pa.Schema:
+    """Return the schema of a text that `schema_record` made."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record)))

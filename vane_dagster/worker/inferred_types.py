@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
-from vane_dagster.storage.codec import schema_record
 from vane_dagster.types.records import fields_of
-from vane_dagster.types.schema import merged_types, plain_type
+from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
 from vane_dagster.worker.batch_formats import (
     exports_stream,

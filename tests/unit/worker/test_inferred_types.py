@@ -16,8 +16,7 @@ import torch
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.pipeline.contracts import TYPES
-from vane_dagster.storage.codec import read_schema
-from vane_dagster.types.schema import merged_types, schema_code
+from vane_dagster.types.schema import merged_types, read_schema, schema_code
 from vane_dagster.worker.inferred_types import column_type
 
 ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
