@@ -24,7 +24,7 @@ from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.isolation import begin_user_code
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
+from vane_dagster.worker.row_results import RowResults, kept, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
 _GRACE_SECONDS = 1.0
@@ -207,7 +207,7 @@ class RowCaller:
         try:
             result = self._call(*values)
             if self._code.op.style == "async_generator":
-                results.add_yielded(place, [item async for item in result])
+                results.add_yielded(place, [kept(item) async for item in result])
             else:
                 results.add(place, await result)
         except asyncio.CancelledError:

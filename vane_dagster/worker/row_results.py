@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import enum
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,11 +91,11 @@ class RowResults:
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
             self._places.append(place)
-            self._values.append(returned)
+            self._values.append(kept(returned))
         elif is_generator:
-            self.add_yielded(place, list(returned))
+            self.add_yielded(place, [kept(value) for value in returned])
         elif self._contract.result == "values":
-            self.add_yielded(place, _several(returned))
+            self.add_yielded(place, [kept(value) for value in _several(returned)])
         elif not isinstance(returned, (bool, np.bool_)):
             raise TypeError(
                 f"returned {type(returned).__name__}; expected a bool: whether to keep the row"
@@ -107,7 +109,7 @@ class RowResults:
 
         Args:
             place: The row's position in the batch.
-            yielded: The values.
+            yielded: The values, as `kept` returned them.
 
         Raises:
             TypeError: If the contract expects one value.
@@ -204,19 +206,51 @@ class RowResults:
         self._values = [self._values[index] for index in kept]
 
 
-def _several(returned: Any) -> list[Any]:
-    """Return the values of an iterable that a call has returned.
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def kept(value: Any) -> Any:
+    """Return a copy of a result that the user's code cannot write into when it is called again.
+
+    Args:
+        value: The result: a value, or lists, dicts and dataclasses of values, arrays and tensors.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        flat = bool(value) and type(value[0]) in _IMMUTABLE
+        return value.copy() if flat else [kept(item) for item in value]
+    if kind is dict:
+        return {name: kept(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        items = (kept(item) for item in value)
+        return kind._make(items) if hasattr(kind, "_make") else tuple(items)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if hasattr(value, "detach"):
+        return value.detach().clone()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(own, field.name, kept(getattr(value, field.name)))
+        return own
+    return value
+
+
+def _several(returned: Any) -> Iterable[Any]:
+    """Return the iterable of values that a call has returned.
 
     Raises:
         TypeError: If the call returned a single value.
     """
     if returned is None:
-        return []
+        return ()
     if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, Mapping)):
         raise TypeError(
             f"returned {type(returned).__name__}; expected a list with a value for each new row"
         )
-    return list(returned)
+    return returned
 
 
 def has_fields(value: Any) -> bool:

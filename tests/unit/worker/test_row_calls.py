@@ -337,3 +337,60 @@ def test_a_revoked_lease_stops_between_two_rows():
 
     assert run_stage(row_stage("map", fn), TEXTS, revoked=stopped.is_set) is None
     assert seen == [10]
+
+
+# Results that are reused
+
+
+@dataclasses.dataclass
+class Vector:
+    values: list[float]
+
+
+class Reuses:
+    """Fills one array, dict and object anew for each row."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros(2)
+        self.fields: dict[str, Any] = {}
+        self.vector = Vector(self.array)
+
+    def in_array(self, n: int) -> list[float]:
+        self.array[:] = n
+        return self.array
+
+    def in_dict(self, n: int) -> list[float]:
+        self.fields["values"] = self.in_array(n)
+        return self.fields
+
+    def in_object(self, n: int) -> Vector:
+        self.in_array(n)
+        return self.vector
+
+    def in_tensor(self, n: int) -> list[float]:
+        import torch
+
+        self.in_array(n)
+        return torch.from_numpy(self.array)
+
+    def yielded(self, n: int) -> Iterator[list[float]]:
+        yield self.in_array(n)
+        yield self.in_array(n + 1)
+
+    async def yielded_later(self, n: int) -> AsyncIterator[list[float]]:
+        for item in self.yielded(n):
+            yield item
+
+
+@pytest.mark.parametrize("method", ["in_array", "in_object", "in_tensor", "in_dict"])
+def test_a_result_may_be_reused_for_the_next_row(method):
+    schema = {"values": "DOUBLE[]"} if method == "in_dict" else None
+    found = mapped(getattr(Reuses, method), schema=schema)
+    assert found[found.column_names[-1]].to_pylist() == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
+
+
+@pytest.mark.parametrize("method", ["yielded", "yielded_later"])
+def test_a_yielded_value_may_be_reused_for_the_next(method):
+    stage = row_stage("flat_map", getattr(Reuses, method), id="part")
+    found = run_stage(stage, TEXTS)["out"].to_pylist()
+    assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
