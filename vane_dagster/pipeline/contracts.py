@@ -7,8 +7,9 @@ A contract is derived from the declaration and travels to the workers with each 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
@@ -203,8 +204,7 @@ def row_call(
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     free = [each for each in parameters if each.kind not in variadic and each.name not in kwargs]
     needed = [each for each in free if each.default is each.empty or each.name in given]
-    if args:
-        needed = needed[: -len(args)] if len(args) < len(needed) else []
+    needed, leading = _before(len(args), parameters, needed, given, kwargs)
     annotations = hints(unwrapped(call))
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
         return RowCall(None, 0, (), output, result)
@@ -216,13 +216,40 @@ def row_call(
         )
     named = {each.name: given.get(each.name, each.name) for each in needed}
     named |= {name: given[name] for name in extra}
-    leading = 0
-    for before, each in zip(free, needed):
-        if before is not each or each.kind is each.KEYWORD_ONLY:
-            break
-        leading += 1
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
     return RowCall(tuple(named.items()), leading, arrays, output, result)
+
+
+def _before(
+    args: int,
+    parameters: Sequence[inspect.Parameter],
+    needed: Sequence[inspect.Parameter],
+    given: Collection[str],
+    kwargs: Collection[str],
+) -> tuple[list[inspect.Parameter], int]:
+    """Return the parameters that get columns, and the number of them that come before `fn_args`.
+
+    `fn_args` go to the parameters after the leading columns. They take the place of columns only if
+    the function has too few other parameters.
+
+    Args:
+        args: The number of `fn_args`.
+        parameters: All parameters.
+        needed: Those that may get columns.
+        given: Those that `inputs` names.
+        kwargs: Those that `fn_kwargs` names.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    placed = [each for each in parameters if each.kind in kinds]
+    leading = next((i for i, each in enumerate(placed) if each not in needed), len(placed))
+    others = list(
+        takewhile(lambda each: each.name not in given and each.name not in kwargs, placed[leading:])
+    )
+    is_open = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if not is_open or leading + len(others) < len(placed):
+        leading = max(0, leading - max(0, args - len(others)))
+    taken = [each for each in placed[leading : leading + args] if each.name not in given]
+    return [each for each in needed if each not in taken], leading
 
 
 def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> ColumnsCall:

@@ -62,6 +62,30 @@ def test_arguments_come_after_the_values_of_the_row():
     assert column(fn, fn_args=["!"], fn_kwargs={"times": 2}) == ["aa!", "bbbb!", "!"]
 
 
+def test_arguments_go_to_parameters_with_defaults_before_they_replace_columns():
+    def joined(text: str | None, n: int, sep: str = " ", end: str = "") -> str:
+        return f"{text}{sep}{n}{end}"
+
+    def variadic(text: str | None, *rest: str) -> str:
+        return f"{text}{rest}"
+
+    def scaled(n: int, id: int = 0, factor: int = 1) -> int:
+        return (n + id) * factor
+
+    assert column(joined, fn_args=["-"]) == ["a-10", "bb-20", "None-30"]
+    assert column(joined, fn_args=["-", "!"]) == ["a-10!", "bb-20!", "None-30!"]
+    assert column(variadic, fn_args=["-", "+"])[0] == "a('-', '+')"
+    assert column(scaled, fn_args=[1]) == [11, 21, 31]
+    assert column(scaled, fn_args=[2], inputs={"n": "n", "id": "id"}) == [22, 44, 66]
+
+
+def test_keyword_arguments_may_name_a_parameter_between_columns():
+    def joined(text: str | None, sep: str, n: int) -> str:
+        return f"{text}{sep}{n}"
+
+    assert column(joined, fn_kwargs={"sep": "-"}) == ["a-10", "bb-20", "None-30"]
+
+
 def test_keyword_only_parameters_get_columns_too():
     def fn(*, n: int, id: int) -> int:
         return n - id
