@@ -43,7 +43,8 @@ def unused_methods(finder: Finder, cls: type, method: str) -> frozenset[str]:
     kept = [each for each in functions if each.name not in marked]
     if node.decorator_list or any(_passes_itself(each) for each in kept):
         return frozenset()
-    return frozenset(name for name in marked if not name.startswith("__"))
+    named = _named_in_body(node)
+    return frozenset(n for n in marked if not n.startswith("__") and n not in named)
 
 
 def without_methods(unit: SymbolSource, methods: Collection[str]) -> SymbolSource:
@@ -85,6 +86,16 @@ def _node(finder: Finder, module: Module | None, name: str) -> ast.ClassDef | No
     units = finder.source(str(module.path)).units.get(name, [])
     node = units[0].nodes[-1] if len(units) == 1 else None
     return node if isinstance(node, ast.ClassDef) else None
+
+
+def _named_in_body(node: ast.ClassDef) -> set[str]:
+    """Return the names that a class's body reads when it is executed, as in ``alias = method``."""
+    run: list[ast.AST] = [each for each in node.body if not isinstance(each, _FUNCTIONS)]
+    for each in node.body:
+        if isinstance(each, _FUNCTIONS):
+            defaults = [*each.args.defaults, *filter(None, each.args.kw_defaults)]
+            run += [*each.decorator_list, *defaults]
+    return {n.id for each in run for n in ast.walk(each) if isinstance(n, ast.Name)}
 
 
 def _passes_itself(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

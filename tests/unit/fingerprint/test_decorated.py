@@ -395,6 +395,23 @@ def test_a_method_that_may_be_reached_counts(name, project):
     assert methods(project)["first"] != before["first"]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "also = second",
+        "also = functools.partialmethod(second)",
+        "def also(self, x, call=second):\n        return call(self, x)",
+        "also = [each for each in (second,)][0]",
+    ],
+)
+def test_a_method_that_the_body_of_the_class_names_counts(statement, project):
+    write_methods(project, first="y = self.also(x)")
+    project.edit("defs.py", "    def __call__", f"    {statement}\n\n    def __call__")
+    before = methods(project)
+    project.edit("defs.py", "return helper(x) + 1", "return helper(x) + 2")
+    assert methods(project)["first"] != before["first"]
+
+
 def test_a_class_without_marked_methods_counts_whole(project):
     write_methods(project)
     path = project.root / "defs.py"
