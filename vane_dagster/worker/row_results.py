@@ -17,7 +17,7 @@ from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.types.kinds import is_list
 from vane_dagster.types.records import fields_of
-from vane_dagster.worker.batch_formats import fitted, row_values
+from vane_dagster.worker.batch_formats import fitted, given_batch, row_values
 from vane_dagster.worker.protocol import CallUdf, Work
 
 
@@ -55,9 +55,12 @@ def row_function(
 
 
 def _column(contract: RowCall, batch: pa.Table, column: str) -> Sequence[Any]:
-    values = row_values(batch.column(column))
     if column not in contract.arrays:
-        return values
+        return row_values(batch.column(column))
+    if is_list(batch.schema.field(column).type):  # their arrays have the type of the elements
+        rows = given_batch(batch.select([column]), "numpy")[column]
+        return [row if row is None else np.array(row) for row in rows]
+    values = row_values(batch.column(column))
     return [value if value is None else np.asarray(value) for value in values]
 
 
@@ -175,7 +178,7 @@ class RowResults:
             return {}
         if self._contract.output is not None:
             field = schema.field(self._contract.output)
-            return {field.name: fitted(_plain_column(values, field.type), field, location)}
+            return {field.name: _fitted(values, field, location)}
         first = self._op.made[0]
         rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
         own_ids = {self._work.id, *self._op.ids, self._op.parent}
@@ -183,9 +186,10 @@ class RowResults:
         for name in self._op.made:
             if name in own_ids and not all(name in row for row in rows):
                 continue  # the id is added for all rows
-            field = schema.field(name)
-            column = _plain_column([_item(row, name) for row in rows], field.type)
-            found[name] = fitted(column, field, location)
+            found[name] = _fitted([_item(row, name) for row in rows], schema.field(name), location)
+        for name in self._op.carried(self._work):  # compared with the input's values
+            if rows and all(name in row for row in rows):
+                found[name] = [row[name] for row in rows]
         return found
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
@@ -271,12 +275,16 @@ def _item(row: Mapping[str, Any], name: str) -> Any:
         ) from None
 
 
-def _plain_column(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Return values that Arrow reads as `kind`; see `plain`."""
-    nested = pa.types.is_struct(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type))
-    if nested or any(isinstance(value, enum.Enum) for value in values[:1]):
-        return [plain(value, kind) for value in values]
-    return values
+def _fitted(values: Sequence[Any], field: pa.Field, location: str) -> pa.ChunkedArray:
+    """Convert one value of each row to the type of a column; see `fitted`."""
+    if _has_structs(field.type):
+        return fitted([plain(value, field.type) for value in values], field, location)
+    try:
+        return fitted(values, field, location)
+    except UdfError:
+        if not any(map(_holds_enum, values)):
+            raise
+    return fitted([plain(value, field.type) for value in values], field, location)
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:
@@ -293,6 +301,25 @@ def plain(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         given = fields_of(value)
         return {field.name: plain(_item(given, field.name), field.type) for field in kind}
-    if is_list(kind) and pa.types.is_struct(kind.value_type):
+    if not (_has_structs(kind) or _holds_enum(value)):
+        return value
+    if is_list(kind):
         return [plain(item, kind.value_type) for item in value]
+    if pa.types.is_map(kind) and isinstance(value, Mapping):
+        return [(plain(k, kind.key_type), plain(v, kind.item_type)) for k, v in value.items()]
     return value
+
+
+def _has_structs(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return _has_structs(kind.item_type)
+    return pa.types.is_struct(kind) or (is_list(kind) and _has_structs(kind.value_type))
+
+
+def _holds_enum(value: Any) -> bool:
+    """Return whether a value, or the first item of a list or dict, is a member of an enum."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_enum, next(iter(value.items()), ())))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _holds_enum(next((item for item in value if item is not None), None))
+    return isinstance(value, enum.Enum)

@@ -116,6 +116,28 @@ def test_lists_are_lists_unless_the_function_takes_arrays():
     assert column(size) == [2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(pa.float32()), [[1, 2], None, []]),
+        (pa.list_(pa.uint8(), 2), [[1, 2], [3, 4], [5, 6]]),
+        (pa.large_list(pa.int16()), [[1], [2], [3]]),
+    ],
+)
+def test_arrays_have_the_type_of_the_elements_and_can_be_written_into(kind, values):
+    def described(vector: np.ndarray) -> str:
+        if vector is not None:
+            vector += 1
+        return str(None if vector is None else vector.dtype)
+
+    table = TEXTS.set_column(3, "vector", pa.array(values, kind))
+    found = mapped(described, table=table, include_columns=["vector"])
+    expected = kind.value_type.to_pandas_dtype()
+    kinds = [None if value is None else np.dtype(expected).name for value in values]
+    assert found["out"].to_pylist() == [str(each) for each in kinds]
+    assert found["vector"].to_pylist() == values
+
+
 def test_a_partial_has_the_parameters_and_the_result_of_its_function():
     def scaled(factor: int, n: int) -> int:
         return factor * n
@@ -155,6 +177,11 @@ class Model(pydantic.BaseModel):
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+@dataclasses.dataclass
+class Vector:
+    values: list[float]
 
 
 @pytest.mark.parametrize(
@@ -363,12 +390,51 @@ def test_a_revoked_lease_stops_between_two_rows():
     assert seen == [10]
 
 
+class Shade(enum.Enum):
+    DARK = "dark"
+
+
+@pytest.mark.parametrize(
+    ("returned", "annotation", "expected"),
+    [
+        (lambda n: Shade.DARK if n > 10 else None, Shade | None, [None, "dark", "dark"]),
+        (lambda n: [None, Shade.DARK], list[Shade | None], [[None, "dark"]] * 3),
+        (lambda n: [[Shade.DARK]], list[list[Shade]], [[["dark"]]] * 3),
+        (lambda n: {Shade.DARK: n}, dict[Shade, int], [[("dark", n)] for n in (10, 20, 30)]),
+        (
+            lambda n: [[Vector([n])]],
+            list[list[Vector]],
+            [[[{"values": [n]}]] for n in (10, 20, 30)],
+        ),
+        (
+            lambda n: {"v": Vector([n])},
+            dict[str, Vector],
+            [[("v", {"values": [n]})] for n in (10, 20, 30)],
+        ),
+    ],
+)
+def test_objects_in_lists_and_dicts_become_their_values(returned, annotation, expected):
+    returned.__annotations__["return"] = annotation
+    assert column(returned) == expected
+
+
+def test_a_value_that_include_columns_passes_on_may_not_be_changed():
+    def unchanged(row: dict[str, Any]):
+        return {**row, "more": row["n"] + 1}
+
+    def changed(row: dict[str, Any]):
+        row["n"] += 1
+        return {**row, "more": 1}
+
+    options = {"schema": {"more": "BIGINT"}, "include_columns": True}
+    found = mapped(unchanged, **options)
+    assert found["more"].to_pylist() == [11, 21, 31]
+    assert found.select(TEXTS.column_names) == TEXTS
+    with pytest.raises(vd.UdfError, match="column 'n' is passed on"):
+        mapped(changed, **options)
+
+
 # Results that are reused
-
-
-@dataclasses.dataclass
-class Vector:
-    values: list[float]
 
 
 class Reuses:
