@@ -286,10 +286,10 @@ class LazyInstance:
             raise AttributeError(name)
         target = self._lazy_target
         member = inspect.getattr_static(target, name, None)
-        if inspect.isfunction(member):
-            return LazyMethod(self, name)
-        if isinstance(member, (staticmethod, classmethod)):
+        if isinstance(member, (staticmethod, classmethod, type)):
             return getattr(target, name)
+        if callable(member):
+            return LazyMethod(self, name)
         raise AttributeError(
             f"{target.__qualname__} has no method {name!r}. It is not constructed here but in "
             f"workers, because of @vd.cls, so only its methods can be named: "

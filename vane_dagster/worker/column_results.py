@@ -32,7 +32,7 @@ def column_arguments(
         UdfError: If a column does not have its declared shape, or the number of columns does not
             fit the function.
     """
-    given = given_batch(batch.select(list(contract.columns)), contract.format)
+    given = given_batch(batch.select(list(dict.fromkeys(contract.columns))), contract.format)
     columns = [given[name] for name in contract.columns]
     if contract.stacks and len(columns) > 1 and _takes_one(call):
         stacked = np.stack([np.asarray(column) for column in columns], axis=1)
@@ -96,6 +96,9 @@ def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
                 f"it has {list(result)}"
             )
         arrays = [fitted(result[c.name], c, work.location).combine_chunks() for c in field.type]
+        lengths = {child.name: len(array) for child, array in zip(field.type, arrays)}
+        if len(set(lengths.values())) > 1:
+            raise UdfError(f"{work.location}: the fields returned differ in length: {lengths}")
         return {field.name: pa.StructArray.from_arrays(arrays, fields=list(field.type))}
     if isinstance(result, (list, tuple)):
         return {field.name: [plain(row, field.type) for row in _mappings(result, work)]}

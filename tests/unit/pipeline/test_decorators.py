@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.udf_calls import IDS, row_stage, run_stage
 from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import (
@@ -175,6 +176,21 @@ def test_static_and_class_methods_are_those_of_the_class() -> None:
 def test_of_an_instance_that_is_not_constructed_only_methods_can_be_named(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"no method '{name}'.*only its methods"):
         getattr(Transcriber("m"), name)
+
+
+def test_a_method_under_another_decorator_can_be_named() -> None:
+    @vd.cls
+    class Cached:
+        @functools.lru_cache
+        def measure(self, n: int) -> int:
+            return -n
+
+        class Part:
+            pass
+
+    found = run_stage(row_stage("map", Cached().measure), IDS)
+    assert found["out"].to_pylist() == [-10, -20, -30]
+    assert isinstance(Cached().Part, type)
 
 
 def test_a_wrong_argument_fails_where_it_is_written() -> None:

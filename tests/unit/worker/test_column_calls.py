@@ -89,6 +89,17 @@ def test_structs_are_columns_or_one_column(result, output):
     assert found == rows
 
 
+def test_two_parameters_may_get_one_column():
+    table = predicted(returning(lambda first, second: first * second), ["b", "b"], "float")
+    assert table["out"].to_pylist() == [100, 400, 900]
+
+
+def test_fields_of_a_struct_of_different_lengths_are_named():
+    wrong = returning(lambda a: {"x": a, "y": a[:2]})
+    with pytest.raises(vd.UdfError, match=r"fragment 0.*differ in length.*'x': 3, 'y': 2"):
+        predicted(wrong, ["a"], "x float, y float", output_column="out")
+
+
 def test_a_missing_field_of_a_struct_is_named():
     with pytest.raises(vd.UdfError, match="no 'score'"):
         predicted(returning(lambda a: {"label": a}), ["a"], "label float, score float",
