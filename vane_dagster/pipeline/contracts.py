@@ -301,7 +301,7 @@ def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> 
         return parameter.name == "row"
     kind = annotations[parameter.name]
     return (get_origin(kind) or kind) in (dict, Mapping) or (
-        parameter.name == "row" and kind is Any
+        parameter.name == "row" and (kind is Any or isinstance(kind, str))
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import contextlib
 import dataclasses
 import datetime as dt
 import enum
+import inspect
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -37,16 +40,51 @@ def hints(function: Any) -> dict[str, Any]:
 
     Args:
         function: The function; one without a readable signature has no annotations.
+
+    Returns:
+        The annotations by parameter, "return" for the result. One with a name that is not defined
+        is text.
     """
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # a name only type checkers import, or a builtin
-        return dict(getattr(function, "__annotations__", {}))
+        scope = _scope(function)
+        annotations = getattr(function, "__annotations__", {})
+        return {name: _resolved(each, scope) for name, each in annotations.items()}
+
+
+def _scope(defined: Any) -> dict[str, Any]:
+    """Return the names of a function's module and of the functions around it."""
+    function = inspect.unwrap(defined) if callable(defined) else defined
+    found = dict(vars(sys.modules.get(getattr(function, "__module__", None) or "", object)))
+    found |= getattr(function, "__globals__", {})
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
+    """Return an annotation; as text if a name in it is not defined."""
+    if not isinstance(annotation, str):
+        return annotation
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, scope, include_extras=True)["it"]
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return annotation
 
 
 def element_of(annotation: Any) -> Any:
-    """Return the annotation of what an iterator, generator or list yields; None for another."""
+    """Return the annotation of what an iterator, generator or list yields; None for another.
+
+    Args:
+        annotation: The annotation; text stays text, see `hints`.
+    """
     annotation = _without_none(annotation)
+    if isinstance(annotation, str):
+        return annotation
     arguments = get_args(annotation)
     if get_origin(annotation) in (*_STREAMS, *_LISTS) and arguments:
         return arguments[0]
@@ -90,6 +128,13 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
     annotation = _without_none(annotation)
     if isinstance(annotation, pa.DataType):
         return annotation
+    if isinstance(annotation, (str, typing.ForwardRef)):
+        text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
+        raise SchemaError(
+            f"{text!r}, with a name that cannot be looked up. Define or import it at the top level "
+            "of the module, not under TYPE_CHECKING or in a function, or declare the type by "
+            "schema="
+        )
     if callable(to_arrow := getattr(annotation, "to_arrow_dtype", None)):
         found: pa.DataType = to_arrow()
         return found

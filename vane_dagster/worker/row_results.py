@@ -91,6 +91,12 @@ class RowResults:
         Raises:
             TypeError: If it is not what the contract says.
         """
+        if type(returned) is types.CoroutineType:
+            returned.close()
+            raise TypeError(
+                "returned a coroutine: a decorator hides that the function is async. Make the "
+                "decorator's wrapper an async def that awaits the function"
+            )
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
             self._places.append(place)

@@ -181,7 +181,7 @@ def test_of_an_instance_that_is_not_constructed_only_methods_can_be_named(name: 
 def test_a_method_under_another_decorator_can_be_named() -> None:
     @vd.cls
     class Cached:
-        @functools.lru_cache
+        @functools.lru_cache  # noqa: B019  # as users write it
         def measure(self, n: int) -> int:
             return -n
 

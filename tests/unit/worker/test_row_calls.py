@@ -418,6 +418,18 @@ def test_objects_in_lists_and_dicts_become_their_values(returned, annotation, ex
     assert column(returned) == expected
 
 
+def test_an_async_function_under_a_decorator_that_hides_it_is_named():
+    async def doubled(n: int) -> int:
+        return 2 * n
+
+    @functools.wraps(doubled)
+    def wrapper(n: int) -> int:
+        return doubled(n)
+
+    with pytest.raises(TypeError, match="returned a coroutine: a decorator hides"):
+        column(wrapper)
+
+
 def test_a_value_that_include_columns_passes_on_may_not_be_changed():
     def unchanged(row: dict[str, Any]):
         return {**row, "more": row["n"] + 1}

@@ -1,0 +1,63 @@
+"""Annotations that are text, as under ``from __future__ import annotations``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.errors import SchemaError
+from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def described(image: Image, size: int | None) -> list[str]:
+    return [str(image), str(size)]
+
+
+def opened(path: str) -> Image:
+    raise FileNotFoundError(path)
+
+
+def of_local_class() -> Callable[..., Any]:
+    class Local(TypedDict):
+        x: int
+
+    def result(n: int) -> Iterator[Local]:
+        yield Local(x=n)
+
+    return result
+
+
+def of_local_fields() -> type:
+    @dataclasses.dataclass
+    class Inner:
+        x: int
+
+    @dataclasses.dataclass
+    class Outer:
+        inner: Inner
+
+    return Outer
+
+
+def test_a_name_that_only_type_checkers_import_leaves_the_others_alone():
+    found = hints(described)
+    assert found["return"] == list[str]
+    assert found["size"] == int | None
+    assert found["image"] == "Image"
+
+
+def test_a_class_of_the_function_around_is_found():
+    assert field_types(element_of(hints(of_local_class())["return"])) == {"x": pa.int64()}
+
+
+@pytest.mark.parametrize("annotation", [hints(opened)["return"], of_local_fields()])
+def test_a_name_that_is_not_found_is_named(annotation):
+    with pytest.raises(SchemaError, match="'(Image|Inner)', with a name that cannot be looked up"):
+        arrow_type(annotation)
