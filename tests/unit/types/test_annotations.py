@@ -59,5 +59,5 @@ def test_a_class_of_the_function_around_is_found():
 
 @pytest.mark.parametrize("annotation", [hints(opened)["return"], of_local_fields()])
 def test_a_name_that_is_not_found_is_named(annotation):
-    with pytest.raises(SchemaError, match="'(Image|Inner)', with a name that cannot be looked up"):
+    with pytest.raises(SchemaError, match=r"'(Image|Inner)', with a name that cannot be looked up"):
         arrow_type(annotation)
