@@ -757,7 +757,7 @@ def _numbered(parents: pa.ChunkedArray) -> pa.Array:
     return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
 
 
-def _equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+def is_equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     """Return whether columns are equal. NaN equals null: formats such as pandas confuse them."""
     some, other = as_storage(some), as_storage(other)
     if len(some) != len(other) or some.equals(other):
@@ -766,11 +766,11 @@ def _equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
         return bool(_without_nan(some).equals(_without_nan(other)))
     if is_list(some.type):
         same = pc.list_value_length(some).equals(pc.list_value_length(other))
-        return same and _equal(pc.list_flatten(some), pc.list_flatten(other))
+        return same and is_equal(pc.list_flatten(some), pc.list_flatten(other))
     if pa.types.is_struct(some.type):
         same = some.is_null().equals(other.is_null())
         return same and all(
-            _equal(pc.struct_field(some, index), pc.struct_field(other, index))
+            is_equal(pc.struct_field(some, index), pc.struct_field(other, index))
             for index in range(some.type.num_fields)
         )
     return False
@@ -778,6 +778,19 @@ def _equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 def _without_nan(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(numbers), None, numbers)
+
+
+def changed_input(column: str, location: str) -> UdfError:
+    """Return the error of a column that is passed on and was returned with other values.
+
+    Args:
+        column: The column.
+        location: Stage and fragment.
+    """
+    return UdfError(
+        f"{location}: column {column!r} is passed on from the input by include_columns, and other "
+        "values were returned for it. Declare it in the schema, or return it unchanged"
+    )
 
 
 def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: CallUdf) -> pa.Table:
@@ -791,12 +804,8 @@ def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: Cal
         column = rows.column(name)
         carried = column if positions is None else column.take(positions)
         if name in output.column_names:
-            if name in included and not _equal(output.column(name), carried):
-                raise UdfError(
-                    f"{work.location}: column {name!r} is passed on from the input by "
-                    "include_columns, and other values were returned for it. Declare it in the "
-                    "schema, or return it unchanged"
-                )
+            if name in included and not is_equal(output.column(name), carried):
+                raise changed_input(name, work.location)
             output = output.drop_columns([name])
         output = output.append_column(name, carried)
     return output

@@ -17,7 +17,14 @@ from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.types.kinds import is_list
 from vane_dagster.types.records import fields_of
-from vane_dagster.worker.batch_formats import fitted, given_batch, row_values
+from vane_dagster.types.tensors import unsliced
+from vane_dagster.worker.batch_formats import (
+    changed_input,
+    fitted,
+    given_batch,
+    is_equal,
+    row_values,
+)
 from vane_dagster.worker.protocol import CallUdf, Work
 
 
@@ -168,17 +175,17 @@ class RowResults:
             self._places = [self._places[index] for index in order]
             self._values = [self._values[index] for index in order]
         try:
-            columns = self._columns(self._values)
+            columns = self._columns(self._values, self._places)
         except (UdfError, TypeError):
             self._drop_unfit()
-            columns = self._columns(self._values)
+            columns = self._columns(self._values, self._places)
         origin = self._op.parent or self._op.ids[0]
         if origin not in columns:
             owners = pa.array(self._places, pa.int64())
             columns[origin] = self._batch.column(self._op.ids[0]).take(owners)
         return pa.table(columns)
 
-    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
+    def _columns(self, values: Sequence[Any], places: Sequence[int]) -> dict[str, Any]:
         schema, location = self._work.schema, self._work.location
         if self._contract.result == "bool":
             return {}
@@ -193,10 +200,23 @@ class RowResults:
             if name in own_ids and not all(name in row for row in rows):
                 continue  # the id is added for all rows
             found[name] = _fitted([_item(row, name) for row in rows], schema.field(name), location)
-        for name in self._op.carried(self._work):  # compared with the input's values
-            if rows and all(name in row for row in rows):
-                found[name] = [row[name] for row in rows]
+        self._check_passed_on(rows, places)
         return found
+
+    def _check_passed_on(self, rows: Sequence[Mapping[str, Any]], places: Sequence[int]) -> None:
+        """Raise UdfError if rows have other values than those that are passed on from the input."""
+        location = self._work.location
+        for name in self._op.carried(self._work):
+            if not rows or not all(name in row for row in rows):
+                continue
+            field = self._work.schema.field(name)
+            column = unsliced(self._batch.select([name])).take(pa.array(places, pa.int64()))
+            try:
+                given = _fitted(row_values(column.column(name)), field, location)
+            except UdfError:  # a form that does not hold all values of the type
+                continue
+            if not is_equal(_fitted([row[name] for row in rows], field, location), given):
+                raise changed_input(name, location)
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
         """Return a result by column. If one column is declared, the result may be its value."""
@@ -208,7 +228,7 @@ class RowResults:
         """Move the rows with results that do not fit the schema to the errors."""
         for place, value in zip(self._places, self._values):
             try:
-                self._columns([value])
+                self._columns([value], [place])
             except (UdfError, TypeError) as error:
                 self._errors[place] = error
         kept = [i for i, place in enumerate(self._places) if place not in self._errors]

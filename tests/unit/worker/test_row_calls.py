@@ -18,6 +18,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
+from vane_dagster.worker.batch_formats import is_equal
 
 TEXTS = pa.table(
     {
@@ -416,6 +417,31 @@ class Shade(enum.Enum):
 def test_objects_in_lists_and_dicts_become_their_values(returned, annotation, expected):
     returned.__annotations__["return"] = annotation
     assert column(returned) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, 2, None], pa.timestamp("ns")),
+        pa.array([1, 2, None], pa.duration("ns")),
+        pa.array([1, 2, None], pa.time64("ns")),
+        pa.array([2**64 - 1, 0, None], pa.uint64()),
+        pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+        pa.array([{"x": float("nan")}, {"x": 1}, None], pa.struct({"x": pa.float32()})),
+        pa.array(["a", "b", None]).dictionary_encode(),
+        pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(3, 2, 2)),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_row_of_any_type_may_be_returned_as_it_is(values):
+    table = TEXTS.append_column("any", values)
+    found = mapped(
+        lambda row: {**row, "more": 1},
+        table=table,
+        schema={"more": "BIGINT"},
+        include_columns=True,
+    )
+    assert is_equal(found["any"], table["any"])
 
 
 def test_an_async_function_under_a_decorator_that_hides_it_is_named():
