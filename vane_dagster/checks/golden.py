@@ -21,7 +21,7 @@ from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.types.kinds import is_list, is_number, is_numbers
-from vane_dagster.types.tensors import as_storage
+from vane_dagster.types.tensors import as_storage, unsliced
 
 Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 
@@ -126,7 +126,7 @@ class Golden(Check):
         columns = _columns(self, id, schema)
         ids = _ids(self.rows, id, schema)
         actual = context.lookup(ids, columns)
-        expected = self.rows.take(pc.index_in(actual.column(id), value_set=ids))
+        expected = unsliced(self.rows).take(pc.index_in(actual.column(id), value_set=ids))
         differs = np.zeros(actual.num_rows, dtype=bool)
         metadata: dict[str, Any] = {"expected": len(ids), "found": actual.num_rows}
         for name in columns:

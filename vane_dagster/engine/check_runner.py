@@ -34,6 +34,8 @@ from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.reader import places
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import empty_table
+from vane_dagster.types.sql import unused
+from vane_dagster.types.tensors import unsliced
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -457,17 +459,25 @@ def _batches(
     """The rows of a fragment in small batches."""
     import pyarrow.dataset as ds  # imports pandas if installed
 
+    selected: dict[str, Any] = {name: pc.field(name) for name in columns}
     options = {}
+    if where is not None:  # applied here, because a scanner selects from slices: see `unsliced`
+        selected[passes := unused("passes", columns)] = where
     if isinstance(fragment, ds.ParquetFileFragment):
+        if where is not None:
+            fragment = fragment.subset(where, schema=schema)
         scan = ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
         options["fragment_scan_options"] = scan
     scanner = fragment.scanner(
         schema=schema,
-        columns=list(columns),
-        filter=where,
+        columns=selected,
         batch_size=_BATCH,
         batch_readahead=1,
         fragment_readahead=1,
         **options,
     )
-    yield from scanner.to_batches()
+    for batch in scanner.to_batches():
+        rows = unsliced(pa.Table.from_batches([batch]))
+        if where is not None:
+            rows = rows.filter(rows.column(passes)).drop_columns([passes])
+        yield from rows.to_batches()

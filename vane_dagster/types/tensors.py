@@ -335,17 +335,18 @@ def with_null_rows(valid: pa.Array, is_null: Sequence[bool]) -> pa.Array:
 
 
 def unsliced(table: pa.Table) -> pa.Table:
-    """Copy the nested fixed-size lists of a table that are slices of others.
+    """Copy the columns of a table whose nested fixed-size lists are slices of others.
 
     Arrow's `take` and `filter` apply the offset of such a slice twice, and so return other rows
-    (seen in pyarrow 26.0.1). Flat fixed-size lists and tensors are not affected.
+    (seen in pyarrow 26.0.1), even if the slice is inside of a struct or list. Flat fixed-size lists
+    and tensors are not affected.
 
     Args:
         table: The rows, which are about to be selected from.
     """
     columns = list(table.columns)
     for place, column in enumerate(columns):
-        if _holds_nested(column.type) and any(chunk.offset for chunk in column.chunks):
+        if _holds_nested(column.type) and any(map(_is_slice, column.chunks)):
             columns[place] = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks])
     return pa.Table.from_arrays(columns, schema=table.schema)
 
@@ -354,6 +355,19 @@ def _holds_nested(kind: pa.DataType) -> bool:
     if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
         return True
     return any(_holds_nested(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _is_slice(array: pa.Array) -> bool:
+    """Return whether an array, or one inside of it, begins after the start of its memory."""
+    kind = array.type
+    inner: list[pa.Array] = []
+    if pa.types.is_struct(kind):
+        inner = [array.field(index) for index in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner = [array.keys, array.items]
+    elif is_list(kind):
+        inner = [array.values]
+    return bool(array.offset) or any(map(_is_slice, inner))
 
 
 def nested(array: pa.Array) -> pa.Array:

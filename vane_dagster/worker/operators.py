@@ -260,7 +260,8 @@ def patch_part(op: PatchPart, inputs: Sequence[pa.Table], work: Work) -> pa.Tabl
     kept = former.filter(
         pc.invert(pc.is_in(former.column(op.id), value_set=_failed(op.faults).cast(given.type)))
     )
-    rows = pa.concat_tables([table.select(work.schema.names) for table in (kept, *new)])
+    pieces = [table.select(work.schema.names) for table in (kept, *new)]
+    rows = unsliced(pa.concat_tables(pieces))
     places = pc.index_in(rows.column(op.id), value_set=given)
     return rows.take(np.argsort(places.to_numpy(), kind="stable"))
 
@@ -298,7 +299,7 @@ def restore(pieces: Sequence[pa.Table], given: pa.Table, id: str) -> pa.Table:
         given: The arranged rows.
         id: The id column of both.
     """
-    made = pa.concat_tables(pieces)
+    made = unsliced(pa.concat_tables(pieces))
     found = pc.index_in(made.column(id), value_set=given.column(id).combine_chunks())
     places = given.column(_PLACE).take(found.combine_chunks()).to_numpy()
     return made.take(pa.array(np.argsort(places, kind="stable")))

@@ -9,6 +9,7 @@ import pyarrow as pa
 from vane_dagster.errors import SourceError
 from vane_dagster.sources import ReadContext, SourceReader
 from vane_dagster.sources.planned_read import as_planned, read_planned
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.protocol import Project, SourceRows, Work
@@ -41,7 +42,7 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         IntegrityError: If there are more or fewer than planned.
     """
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
-    return read_planned(source, rows.fragment, rows.schema, rows.files, context)
+    return unsliced(read_planned(source, rows.fragment, rows.schema, rows.files, context))
 
 
 def scan_projected(op: Project, rows: SourceRows, work: Work) -> pa.Table | None:

@@ -139,7 +139,7 @@ class UdfCaller:
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
     """Sort rows in the order of the rows that they were made from."""
     places = pc.index_in(rows.column(origin), value_set=ids.combine_chunks())
-    return rows.take(pc.array_sort_indices(places.combine_chunks()))
+    return unsliced(rows).take(pc.array_sort_indices(places.combine_chunks()))
 
 
 class _TableCalls:

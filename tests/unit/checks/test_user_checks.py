@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
@@ -191,6 +193,26 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
 
     evaluate([Compares(look)], replace(context, find_previous=lambda: context))
     assert previous == [context]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_rows_of_large_files_that_a_check_selects_have_their_nested_lists(in_file, tmp_path):
+    """A file is read in batches that are slices, from which Arrow's selections are wrong."""
+    import pyarrow.dataset as ds
+
+    nested = pa.array([[[n], [n]] for n in range(20_000)], pa.list_(pa.list_(pa.int32(), 1), 2))
+    context = stored(x=nested)
+    if in_file:
+        path = str(tmp_path / "rows.parquet")
+        pq.write_table(context.dataset().to_table(), path)
+        context = replace(context, dataset=lambda: ds.dataset(path))
+    some = pa.array([3, 9_000, 17_000])
+    assert context.lookup(some, ["x"])["x"].to_pylist() == [[[n], [n]] for n in some.to_pylist()]
+    where = pc.field("id") > 19_997
+    found = [row for batch in context.batches(["x"], where) for row in batch["x"].to_pylist()]
+    assert found == [[[n], [n]] for n in (19_998, 19_999)]
+    for batch in context.sample(["id", "x"], 100):
+        assert [x[0][0] for x in batch["x"].to_pylist()] == batch["id"].to_pylist()
 
 
 MODULE = """

@@ -170,3 +170,13 @@ def test_rows_of_slices_of_nested_lists_are_selected_right(inside):
         assert unsliced(sliced).take(pa.array([1, 3]))["x"].to_pylist() == expected
         assert unsliced(sliced).filter(mask)["x"].to_pylist() == expected
     assert table.slice(2).filter(mask)["x"].to_pylist() != expected
+
+
+def test_rows_with_slices_inside_are_selected_right():
+    rows = pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.int8(), 1), 2)).slice(2)
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), rows)
+    maps = pa.MapArray.from_arrays(lists.offsets, pa.array(["a", "b", "c", "d"]), rows)
+    for column in pa.StructArray.from_arrays([rows], ["nested"]), lists, maps:
+        table = pa.table({"x": column})
+        expected = [column.to_pylist()[place] for place in (3, 1)]
+        assert unsliced(table).take(pa.array([3, 1]))["x"].to_pylist() == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.udf_calls import call, refused
+from vane_dagster.sources import SourceReader
+from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.batch_formats import copied, fitted, given_batch, row_values, to_format
 from vane_dagster.worker.operators import project, resolve
-from vane_dagster.worker.protocol import Project, TableRows, Work
+from vane_dagster.worker.protocol import Project, SampledRows, SourceRows, TableRows, Work
 
 IMAGE = (224, 224, 3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, *IMAGE), dtype=np.uint8)
@@ -445,6 +448,21 @@ def test_rows_of_a_slice_that_are_selected_have_their_nested_lists():
     assert given_ == 4
     for rows in found, table.filter(pa.array([False, True, False, True])):
         assert rows["x"].to_pylist() == [[[3], [3]], [[5], [5]]]
+
+
+class Slices(SourceReader):
+    """Its rows are slices of a table."""
+
+    def read(self, fragment, schema, context):
+        return NESTED.slice(2)
+
+
+def test_rows_of_a_source_that_returns_slices_have_their_nested_lists():
+    fragment = FragmentRecord("here", 0, 4, "", 0)
+    rows = SourceRows(cloudpickle.dumps(Slices()), fragment, NESTED.schema, (), "id")
+    work = Work("here", Project((), None), (), NESTED.schema, "id", None, True)
+    sampled = resolve(SampledRows(rows, (1, 3)), [], work)
+    assert sampled["x"].to_pylist() == [[[3], [3]], [[5], [5]]]
 
 
 # Values of rows
