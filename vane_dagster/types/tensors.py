@@ -229,21 +229,35 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     if is_tensor(kind):
         flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
-    for size in reversed(found):
-        array = pa.FixedSizeListArray.from_arrays(array, size)
+    for axis in range(len(found), 0, -1):
+        array = _listed(array, math.prod(values.shape[:axis]), values.shape[axis])
     return array.cast(kind)
+
+
+def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
+    """Divide values into lists of one size; Arrow's fixed-size lists cannot be empty."""
+    if size:
+        return pa.FixedSizeListArray.from_arrays(values, size)
+    return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), values)
 
 
 def _cast(elements: pa.Array, wanted: pa.DataType) -> pa.Array:
     found = elements.type
     if not is_element(wanted) or pa.types.is_null(found):
         return elements.cast(wanted)
-    if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
-        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(found, wanted)}")
+    _check_elements(found, wanted)
     try:
         return elements.cast(wanted)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{error}. Return {astype(found, wanted)}") from error
+
+
+def _check_elements(found: pa.DataType, wanted: pa.DataType) -> None:
+    """Raise an error if elements are no numbers, or bools in place of numbers, or the reverse."""
+    if found == wanted or pa.types.is_null(found):
+        return
+    if not is_element(found) or pa.types.is_boolean(found) or pa.types.is_boolean(wanted):
+        raise TypeError(f"its elements are {found}, not {wanted}. Return {astype(found, wanted)}")
 
 
 def astype(found: pa.DataType, wanted: pa.DataType) -> str:
@@ -390,6 +404,7 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Raises:
         ValueError: If their shape is another, or an inner list is null.
+        TypeError: If their elements are of another kind.
         pyarrow.ArrowException: If their elements do not fit the type.
     """
     wanted = row_shape(kind)
@@ -403,6 +418,7 @@ def from_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     value, depth = array.type, 0
     while is_list(value):
         value, depth = value.value_type, depth + 1
+    _check_elements(value, wanted.value_type)
     if depth == 1:  # Arrow's own storage of a tensor
         flat = array.cast(storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)

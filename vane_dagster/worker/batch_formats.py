@@ -157,7 +157,8 @@ def _to_torch(column: pa.ChunkedArray, torch: Any) -> Any:
     rows = row_values(column) if is_multidimensional(kind) else _to_numpy(column)
     if array is not None:  # bools with nulls
         return list(rows)
-    if any(row is not None and row.dtype == object for row in rows):  # bools with nulls
+    # Bools with nulls are objects, and rows with a null list inside are nested lists.
+    if any(row is not None and getattr(row, "dtype", object) == object for row in rows):
         return row_values(column)
     return [None if row is None else torch.tensor(row) for row in rows]
 
@@ -547,7 +548,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
     first = next((row for row in rows if row is not None), None)
     ndim = first.ndim if isinstance(first, np.ndarray) else None
     if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
-        if is_multidimensional(kind) or ndim > 1 or not pa.types.is_nested(kind):
+        if row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind):
             return _from_arrays(rows, kind)
         rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
     if is_tensor(kind):
@@ -556,7 +557,29 @@ def _from_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
         return _nested_rows(rows, kind)
     if is_number(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
         return pa.array(rows)  # inferred, to detect a wrong type instead of converting it
-    return pa.array(rows, kind)
+    return _nested_values(rows, kind)
+
+
+def _nested_values(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert lists and structs; floats in place of integers stay floats, for a checked cast."""
+    try:
+        found = pa.infer_type(rows)
+    except pa.ArrowException:  # maps, and arrays of several types
+        return pa.array(rows, kind)
+    return pa.array(rows, _as_found(kind, found))
+
+
+def _as_found(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """Return a type with floats and bools in place of integers where such were found."""
+    if pa.types.is_integer(kind):
+        return found if pa.types.is_floating(found) or pa.types.is_boolean(found) else kind
+    if pa.types.is_struct(kind) and pa.types.is_struct(found):
+        types = {field.name: field.type for field in found}
+        return pa.struct([f.with_type(_as_found(f.type, types.get(f.name, f.type))) for f in kind])
+    if is_list(kind) and is_list(found):
+        value = kind.value_field.with_type(_as_found(kind.value_type, found.value_type))
+        return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
+    return kind
 
 
 def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
@@ -570,7 +593,7 @@ def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
     if row_shape(kind) is not None:
         shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
         raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
-    return pa.array([None if row is None else row.tolist() for row in rows], kind)
+    return _nested_values([None if row is None else row.tolist() for row in rows], kind)
 
 
 def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
@@ -582,7 +605,7 @@ def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
     lists = kind.value_type
     for size in reversed(kind.shape):
         lists = pa.list_(lists, size)
-    return pa.array(rows, storage_type(kind) if depth == 1 else lists)
+    return _nested_values(rows, storage_type(kind) if depth == 1 else lists)
 
 
 def _nested_rows(rows: list[Any], kind: pa.DataType) -> pa.Array:
@@ -657,7 +680,10 @@ def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
     if (is_list(found) or is_list_view(found)) and is_list(wanted):
         return _same_family(found.value_type, wanted.value_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        return {f.name for f in found} == {f.name for f in wanted}
+        fields = {field.name: field.type for field in found}
+        return fields.keys() == set(wanted.names) and all(
+            _same_family(fields[field.name], field.type) for field in wanted
+        )
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_temporal, _is_binary)
     return any(family(found) and family(wanted) for family in families)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from typing import Any
 
@@ -513,3 +514,69 @@ def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_
     table = pa.table({"x": pa.chunked_array([whole.slice(1, 1), whole.slice(2)])})
     returned = row_values(table["x"]) if form == "rows" else given_batch(table, form)["x"]
     assert column(returned, kind).combine_chunks().equals(whole.slice(1))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([[1.5], [2]], "INTEGER[]"),
+        ([np.array([1.5]), np.array([2, 3])], "INTEGER[]"),
+        ([np.array([True]), np.array([True, False])], "INTEGER[]"),
+        ([{"a": 1.5}, None], "STRUCT(a INTEGER, b VARCHAR)"),
+        ([[{"a": np.float32(1.5)}], []], "STRUCT(a INTEGER)[]"),
+        ([np.full((1, 2), 1.5), np.ones((3, 2))], "INTEGER[2][]"),
+        ([[[1.5, 2]], [[1, 2]]], vd.tensor("uint8", (1, 2))),
+        ([[[True, False]], [[True, True]]], vd.tensor("uint8", (1, 2))),
+        (pa.array([["1", "2"], ["1", "2"]]), vd.tensor("uint8", (2,))),
+        (pa.array([{"a": "1"}, None]), "STRUCT(a INTEGER)"),
+        (pa.array([{"a": True}, None]), "STRUCT(a INTEGER)"),
+    ],
+)
+def test_numbers_inside_of_values_are_not_changed_silently(values, kind):
+    table = pa.table({"id": [1, 2]})
+    with pytest.raises(vd.UdfError, match="column 'x': expected .* found"):
+        call(lambda batch: {"x": values}, {"x": kind}, table)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([[1.0], [2]], "INTEGER[]"),
+        ([np.array([1.0, 2]), np.array([2, 3], "int8"), None], "INTEGER[]"),
+        ([{"a": 1.0}, None], "STRUCT(a INTEGER, b VARCHAR)"),
+        ([{"a": 1.0, "b": [1.5]}, {"b": [2]}], "STRUCT(a INTEGER, b FLOAT[])"),
+        ([[2**62, None], [], None], "BIGINT[]"),
+    ],
+)
+def test_numbers_inside_of_values_are_cast_where_that_loses_nothing(values, kind):
+    table = pa.table({"id": range(len(values))})
+    output = call(lambda batch: {"x": values}, {"x": kind}, table)["x"]
+    for found, value in zip(output.to_pylist(), values):
+        if isinstance(value, dict):
+            assert {name: found[name] for name in value} == value
+        else:
+            assert found == (None if value is None else list(value))
+
+
+@pytest.mark.parametrize("kind", ["FLOAT[4][]", "FLOAT[][]"])
+def test_a_batch_without_any_boxes(kind):
+    table = pa.table({"id": [1, 2]})
+    boxes = np.zeros((0, 4), np.float32)
+    for values in [boxes, boxes], np.zeros((2, 0, 4)):
+        output = call(lambda batch, values=values: {"x": values}, {"x": kind}, table)
+        assert output["x"].to_pylist() == [[], []]
+
+
+def test_rows_with_a_null_list_inside_are_lists_in_torch():
+    kind = pa.list_(pa.list_(pa.int32(), 2), 2)
+    rows = [[[1, 2], None], None, [[3, 4], [5, 6]]]
+    table = pa.table({"id": [1, 2, 3], "x": pa.array(rows, kind)})
+    assert given_batch(table, "torch")["x"] == rows
+
+
+def test_dates_in_lists_of_a_fixed_size_with_gaps_can_be_returned():
+    day = datetime.date(2026, 1, 2)
+    kind = pa.list_(pa.date32(), 2)
+    table = pa.table({"id": [1, 2], "x": pa.array([[day, day], None], kind)})
+    output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, "numpy")
+    assert output["x"].equals(table["x"])
