@@ -125,6 +125,8 @@ class Server:
             return _error("Overloaded", 529, {"Retry-After": "0"})
         if "cut" in prompt and first:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
+        if (found := _MALFORMED.get(prompt.split()[0])) and first:
+            return Response(found[0], headers={"content-type": found[1]})
         if "refused" in prompt:
             return _error("content policy", 400)
         if "long" in prompt:
@@ -153,6 +155,16 @@ class Server:
         return JSONResponse(
             {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
         )
+
+
+_MALFORMED = {
+    "page": (b"<html>Log in</html>", "text/html"),
+    "text": (b"<html>Log in</html>", "application/json"),
+    "half": (b'{"id": "x", "cho', "application/json"),
+    "null": (b"null", "application/json"),
+    "error": (b'{"error": {"message": "upstream is down"}}', "application/json"),
+}
+"""Responses with the status of success, as of proxies, by the first word of the prompt."""
 
 
 def _unauthorized(request):

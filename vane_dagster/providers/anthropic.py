@@ -105,6 +105,8 @@ class AnthropicProvider(HttpProvider):
                 max_tokens=known.get("max_tokens", _MAX_TOKENS),
                 extra_body=body or None,
             )
+        if getattr(found, "content", None) is None or found.usage is None:
+            raise self._malformed(found)
         usage = found.usage
         cached = usage.cache_read_input_tokens or 0
         prompt = usage.input_tokens + (usage.cache_creation_input_tokens or 0) + cached

@@ -22,6 +22,10 @@ _REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
 _TOO_LONG = ("context length", "too long", "context limit")
 
 
+class MalformedResponse(ConnectionError):
+    """The endpoint answered in another form than its API's, as proxies before it do at times."""
+
+
 class HttpProvider:
     """An endpoint behind a client library, over one connection pool.
 
@@ -124,12 +128,22 @@ class HttpProvider:
                     f"{type(error).__name__} at {error.request.url}: {error.__cause__ or error}"
                 )
                 raise ConnectionError(detail) from error
+            except json.JSONDecodeError as error:
+                raise self._malformed(error.doc) from error
             except self._api.APIStatusError as error:
                 if error.status_code in _REFUSED:
                     raise StageError(self._refusal(error)) from error
                 if error.status_code in (400, 413) and any(t in str(error) for t in _TOO_LONG):
                     raise PromptTooLong(str(error)) from error
                 raise
+
+    def _malformed(self, found: Any) -> MalformedResponse:
+        """Return the error for an answer in another form than the API's."""
+        text = found if isinstance(found, str) else str(getattr(found, "model_extra", "") or found)
+        return MalformedResponse(
+            f"the endpoint's response is not of {self.LIBRARY}'s API: {text[:_MAX_SHOWN]!r}. If "
+            "this happens for all rows, correct base_url"
+        )
 
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""

@@ -91,11 +91,13 @@ class OpenAIProvider(HttpProvider):
                 found = await self._completion(client, request)
             else:
                 found = await self._chat(client, request)
+        if not getattr(found, "choices", None):
+            raise self._malformed(found)
         usage, choice = found.usage, found.choices[0]
         if usage is not None:
             self._tokens.learn(usage.total_tokens)
         cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0)
-        text = (choice.text if self._completes else choice.message.content) or ""
+        text = (choice.text if self._completes else getattr(choice.message, "content", "")) or ""
         return Answer(
             chosen(text) if request.choices else text,
             usage.prompt_tokens if usage else 0,
@@ -130,6 +132,8 @@ class OpenAIProvider(HttpProvider):
             found = await client.embeddings.create(
                 model=self._model, input=list(texts), encoding_format="float", **wanted
             )
+        if not getattr(found, "data", None):
+            raise self._malformed(found)
         if found.usage is not None:
             self._tokens.learn(found.usage.total_tokens)
         return [one.embedding for one in sorted(found.data, key=lambda one: one.index)]

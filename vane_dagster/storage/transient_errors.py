@@ -40,8 +40,8 @@ TRANSIENT = frozenset(
     }
 )
 """Names of transient error classes of any library: the error's own class or one of its bases."""
-TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""The last one is not standard; some servers have it for an overload."""
+TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 525), 529})
+"""Those above 511 are not standard: of proxies, and some servers have 529 for an overload."""
 _TRANSIENT_CODES = frozenset(
     {
         "SlowDown",

@@ -170,6 +170,13 @@ def test_errors_that_pass_are_transient(word, transient, server, endpoint):
     assert is_transient(raised.value) == transient
 
 
+@pytest.mark.parametrize("word", ["page", "text", "half", "null", "error"])
+def test_responses_in_another_form_are_transient(word, server, endpoint):
+    with pytest.raises(ConnectionError, match="is not of anthropic's API: ") as raised:
+        submit(endpoint[1], word)
+    assert is_transient(raised.value)
+
+
 def test_a_prompt_that_is_too_long(server, endpoint):
     with pytest.raises(PromptTooLong):
         submit(endpoint[1], "too long")

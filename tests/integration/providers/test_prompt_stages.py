@@ -181,6 +181,18 @@ def test_an_endpoint_answers(tmp_path, local, server, endpoint, materialize):
     assert (body["temperature"], body["top_k"], body["model"]) == (0, 5, "m")
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_responses_in_another_form_are_retried(api, tmp_path, local, server, endpoint, materialize):
+    texts = ["page a", "text b", "half c", "null d", "error e"]
+    pipeline = docs(tmp_path, texts)
+    asked(pipeline, endpoint[1], provider_options={"api": api})
+
+    materialize(pipeline, local)
+
+    assert read(tmp_path)["response"].to_pylist() == [f"echo: {text}" for text in texts]
+    assert set(server.requests.values()) == {2}
+
+
 def test_completions_take_one_text_and_fields_of_the_servers_own(
     tmp_path, local, server, endpoint, materialize
 ):
