@@ -18,6 +18,7 @@ from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
 from vane_dagster.providers.template import PrefixOrder, Template
 from vane_dagster.providers.usage import COUNTS, USAGE
+from vane_dagster.types.row_values import row_values
 
 _COLUMN = re.compile(r"\{\w+\}")
 
@@ -164,7 +165,9 @@ class PromptTask:
         """
         errors: dict[int, BaseException] = {}
         asked: dict[int, _Asked] = {}
-        for place, row in enumerate(batch.to_pylist()):
+        columns = [row_values(column) for column in batch.columns]
+        for place, values in enumerate(zip(*columns)):
+            row = dict(zip(batch.column_names, values))
             try:
                 asked[place] = self._asked(row, str(row[batch.column_names[0]]))
             except BaseException as error:  # it may be of the user's function

@@ -17,9 +17,9 @@ from vane_dagster.errors import SchemaError, StageError, UdfError, names
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.frames import to_pandas, to_polars
 from vane_dagster.types.kinds import as_lists, is_list, is_list_view, is_number, is_text
+from vane_dagster.types.row_values import as_found, row_values
 from vane_dagster.types.schema import empty_table, type_name
 from vane_dagster.types.tensors import (
-    array_rows,
     as_storage,
     from_lists,
     from_ndarray,
@@ -158,42 +158,9 @@ def _to_torch(column: pa.ChunkedArray, torch: Any) -> Any:
     if array is not None:  # bools with nulls
         return list(rows)
     # Bools with nulls are objects, and rows with a null list inside are nested lists.
-    if any(row is not None and getattr(row, "dtype", object) == object for row in rows):
+    if any(isinstance(row, list) or (row is not None and row.dtype == object) for row in rows):
         return row_values(column)
     return [None if row is None else torch.tensor(row) for row in rows]
-
-
-def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
-    """Return the value of each row, for functions that are called row by row.
-
-    Tensors and nested fixed-size lists of numbers are arrays of their shape, copied; scalars are
-    Python values, lists are lists, structs are dicts; null is None.
-
-    Args:
-        column: The column.
-    """
-    kind = column.type
-    if is_multidimensional(kind):
-        return array_rows(column)
-    if pa.types.is_struct(kind) and _holds_arrays(kind):
-        fields = [row_values(pc.struct_field(column, [i])) for i in range(kind.num_fields)]
-        named = [dict(zip((field.name for field in kind), row)) for row in zip(*fields)]
-        return _where_valid(named, column)
-    if is_list(kind) and _holds_arrays(kind):
-        lengths = pc.list_value_length(column).to_pylist()
-        values = iter(row_values(pc.list_flatten(column)))
-        return [None if n is None else [next(values) for _ in range(n)] for n in lengths]
-    found: list[Any] = column.to_pylist()
-    return found
-
-
-def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
-    return [v if ok else None for v, ok in zip(values, column.is_valid().to_pylist())]
-
-
-def _holds_arrays(kind: pa.DataType) -> bool:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return is_multidimensional(kind) or any(map(_holds_arrays, inner))
 
 
 @dataclass(frozen=True)
@@ -566,20 +533,7 @@ def _nested_values(rows: list[Any], kind: pa.DataType) -> pa.Array:
         found = pa.infer_type(rows)
     except pa.ArrowException:  # maps, and arrays of several types
         return pa.array(rows, kind)
-    return pa.array(rows, _as_found(kind, found))
-
-
-def _as_found(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return a type with floats and bools in place of integers where such were found."""
-    if pa.types.is_integer(kind):
-        return found if pa.types.is_floating(found) or pa.types.is_boolean(found) else kind
-    if pa.types.is_struct(kind) and pa.types.is_struct(found):
-        types = {field.name: field.type for field in found}
-        return pa.struct([f.with_type(_as_found(f.type, types.get(f.name, f.type))) for f in kind])
-    if is_list(kind) and is_list(found):
-        value = kind.value_field.with_type(_as_found(kind.value_type, found.value_type))
-        return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
-    return kind
+    return pa.array(rows, as_found(kind, found))
 
 
 def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:

@@ -6,11 +6,13 @@ import functools
 import re
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
 from support.prompts import Reversed, docs
+from support.udf_calls import run_stage
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.row_functions import PostprocessError, processed, prompt_of
@@ -64,6 +66,27 @@ def test_columns_are_those_of_the_schema():
     assert [array.type for array in arrays] == SCHEMA.types
 
 
+def test_arrays_have_the_shape_of_a_tensor():
+    schema = pa.schema({"image": vd.tensor("float32", (2, 3))})
+    image = np.arange(6.0).reshape(2, 3)
+    (array,) = processed(lambda row: {"image": image}, {"id": 1}, ANSWER, schema)
+    assert array.to_numpy_ndarray().tolist() == [image.tolist()]
+    with pytest.raises(PostprocessError, match=r"shape \(3, 2\), not \(2, 3\)"):
+        processed(lambda row: {"image": image.T}, {"id": 1}, ANSWER, schema)
+
+
+def test_preprocess_gets_arrays_of_a_tensor():
+    def shape(row: dict[str, Any]) -> str:
+        return str(getattr(row["image"], "shape", None))[::-1]
+
+    kind = vd.tensor("float32", (2, 3))
+    images = pa.array([[1, 2, 3, 4, 5, 6], None], kind.storage_type)
+    table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    stage = pipeline.prompt("out", provider=Reversed, model="m", preprocess=shape)
+    assert run_stage(stage, table)["response"].to_pylist() == ["(2, 3)", "None"]
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -87,6 +110,8 @@ def raises(error: BaseException) -> Any:
         (lambda row: {"words": 1, "tags": [], "tag": 1}, "returned 'tag', which schema does not"),
         (lambda row: {"words": "two", "tags": []}, "returned a str as 'words', which schema decl"),
         (lambda row: {"words": 2**70, "tags": []}, "returned a int as 'words'"),
+        (lambda row: {"words": 4.5, "tags": []}, "returned a float as 'words'"),
+        (lambda row: {"words": np.float32(4.5), "tags": []}, "returned a float32 as 'words'"),
     ],
 )
 def test_a_row_that_postprocess_fails_for_is_paid_for(function, message):

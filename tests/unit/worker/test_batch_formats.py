@@ -534,7 +534,7 @@ def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_
 )
 def test_numbers_inside_of_values_are_not_changed_silently(values, kind):
     table = pa.table({"id": [1, 2]})
-    with pytest.raises(vd.UdfError, match="column 'x': expected .* found"):
+    with pytest.raises(vd.UdfError, match=r"column 'x': expected .* found"):
         call(lambda batch: {"x": values}, {"x": kind}, table)
 
 
