@@ -251,10 +251,10 @@ def result_columns(
         columns, rows = dict(result), 0
     elif pandas is not None and isinstance(result, pandas.DataFrame):
         index = result.index
-        arrays = [name for name in result.columns if _holds_ndarrays(result[name])]
-        table = pa.Table.from_pandas(result.drop(columns=arrays), preserve_index=False)
+        others = [name for name in result.columns if not _is_plain(result[name], str(name), schema)]
+        table = pa.Table.from_pandas(result.drop(columns=others), preserve_index=False)
         columns, rows = dict(zip(table.column_names, table.columns)), len(result)
-        columns |= {str(name): result[name] for name in arrays}
+        columns |= {str(name): result[name] for name in others}
     elif hasattr(result, "__arrow_c_stream__"):
         table = _streamed(result, location)
         return dict(zip(table.column_names, table.columns)), table.num_rows, None
@@ -269,6 +269,13 @@ def result_columns(
     if id in index.names:
         return {**columns, id: index.get_level_values(id)}, rows, None
     return columns, rows, _places(index)
+
+
+def _is_plain(series: Any, name: str, schema: pa.Schema) -> bool:
+    """Return whether Arrow itself converts a column of a data frame, without its declared type."""
+    if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+        return False
+    return not _holds_ndarrays(series)
 
 
 def _holds_ndarrays(series: Any) -> bool:
@@ -738,12 +745,18 @@ def _numbered(parents: pa.ChunkedArray) -> pa.Array:
 
 
 def is_equal(some: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
-    """Return whether columns are equal. NaN equals null: formats such as pandas confuse them."""
+    """Return whether columns are equal, but for what formats such as pandas confuse.
+
+    NaN equals null, and integers among nulls equal others that have the same double.
+    """
     some, other = as_storage(some), as_storage(other)
     if len(some) != len(other) or some.equals(other):
         return len(some) == len(other)
     if pa.types.is_floating(some.type):
         return bool(_without_nan(some).equals(_without_nan(other)))
+    if pa.types.is_integer(some.type) and other.null_count:
+        some, other = (column.cast(pa.float64(), safe=False) for column in (some, other))
+        return bool(some.equals(other))
     if is_list(some.type):
         same = pc.list_value_length(some).equals(pc.list_value_length(other))
         return same and is_equal(pc.list_flatten(some), pc.list_flatten(other))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.udf_calls import call, refused
+from support.udf_calls import call, refused, row_stage, run_stage
 from vane_dagster.sources import SourceReader
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.batch_formats import copied, fitted, given_batch, row_values, to_format
@@ -579,4 +579,46 @@ def test_dates_in_lists_of_a_fixed_size_with_gaps_can_be_returned():
     kind = pa.list_(pa.date32(), 2)
     table = pa.table({"id": [1, 2], "x": pa.array([[day, day], None], kind)})
     output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, "numpy")
+    assert output["x"].equals(table["x"])
+
+
+PASSED_ON = {
+    "large integers": (pa.int64(), [2**62 + 1, None]),
+    "lists of them": (pa.list_(pa.int64()), [[2**62 + 1, None], None]),
+    "structs of them": (pa.struct([("a", pa.int64())]), [{"a": 2**62 + 1}, {"a": None}]),
+    "maps": (pa.map_(pa.string(), pa.int64()), [[("a", 1)], None]),
+}
+
+
+@pytest.mark.parametrize("case", PASSED_ON)
+@pytest.mark.parametrize("form", ["numpy", "torch", "pandas", "polars"])
+def test_columns_that_are_passed_on_may_be_in_the_result(case, form):
+    kind, rows = PASSED_ON[case]
+    table = pa.table({"id": [1, 2], "x": pa.array(rows, kind)})
+
+    def fn(batch):
+        if form == "polars":
+            return batch.with_columns(y=batch["id"])
+        return batch.assign(y=[1, 2]) if form == "pandas" else {**batch, "y": [1, 2]}
+
+    options = {"schema": {"y": "BIGINT"}, "include_columns": ["x"], "batch_format": form}
+    output = run_stage(row_stage("map_batches", fn, **options), table)
+    assert output["x"].equals(table["x"])
+    other = pa.table({"id": [1, 2], "x": pa.array(rows[::-1], kind)})
+    assert not run_stage(row_stage("map_batches", fn, **options), other)["x"].equals(table["x"])
+
+
+def test_other_columns_of_a_data_frame_may_hold_anything():
+    table = pa.table({"id": [1, 2]})
+    output = call(
+        lambda batch: pd.DataFrame({"id": [2, 1], "y": [1, 2], "model": [object(), 1]}),
+        {"y": "BIGINT"}, table,
+    )  # fmt: skip
+    assert output.to_pydict() == {"id": [2, 1], "y": [1, 2]}
+
+
+def test_structs_of_a_data_frame_may_have_null_lists_of_a_fixed_size():
+    kind = pa.struct([("v", pa.list_(pa.float32(), 2))])
+    table = pa.table({"id": [1, 2, 3], "x": pa.array([{"v": [1, 2]}, None, {"v": None}], kind)})
+    output = call(lambda batch: batch[["x"]], {"x": kind}, table, "pandas")
     assert output["x"].equals(table["x"])

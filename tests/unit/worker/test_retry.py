@@ -105,6 +105,7 @@ class Busy(Exception):
     [
         (Busy(429), True),
         (Busy(503), True),
+        (Busy(522), True),
         (Busy(401), False),
         (Busy(404), False),
         (ConnectionRefusedError(), True),
