@@ -17,13 +17,13 @@ from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.types.kinds import is_list
 from vane_dagster.types.records import fields_of
+from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import (
     changed_input,
     fitted,
     given_batch,
     is_equal,
-    row_values,
 )
 from vane_dagster.worker.protocol import CallUdf, Work
 
