@@ -33,10 +33,10 @@ STAGES = {
         "words": "fd778d9bd12d9e0a01c07d9f0333c94b",
     },
     "pools": {
-        "answers": "8c22d02617f262b3",
-        "kinds": "8c22d02617f262b3",
+        "answers": "80715a35eeea6e37",
+        "kinds": "80715a35eeea6e37",
         "scaled": "6ff79580b2737f26",
-        "vectors": "126e9436a760d51a",
+        "vectors": "1d7bce167bd87914",
         "words": "ac51363fb382491f",
     },
 }

@@ -78,11 +78,10 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     """
     udf = spec.udf
     bundle = sorted(spec.resources.bundle().items())
-    in_flight = spec.max_concurrency if udf.is_async else 1
     arguments = "" if udf.stateful else digest(*call_arguments(pipeline, spec))
     constructed = spec.constructed(pipeline)
     model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
     place = ["driver"] if spec.on_driver else []
-    identity = digest(model, arguments, bundle, in_flight, *variables, *place)[:16]
+    identity = digest(model, arguments, bundle, udf.slots, *variables, *place)[:16]
     return PoolIdentity(identity, constructed.shares_state)

@@ -241,6 +241,23 @@ def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
     assert docs(tmp_path, **given)["doubled"].spec.env_vars == ("LANGUAGE_OF_TEST",)
 
 
+class Later:
+    async def __call__(self, batch):
+        return batch
+
+    async def again(self, batch):
+        return batch
+
+
+def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    fns = {"few": (Later, 2), "many": (Later, 200), "method": (Later.again, 5)}
+    for name, (fn, number) in fns.items():
+        pipeline.map_batches(name, fn, schema={"n": "BIGINT"}, max_concurrency=number)
+    found = {pool_identity(pipeline, stage.spec).digest for stage in pipeline}
+    assert len(found) == 1
+
+
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
     (tmp_path / "secret-model").write_text("123")
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
