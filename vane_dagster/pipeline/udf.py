@@ -81,7 +81,7 @@ class Udf:
 
     @property
     def slots(self) -> int:
-        """Tasks that a worker has at the same time; those of async code fill its calls in flight."""
+        """Tasks that a worker has at the same time; with two, async code always has calls."""
         return 2 if self.is_async else 1
 
 
