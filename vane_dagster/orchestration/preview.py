@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
+from vane_dagster._private_folder import temporary_folder
 from vane_dagster._secrets import errors_masked, masked
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.engine.check_runner import CheckRunner
@@ -41,8 +41,7 @@ def preview(
     with ExitStack() as stack:
         stack.enter_context(errors_masked())
         if store is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="vane-preview-"))
-            opened = Store(Location(folder))
+            opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = store.open()
         backend = LocalBackend()
