@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError, name_of, names
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.options import BatchFormat
-from vane_dagster.types.annotations import hints
+from vane_dagster.types.annotations import hints, signature_of
 
 RowResult = Literal["value", "values", "bool"]
 """What a row-wise function returns: one value, any number of values, or whether to keep the row."""
@@ -188,15 +188,15 @@ def row_call(
     if parameters is None:
         if inputs is None:
             raise DefinitionError(
-                f"{location}: {_name(call)} has no signature to match with columns; name them, as "
-                'inputs={"text": "review"}'
+                f"{location}: {name_of(call)} has no signature to match with columns; name them, "
+                'as inputs={"text": "review"}'
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
     by_name = {each.name: each for each in parameters}
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if unknown := [name for name in given if name not in by_name and not open_ended]:
         raise DefinitionError(
-            f"{location}: inputs names {names(unknown)}, which {_name(call)} does not take; it "
+            f"{location}: inputs names {names(unknown)}, which {name_of(call)} does not take; it "
             f"takes {names(by_name, 20)}"
         )
     if twice := [name for name in given if name in kwargs]:
@@ -211,7 +211,7 @@ def row_call(
     extra = [name for name in given if name not in by_name]
     if not needed and not extra:
         raise DefinitionError(
-            f"{location}: {_name(call)} takes no column; give it a parameter named after one, or "
+            f"{location}: {name_of(call)} takes no column; give it a parameter named after one, or "
             "one parameter `row`"
         )
     named = {each.name: given.get(each.name, each.name) for each in needed}
@@ -266,12 +266,12 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
     """
     if by_row.inputs is None or by_row.positional < len(by_row.inputs):
         raise DefinitionError(
-            f"{location}: {_name(call)} gets an array for each column, by position; name its "
+            f"{location}: {name_of(call)} gets an array for each column, by position; name its "
             'parameters after the columns, or pass inputs={"parameter": "column"}'
         )
     if by_row.result != "value":
         raise DefinitionError(
-            f"{location}: {_name(call)} returns a value for each row, in arrays; this kind of "
+            f"{location}: {name_of(call)} returns a value for each row, in arrays; this kind of "
             "stage calls a function row by row: use map, or leave out .batch"
         )
     columns = tuple(column for _, column in by_row.inputs)
@@ -290,10 +290,8 @@ def _array_format(annotation: Any) -> BatchFormat | None:
 
 
 def _parameters(call: Callable[..., Any], has_self: bool) -> list[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(call).parameters.values())[has_self:]
-    except (TypeError, ValueError):  # builtins and extension types may have no signature
-        return None
+    signature = signature_of(call)
+    return None if signature is None else list(signature.parameters.values())[has_self:]
 
 
 def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> bool:
@@ -307,7 +305,3 @@ def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> 
 
 def _is_array(annotation: Any) -> bool:
     return (get_origin(annotation) or annotation) is np.ndarray
-
-
-def _name(call: Any) -> str:
-    return str(getattr(call, "__qualname__", type(call).__name__))

@@ -19,7 +19,7 @@ from vane_dagster._arguments import (
     positive,
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.errors import DefinitionError, SchemaError, names
+from vane_dagster.errors import DefinitionError, SchemaError, name_of, names
 from vane_dagster.fingerprint.local_file import check_local_files
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import asset_options
@@ -747,7 +747,7 @@ def _result_schema(
         returned = element_of(returned)
     if returned is None:
         raise DefinitionError(
-            f"{location}: the result's type is unknown; annotate what {_name(call)} returns, or "
+            f"{location}: the result's type is unknown; annotate what {name_of(call)} returns, or "
             'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}; '
             'schema="infer" infers it from the first rows'
         )
@@ -755,16 +755,12 @@ def _result_schema(
         fields = field_types(returned) if output_column is None else None
         found: Any = fields or {output: arrow_type(returned)}
     except SchemaError as error:
-        raise SchemaError(f"{location}: {_name(call)} returns {error}") from None
+        raise SchemaError(f"{location}: {name_of(call)} returns {error}") from None
     return parse_schema(found, location), None if fields else output
 
 
 def _is_inferred(schema: Any) -> bool:
     return isinstance(schema, str) and schema == INFER
-
-
-def _name(call: Any) -> str:
-    return str(getattr(call, "__qualname__", type(call).__name__))
 
 
 def _tensor_shapes(location: str, shapes: Any, inputs: int) -> tuple[tuple[int, ...] | None, ...]:

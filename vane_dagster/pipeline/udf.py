@@ -11,11 +11,12 @@ from typing import Any, Final, Literal
 
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, name_of
 from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
 from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import BatchCall, Contract
+from vane_dagster.types.annotations import signature_of
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
 CALL: Final = "__call__"
@@ -119,7 +120,7 @@ def make_udf(
     check_callable(where, target, method)
     if not stateful and (constructor_args or constructor_kwargs):
         raise DefinitionError(
-            f"{where}: {_name(target)} is a function, so fn_constructor_args and "
+            f"{where}: {name_of(target)} is a function, so fn_constructor_args and "
             "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
         )
     udf = Udf(
@@ -152,8 +153,8 @@ def check_callable(where: str, target: Any, method: str = CALL) -> None:
         _refuse_other_than_function(where, target)
     elif not callable(_members(target).get(method)):
         raise DefinitionError(
-            f"{where}: class {_name(target)} has no {method}; define it, as __call__(self, batch), "
-            "which a worker calls"
+            f"{where}: class {name_of(target)} has no {method}; define it, as __call__(self, batch)"
+            ", which a worker calls"
         )
 
 
@@ -180,7 +181,7 @@ def make_factory(
     keep_arguments(args, kwargs)
     if inspect.isclass(target):
         raise DefinitionError(
-            f"{where}: class {_name(target)} was given; expected a function that loads the model "
+            f"{where}: class {name_of(target)} was given; expected a function that loads the model "
             "and returns the function to call. For a class use map or map_batches"
         )
     _refuse_other_than_function(where, target)
@@ -215,8 +216,8 @@ def _refuse_other_than_function(where: str, target: Any) -> None:
     if isinstance(target, functools.partial):
         if inspect.isclass(target.func):
             raise DefinitionError(
-                f"{where}: functools.partial of class {_name(target.func)}; pass the class itself "
-                f"and its arguments, {_with_constructor(target.func, target)}"
+                f"{where}: functools.partial of class {name_of(target.func)}; pass the class "
+                f"itself and its arguments, {_with_constructor(target.func, target)}"
             )
         return _refuse_other_than_function(where, target.func)
     if inspect.isfunction(target) or inspect.isbuiltin(target):
@@ -231,7 +232,7 @@ def _refusal(target: Any) -> str:
     kind, is_method = type(target), inspect.ismethod(target)
     if is_method:
         kind = type(target.__self__)
-    name = _name(kind)
+    name = name_of(kind)
     if model_class(target.__self__ if is_method else target):
         return (
             f"a loaded model, a {name}, was given. Write a class that loads it in __init__, once "
@@ -259,13 +260,12 @@ def _with_constructor(
     cls: type, given: functools.partial[Any] | None = None, method: str = ""
 ) -> str:
     """Return the arguments of a stage for a class, or a method of it, without their values."""
-    names: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):  # extension types may have no signature
-        signature = inspect.signature(cls)
-        names = list(signature.parameters)
-        if given is not None:
+    signature = signature_of(cls)
+    names = [] if signature is None else list(signature.parameters)
+    if signature is not None and given is not None:
+        with contextlib.suppress(TypeError):  # arguments that the class does not take
             names = list(signature.bind_partial(*given.args, **given.keywords).arguments)
-    written = f"{_name(cls)}.{method}" if method else _name(cls)
+    written = f"{name_of(cls)}.{method}" if method else name_of(cls)
     entries = ", ".join(f'"{name}": ...' for name in names)
     return f"{written}, fn_constructor_kwargs={{{entries}}}" if entries else written
 
@@ -276,8 +276,7 @@ def _members(cls: type) -> dict[str, Any]:
 
 
 def _style(function: Any) -> CallStyle:
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     if inspect.isasyncgenfunction(function):
         return "async_generator"
     if inspect.iscoroutinefunction(function):
@@ -300,17 +299,11 @@ def _check_arguments(where: str, udf: Udf, contract: Contract) -> None:
 
 
 def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str) -> None:
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):  # builtins and extension types may have no signature
+    if (signature := signature_of(call)) is None:
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise DefinitionError(
-            f"{where}: {_name(call)}{signature} cannot be called as {shape}: {error}"
+            f"{where}: {name_of(call)}{signature} cannot be called as {shape}: {error}"
         ) from None
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "__qualname__", type(target).__name__))

@@ -13,15 +13,28 @@ def fields_of(value: Any) -> Mapping[str, Any]:
     Raises:
         TypeError: If the value has no named fields.
     """
+    fields = _fields(value)
+    if fields is None:
+        raise TypeError(
+            f"returned {type(value).__name__}; expected a dict, dataclass, pydantic model or named "
+            "tuple with a value for each column of the schema, or name the one column by "
+            "output_column"
+        )
+    return fields
+
+
+def has_fields(value: Any) -> bool:
+    """Return whether a value is a mapping, dataclass, pydantic model or named tuple."""
+    return _fields(value) is not None
+
+
+def _fields(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(names_ := getattr(type(value), "model_fields", None), Mapping):
-        return {name: getattr(value, name) for name in names_}
+    if isinstance(model := getattr(type(value), "model_fields", None), Mapping):
+        return {name: getattr(value, name) for name in model}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value))
-    raise TypeError(
-        f"returned {type(value).__name__}; expected a dict, dataclass, pydantic model or named "
-        "tuple with a value for each column of the schema, or name the one column by output_column"
-    )
+    return None

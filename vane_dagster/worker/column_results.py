@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
+from vane_dagster.types.annotations import signature_of
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import fitted, given_batch
 from vane_dagster.worker.protocol import Work
@@ -44,10 +44,8 @@ def column_arguments(
 
 
 def _takes_one(call: Callable[..., Any]) -> bool:
-    try:
-        return len(inspect.signature(call).parameters) == 1
-    except (TypeError, ValueError):  # builtins and extension types may have no signature
-        return False
+    signature = signature_of(call)
+    return signature is not None and len(signature.parameters) == 1
 
 
 def _shaped(column: Any, shapes: Sequence[tuple[int, ...] | None], name: str, location: str) -> Any:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
-from vane_dagster.types.records import fields_of
+from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
 from vane_dagster.worker.batch_formats import (
@@ -21,7 +21,7 @@ from vane_dagster.worker.batch_formats import (
     result_columns,
 )
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.row_results import RowResults, has_fields
+from vane_dagster.worker.row_results import RowResults
 
 _MAX_DIGITS = 38
 _PLAIN = (str, int, float, bool, bytes, type(None))

@@ -16,7 +16,7 @@ from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.types.kinds import is_list
-from vane_dagster.types.records import fields_of
+from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import (
@@ -281,15 +281,6 @@ def _several(returned: Any) -> Iterable[Any]:
             f"returned {type(returned).__name__}; expected a list with a value for each new row"
         )
     return returned
-
-
-def has_fields(value: Any) -> bool:
-    """Return whether a value is a mapping, dataclass, pydantic model or named tuple."""
-    try:
-        fields_of(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _item(row: Mapping[str, Any], name: str) -> Any:
