@@ -155,11 +155,6 @@ def names(items: Iterable[object], limit: int = 5) -> str:
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
 
 
-def name_of(target: object) -> str:
-    """Return the qualified name of a function, method or class, else the name of its class."""
-    return str(getattr(target, "__qualname__", type(target).__name__))
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

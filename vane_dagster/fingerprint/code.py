@@ -20,12 +20,13 @@ from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, closure
-from vane_dagster.fingerprint.objects import ObjectEncoder, unwrapped
+from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.fingerprint.unused_methods import (
     named_methods,
     unused_methods,
     without_methods,
 )
+from vane_dagster.types.callables import unwrapped
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.fingerprint.values import model_class
+from vane_dagster.types.callables import unwrapped
 
 
 @dataclass(frozen=True)

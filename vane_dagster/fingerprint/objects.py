@@ -25,6 +25,7 @@ from vane_dagster.fingerprint.local_variables import free_variables
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
+from vane_dagster.types.callables import unwrapped
 
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -43,13 +44,6 @@ _CLASS_DETAILS = {
     "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
     "__slots__", "_abc_impl",
 }  # fmt: skip
-
-
-def unwrapped(obj: Any) -> Any:
-    """Return the function or class wrapped by partials and method descriptors."""
-    while isinstance(obj, (functools.partial, staticmethod, classmethod)):
-        obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
-    return obj
 
 
 class ObjectEncoder:

@@ -10,15 +10,19 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from vane_dagster.errors import DefinitionError, name_of, names
-from vane_dagster.fingerprint.objects import unwrapped
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import BatchFormat
-from vane_dagster.types.annotations import hints, signature_of
+from vane_dagster.types.annotations import hints
+from vane_dagster.types.callables import name_of, signature_of, unwrapped
 
+CallStyle = Literal["plain", "generator", "async", "async_generator"]
+"""How a call produces its result: returned, yielded, awaited or both."""
+CALL: Final = "__call__"
+"""The method that calls use unless a stage names another."""
 RowResult = Literal["value", "values", "bool"]
 """What a row-wise function returns: one value, any number of values, or whether to keep the row."""
 TYPES = "__types"

@@ -19,9 +19,8 @@ from vane_dagster._arguments import (
     positive,
 )
 from vane_dagster.checks.builtin import DEFAULT_ERROR_RATE
-from vane_dagster.errors import DefinitionError, SchemaError, name_of, names
+from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.local_file import check_local_files
-from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import asset_options
 from vane_dagster.pipeline.contracts import (
     BatchCall,
@@ -49,6 +48,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
+from vane_dagster.types.callables import name_of, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.providers.row_functions import RowFunctions, unpacked
 from vane_dagster.types.annotations import field_types, hints
+from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.schema import parse_schema
 
 
@@ -74,7 +75,7 @@ def made_columns(where: str, postprocess: Callable[..., Any], schema: Any) -> pa
     """
     if schema is not None:
         return parse_schema(schema, where)
-    returned = hints(_plain(postprocess)).get("return")
+    returned = hints(unwrapped(postprocess)).get("return")
     try:
         fields = None if returned is None else field_types(returned)
     except SchemaError as error:
@@ -87,15 +88,8 @@ def made_columns(where: str, postprocess: Callable[..., Any], schema: Any) -> pa
     return parse_schema(pa.schema(fields), where)
 
 
-def _plain(function: Any) -> Any:
-    """Return the function of a partial."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
 def _check(where: str, function: Any) -> None:
-    plain = _plain(function)
+    plain = unwrapped(function)
     kinds = (inspect.isfunction(plain), inspect.isbuiltin(plain), inspect.ismethod(plain))
     if not any(kinds) or (inspect.ismethod(plain) and not inspect.isclass(plain.__self__)):
         raise DefinitionError(

@@ -24,9 +24,8 @@ from vane_dagster.fingerprint.constructor import ConstructorIdentity, constructo
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
-from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.pipeline.asset_options import AssetOptions
-from vane_dagster.pipeline.contracts import TYPES, BatchCall, Contract, RowCall, TypesCall
+from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
 from vane_dagster.pipeline.identity import (
     call_arguments,
     constructor_arguments,
@@ -46,10 +45,11 @@ from vane_dagster.pipeline.options import (
     RowOrder,
     WorkerLifecycle,
 )
-from vane_dagster.pipeline.udf import CALL, Udf
+from vane_dagster.pipeline.udf import Udf
 from vane_dagster.storage.publish.base import Publisher, Target
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.types import sql
+from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.schema import (
     ERROR_COLUMN,
     INFER,

@@ -7,20 +7,15 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any
 
 from vane_dagster._arguments import mapping, positional
 from vane_dagster._secrets import keep_arguments
-from vane_dagster.errors import DefinitionError, name_of
+from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
-from vane_dagster.fingerprint.objects import unwrapped
 from vane_dagster.fingerprint.values import model_class
-from vane_dagster.pipeline.contracts import BatchCall, Contract
-from vane_dagster.types.annotations import signature_of
-
-CallStyle = Literal["plain", "generator", "async", "async_generator"]
-CALL: Final = "__call__"
-"""The method that calls use unless a stage names another."""
+from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
+from vane_dagster.types.callables import name_of, signature_of, unwrapped
 
 
 @dataclass(frozen=True)

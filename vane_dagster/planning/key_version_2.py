@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vane_dagster.fingerprint.hashing import combine, digest
-from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.contracts import CALL, BatchCall
 from vane_dagster.pipeline.model_stages import ModelStageSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import (
@@ -24,7 +24,6 @@ from vane_dagster.pipeline.specs import (
     StageSpec,
     WriteSpec,
 )
-from vane_dagster.pipeline.udf import CALL
 from vane_dagster.providers.registry import built_in_name
 
 VERSION = 2

@@ -18,6 +18,7 @@ from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.row_functions import ANSWER, RowFunctions, processed, prompt_of
 from vane_dagster.providers.template import PrefixOrder, Template
 from vane_dagster.providers.usage import COUNTS, USAGE
+from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.row_values import row_values
 
 _COLUMN = re.compile(r"\{\w+\}")
@@ -264,6 +265,5 @@ def _columns(
 
 def _name(function: Any) -> str:
     """Return the name of a function for users."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     return str(getattr(function, "__name__", function))

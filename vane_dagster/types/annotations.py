@@ -76,14 +76,6 @@ def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
         return annotation
 
 
-def signature_of(function: Any) -> inspect.Signature | None:
-    """Return the signature of a function or class; None if it declares none."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # builtins and extension types may have no signature
-        return None
-
-
 def element_of(annotation: Any) -> Any:
     """Return the annotation of what an iterator, generator or list yields; None for another.
 

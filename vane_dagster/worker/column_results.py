@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import ColumnsCall
-from vane_dagster.types.annotations import signature_of
+from vane_dagster.types.callables import signature_of
 from vane_dagster.types.records import fields_of
 from vane_dagster.worker.batch_formats import fitted, given_batch
 from vane_dagster.worker.protocol import Work

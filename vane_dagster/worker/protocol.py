@@ -30,7 +30,7 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
-from vane_dagster.pipeline.contracts import Contract
+from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import (
     Cardinality,
@@ -38,7 +38,6 @@ from vane_dagster.pipeline.options import (
     RowOrder,
     WorkerLifecycle,
 )
-from vane_dagster.pipeline.udf import CALL, CallStyle
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget

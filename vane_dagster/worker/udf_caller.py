@@ -16,7 +16,7 @@ from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
-from vane_dagster.pipeline.udf import CALL
+from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced

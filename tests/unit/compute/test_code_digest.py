@@ -171,6 +171,25 @@ def test_publishers_the_store_and_its_reader_are_not_covered() -> None:
     assert [name for name in covered if name.startswith(driver)] == []
 
 
+def test_code_identity_checks_and_declared_stages_are_not_covered() -> None:
+    """Workers hash no code: an edit of what computes identities or declares keeps pools warm."""
+    covered = set(shared_files(PACKAGE))
+    assert {name for name in covered if name.startswith("fingerprint/")} == {
+        "fingerprint/__init__.py",
+        "fingerprint/code_strings.py",
+        "fingerprint/decorators.py",
+        "fingerprint/module_attributes.py",
+    }
+    assert {name for name in covered if name.startswith("pipeline/")} == {
+        "pipeline/__init__.py",
+        "pipeline/contracts.py",
+        "pipeline/decorators.py",
+        "pipeline/keys.py",
+        "pipeline/options.py",
+    }
+    assert not [name for name in covered if name.startswith(("checks/", "testing.py"))]
+
+
 def test_an_import_for_type_checkers_alone_does_not_count(copy: Copy) -> None:
     copy.edit("worker/codecs.py")
     block = "if TYPE_CHECKING:\n    import json\n\n    from .codecs import mp3\n"
@@ -227,7 +246,10 @@ def test_classes_of_ours_that_travel_pickled_are_covered(tmp_path: Path) -> None
     found = set()
     for name in ("asked", "embedded", "labelled"):
         spec = pipe[name].spec
-        found |= _texts(cloudpickle.dumps((spec.udf, spec.order)))
+        udf = spec.udf
+        constructed = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
+        called = (udf.args, dict(udf.kwargs))
+        found |= _texts(cloudpickle.dumps((constructed, called, spec.order)))
     modules = {text for text in found if text.startswith("vane_dagster.")}
     assert len(modules) > 5
     for module in modules:

@@ -26,9 +26,9 @@ from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.constructor import constructor_identity
-from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.contracts import BatchCall, CallStyle
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.pipeline.udf import CallStyle, make_udf
+from vane_dagster.pipeline.udf import make_udf
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.model_versions import MAX_VERSIONS, VersionLock, view
