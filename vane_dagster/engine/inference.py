@@ -17,7 +17,7 @@ from vane_dagster.pipeline.specs import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import MAX_PARTITIONS, Kept, previews
+from vane_dagster.planning.preview_plan import MAX_PARTITIONS, PreviewKey, previews
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
@@ -66,7 +66,7 @@ class SchemaInference:
     run_id: str
     listen: Callable[[SchemaInferred], None]
     pins: bool = True
-    _kept: dict[Kept, Part] = field(default_factory=dict)
+    _kept: dict[PreviewKey, Part] = field(default_factory=dict)
     _executed: list[RunPlan] = field(default_factory=list)
 
     def __enter__(self) -> SchemaInference:
@@ -152,10 +152,10 @@ class SchemaInference:
         self, partition: PartitionPlan, stage: str, parts: Mapping[str, Sequence[Part]]
     ) -> None:
         """Keep the parts that were computed upstream of a stage for other previews."""
-        place = (partition.key, partition.fragments[0].identity, partition.preview)
+        fragment, rows = partition.fragments[0].identity, partition.preview
         for name, plan in partition.stages.items():
             if name != stage and plan.missing:
-                self._kept[(name, *place)] = parts[name][0]
+                self._kept[PreviewKey(name, partition.key, fragment, rows)] = parts[name][0]
 
     def _infer(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.annotations import hints
-from vane_dagster.types.callables import name_of, signature_of, unwrapped
+from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 CallStyle = Literal["plain", "generator", "async", "async_generator"]
 """How a call produces its result: returned, yielded, awaited or both."""
@@ -192,7 +192,7 @@ def row_call(
     if parameters is None:
         if inputs is None:
             raise DefinitionError(
-                f"{location}: {name_of(call)} has no signature to match with columns; name them, "
+                f"{location}: {qualname(call)} has no signature to match with columns; name them, "
                 'as inputs={"text": "review"}'
             )
         return RowCall(tuple(given.items()), len(given), (), output, result)
@@ -200,7 +200,7 @@ def row_call(
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if unknown := [name for name in given if name not in by_name and not open_ended]:
         raise DefinitionError(
-            f"{location}: inputs names {names(unknown)}, which {name_of(call)} does not take; it "
+            f"{location}: inputs names {names(unknown)}, which {qualname(call)} does not take; it "
             f"takes {names(by_name, 20)}"
         )
     if twice := [name for name in given if name in kwargs]:
@@ -215,8 +215,8 @@ def row_call(
     extra = [name for name in given if name not in by_name]
     if not needed and not extra:
         raise DefinitionError(
-            f"{location}: {name_of(call)} takes no column; give it a parameter named after one, or "
-            "one parameter `row`"
+            f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
+            "or one parameter `row`"
         )
     named = {each.name: given.get(each.name, each.name) for each in needed}
     named |= {name: given[name] for name in extra}
@@ -270,12 +270,12 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
     """
     if by_row.inputs is None or by_row.positional < len(by_row.inputs):
         raise DefinitionError(
-            f"{location}: {name_of(call)} gets an array for each column, by position; name its "
+            f"{location}: {qualname(call)} gets an array for each column, by position; name its "
             'parameters after the columns, or pass inputs={"parameter": "column"}'
         )
     if by_row.result != "value":
         raise DefinitionError(
-            f"{location}: {name_of(call)} returns a value for each row, in arrays; this kind of "
+            f"{location}: {qualname(call)} returns a value for each row, in arrays; this kind of "
             "stage calls a function row by row: use map, or leave out .batch"
         )
     columns = tuple(column for _, column in by_row.inputs)

@@ -48,7 +48,7 @@ from vane_dagster.pipeline.specs import MapBatchesSpec
 from vane_dagster.pipeline.udf import Udf, called_function, check_callable, make_factory, make_udf
 from vane_dagster.types import spark
 from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
-from vane_dagster.types.callables import name_of, unwrapped
+from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:
@@ -747,7 +747,7 @@ def _result_schema(
         returned = element_of(returned)
     if returned is None:
         raise DefinitionError(
-            f"{location}: the result's type is unknown; annotate what {name_of(call)} returns, or "
+            f"{location}: the result's type is unknown; annotate what {qualname(call)} returns, or "
             'declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", "score": "DOUBLE"}; '
             'schema="infer" infers it from the first rows'
         )
@@ -755,7 +755,7 @@ def _result_schema(
         fields = field_types(returned) if output_column is None else None
         found: Any = fields or {output: arrow_type(returned)}
     except SchemaError as error:
-        raise SchemaError(f"{location}: {name_of(call)} returns {error}") from None
+        raise SchemaError(f"{location}: {qualname(call)} returns {error}") from None
     return parse_schema(found, location), None if fields else output
 
 

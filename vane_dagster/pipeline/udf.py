@@ -15,7 +15,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, local_files_in
 from vane_dagster.fingerprint.values import model_class
 from vane_dagster.pipeline.contracts import CALL, BatchCall, CallStyle, Contract
-from vane_dagster.types.callables import name_of, signature_of, unwrapped
+from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def make_udf(
     check_callable(where, target, method)
     if not stateful and (constructor_args or constructor_kwargs):
         raise DefinitionError(
-            f"{where}: {name_of(target)} is a function, so fn_constructor_args and "
+            f"{where}: {qualname(target)} is a function, so fn_constructor_args and "
             "fn_constructor_kwargs mean nothing; pass fn_args or fn_kwargs, or make it a class"
         )
     udf = Udf(
@@ -148,8 +148,8 @@ def check_callable(where: str, target: Any, method: str = CALL) -> None:
         _refuse_other_than_function(where, target)
     elif not callable(_members(target).get(method)):
         raise DefinitionError(
-            f"{where}: class {name_of(target)} has no {method}; define it, as __call__(self, batch)"
-            ", which a worker calls"
+            f"{where}: class {qualname(target)} has no {method}; define it, as __call__(self, "
+            "batch), which a worker calls"
         )
 
 
@@ -176,8 +176,8 @@ def make_factory(
     keep_arguments(args, kwargs)
     if inspect.isclass(target):
         raise DefinitionError(
-            f"{where}: class {name_of(target)} was given; expected a function that loads the model "
-            "and returns the function to call. For a class use map or map_batches"
+            f"{where}: class {qualname(target)} was given; expected a function that loads the "
+            "model and returns the function to call. For a class use map or map_batches"
         )
     _refuse_other_than_function(where, target)
     udf = Udf(
@@ -211,7 +211,7 @@ def _refuse_other_than_function(where: str, target: Any) -> None:
     if isinstance(target, functools.partial):
         if inspect.isclass(target.func):
             raise DefinitionError(
-                f"{where}: functools.partial of class {name_of(target.func)}; pass the class "
+                f"{where}: functools.partial of class {qualname(target.func)}; pass the class "
                 f"itself and its arguments, {_with_constructor(target.func, target)}"
             )
         return _refuse_other_than_function(where, target.func)
@@ -227,7 +227,7 @@ def _refusal(target: Any) -> str:
     kind, is_method = type(target), inspect.ismethod(target)
     if is_method:
         kind = type(target.__self__)
-    name = name_of(kind)
+    name = qualname(kind)
     if model_class(target.__self__ if is_method else target):
         return (
             f"a loaded model, a {name}, was given. Write a class that loads it in __init__, once "
@@ -260,7 +260,7 @@ def _with_constructor(
     if signature is not None and given is not None:
         with contextlib.suppress(TypeError):  # arguments that the class does not take
             names = list(signature.bind_partial(*given.args, **given.keywords).arguments)
-    written = f"{name_of(cls)}.{method}" if method else name_of(cls)
+    written = f"{qualname(cls)}.{method}" if method else qualname(cls)
     entries = ", ".join(f'"{name}": ...' for name in names)
     return f"{written}, fn_constructor_kwargs={{{entries}}}" if entries else written
 
@@ -300,5 +300,5 @@ def _bind(where: str, call: Any, args: tuple[Any, ...], kwargs: Any, shape: str)
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise DefinitionError(
-            f"{where}: {name_of(call)}{signature} cannot be called as {shape}: {error}"
+            f"{where}: {qualname(call)}{signature} cannot be called as {shape}: {error}"
         ) from None

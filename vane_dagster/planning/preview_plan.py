@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Union
+from dataclasses import dataclass, replace
 
 from vane_dagster.pipeline.specs import SOURCE
 from vane_dagster.planning.inputs import stages_read
@@ -24,12 +23,25 @@ MAX_PARTITIONS = 4
 _GROWTH = 32
 
 
-Kept = tuple[str, Union[str, None], str, int]
-"""What a preview computed: a stage, a partition, a fragment's identity, and the rows of it read."""
+@dataclass(frozen=True)
+class PreviewKey:
+    """Identifies what a preview computed of a stage.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition.
+        fragment: The identity of the fragment.
+        rows: The rows of the fragment that were read.
+    """
+
+    stage: str
+    partition: str | None
+    fragment: str
+    rows: int
 
 
 def previews(
-    planned: RunPlan, stage: str, rows: int, kept: Mapping[Kept, Part]
+    planned: RunPlan, stage: str, rows: int, kept: Mapping[PreviewKey, Part]
 ) -> Iterator[RunPlan]:
     """Yield plans of a stage's first rows, each of more rows or of other fragments.
 
@@ -40,15 +52,16 @@ def previews(
         planned: The plan of a run of the stage, and of the upstream stages that may be computed.
         stage: The stage.
         rows: Rows of the source, or of a stored part, that the first plan reads.
-        kept: Parts of upstream stages that former previews have computed. It may grow.
+        kept: Parts of upstream stages that earlier previews have computed. It may grow.
     """
     for partition in planned.partitions[:MAX_PARTITIONS]:
         for index in _fragments(planned, partition, stage)[:MAX_FRAGMENTS]:
             available = _rows(planned, partition, stage, index)
             size = rows
             while True:
-                place = (partition.key, partition.fragments[index].identity, size)
-                former = {n: kept[(n, *place)] for n in planned.selected if (n, *place) in kept}
+                fragment = partition.fragments[index].identity
+                keys = {n: PreviewKey(n, partition.key, fragment, size) for n in planned.selected}
+                former = {name: kept[key] for name, key in keys.items() if key in kept}
                 yield _cut(planned, partition, stage, index, size, former)
                 if size >= available:
                     break

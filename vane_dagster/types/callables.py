@@ -22,6 +22,6 @@ def signature_of(function: Any) -> inspect.Signature | None:
         return None
 
 
-def name_of(target: object) -> str:
+def qualname(target: object) -> str:
     """Return the qualified name of a function, method or class, else the name of its class."""
     return str(getattr(target, "__qualname__", type(target).__name__))

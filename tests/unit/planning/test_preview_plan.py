@@ -9,7 +9,7 @@ import pytest
 
 from support.plans import docs, plan, settle, source
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, first_rows, previews
+from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, PreviewKey, first_rows, previews
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
@@ -83,12 +83,14 @@ def test_manifests_of_stages_that_are_not_selected_are_read(tmp_path, store):
     assert [each.selected for each in found] == [("doubled",)] * 2
 
 
-def test_what_a_former_preview_has_computed_is_read(tmp_path, store):
+def test_what_an_earlier_preview_has_computed_is_read(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path), store, "clean", "doubled")
     identity = planned.partitions[0].fragments[0].identity
     part = Part(Location("somewhere"), PartInfo("f" * 40, "", 30, 10))
-    first, second = previews(planned, "doubled", 16, {("clean", None, identity, 16): part})
+    first, second = previews(
+        planned, "doubled", 16, {PreviewKey("clean", None, identity, 16): part}
+    )
     assert first.needed() == ("doubled",)
     assert first.partitions[0].stages["clean"].parts == {0: part}
     assert second.needed() == ("clean", "doubled")
