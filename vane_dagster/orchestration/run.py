@@ -231,7 +231,7 @@ def execute_preview(
     made: dict[str, Sequence[Part]] = {}
     failed: list[VaneError] = []
 
-    def hear(event: Event) -> None:
+    def handle(event: Event) -> None:
         if isinstance(event, Recomputed):
             made[event.stage] = event.parts
         elif isinstance(event, Failed):
@@ -243,7 +243,7 @@ def execute_preview(
         lambda emit, cancelled: execute(
             plan, backend, store, run_id, emit, cancelled, {}, check_runner, priority=priority
         ),
-        hear,
+        handle,
         check,
         lambda: None,
     )

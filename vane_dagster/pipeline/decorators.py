@@ -607,20 +607,20 @@ def _class_of(location: str, function: Any, with_arguments: bool) -> type | None
             f"class {path!r} with it. Define the class at the top level of a module, or decorate "
             f"it with @vd.cls and pass a method of its instance, as in Model(...).{name}"
         )
-    if heirs := _heirs(owner, function):
+    if inheriting := _inheriting(owner, function):
         raise DefinitionError(
             f"{location}: {function.__qualname__} may be the method of {path} or of "
-            f"{', '.join(heirs)}, which inherit it. Decorate the class with @vd.cls, and "
-            f"say which: fn={heirs[0]}(...).{name}"
+            f"{', '.join(inheriting)}, which inherit it. Decorate the class with @vd.cls, and "
+            f"say which: fn={inheriting[0]}(...).{name}"
         )
     return owner
 
 
-def _heirs(owner: type, function: Any) -> list[str]:
+def _inheriting(owner: type, function: Any) -> list[str]:
     """Return the names of the subclasses that inherit a method."""
     found: list[str] = []
     subclasses: list[type] = type.__subclasses__(owner)
     for each in subclasses:
         if inspect.getattr_static(each, function.__name__, None) is function:
-            found += [each.__qualname__, *_heirs(each, function)]
+            found += [each.__qualname__, *_inheriting(each, function)]
     return sorted(found)

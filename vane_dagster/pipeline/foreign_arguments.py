@@ -118,7 +118,7 @@ def _advice(call: StageCall, name: str, value: Any) -> str | None:
 
 
 def _similar(name: str, known: Collection[str]) -> str:
-    """Return a question that names the options that are spelt similarly; empty if there is none."""
+    """Return a question that names the options with a similar spelling; empty if there is none."""
     found = difflib.get_close_matches(name.lower(), known, _NEAREST, _SIMILARITY)
     return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
 

@@ -78,8 +78,8 @@ class PromptRows(ModelStageRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
-                content); or text with ``{column}`` fields. Default: the column that is called like
-                the stage, unless `preprocess` makes the prompts.
+                content); or text with ``{column}`` fields. Default: the column with the
+                name of the stage, unless `preprocess` makes the prompts.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
                 package's provider; or a class, see `vane_dagster.providers.base.Provider`.
             model: The model's name, as the provider knows it.

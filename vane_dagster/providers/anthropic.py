@@ -90,7 +90,7 @@ class AnthropicProvider(HttpProvider):
         """See `Provider.submit`."""
         client = self._connected()
         system, messages = _split(request.messages)
-        known, extra = self._parted(_parameters(request.sampling), ("max_tokens",))
+        known, extra = self._split_parameters(_parameters(request.sampling), ("max_tokens",))
         schema = choice_schema(request.choices) if request.choices else request.schema
         wrapped = schema is not None and schema.get("type") != "object"
         body: dict[str, Any] = {"system": system} if system else {}

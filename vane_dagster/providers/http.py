@@ -101,7 +101,7 @@ class HttpProvider:
             )
         return self._client
 
-    def _parted(
+    def _split_parameters(
         self, sampling: Mapping[str, Any], known: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Separate the parameters that the client takes by name from additional fields of the body.

@@ -108,7 +108,7 @@ class OpenAIProvider(HttpProvider):
         )
 
     async def _chat(self, client: Any, request: Request) -> Any:
-        known, extra = self._parted(request.sampling, _CHAT)
+        known, extra = self._split_parameters(request.sampling, _CHAT)
         schema = choice_schema(request.choices) if request.choices else request.schema
         if schema is not None:
             named = {"name": "answer", "schema": dict(schema)}
@@ -118,7 +118,7 @@ class OpenAIProvider(HttpProvider):
         )
 
     async def _completion(self, client: Any, request: Request) -> Any:
-        known, extra = self._parted(request.sampling, _COMPLETIONS)
+        known, extra = self._split_parameters(request.sampling, _COMPLETIONS)
         prompt = "\n\n".join(message["content"] for message in request.messages)
         return await client.completions.create(
             model=self._model, prompt=prompt, extra_body=extra or None, **known

@@ -54,8 +54,8 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
     """
     copies = folder or worker_folder(KIND)
     copy = copies / digest
-    with _locked(copies / f"{digest}{_LOCK}") as got_it:
-        assert got_it, "it was waited for"
+    with _locked(copies / f"{digest}{_LOCK}") as is_locked:
+        assert is_locked, "it was waited for"
         stored = _complete(copy)
         if stored is None:
             _remove_unused(copies)
