@@ -292,7 +292,7 @@ def _pool(
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.resources.bundle(),
-        slots=udf.slots,
+        slots=spec.slots,
         model=ModelSpec(
             udf.name,
             udf.stateful,

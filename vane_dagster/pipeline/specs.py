@@ -478,6 +478,11 @@ class MapBatchesSpec(StageKind):
         return self.order
 
     @property
+    def slots(self) -> int:
+        """Tasks that a worker has at the same time; with two, async code always has calls."""
+        return 2 if self.udf.is_async and self.max_concurrency > 1 else 1
+
+    @property
     def isolates_rows(self) -> bool:
         """True unless an error fails the partition."""
         return self.failures.on_error != "raise"

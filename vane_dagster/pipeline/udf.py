@@ -75,11 +75,6 @@ class Udf:
         """Whether several calls can be in flight in one actor."""
         return self.style in ("async", "async_generator")
 
-    @property
-    def slots(self) -> int:
-        """Tasks that a worker has at the same time; with two, async code always has calls."""
-        return 2 if self.is_async else 1
-
 
 def make_udf(
     where: str,

@@ -83,5 +83,5 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> PoolIdentity:
     model = digest(constructed.digest, *constructor_arguments(pipeline, spec))
     variables = [sorted(spec.env_vars), *environment(pipeline, spec)]
     place = ["driver"] if spec.on_driver else []
-    identity = digest(model, arguments, bundle, udf.slots, *variables, *place)[:16]
+    identity = digest(model, arguments, bundle, spec.slots, *variables, *place)[:16]
     return PoolIdentity(identity, constructed.shares_state)
