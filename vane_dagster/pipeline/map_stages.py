@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 
 _IN_FLIGHT = 16
+_CARDINALITY: Mapping[RowResult, Cardinality] = {
+    "value": "one_to_one", "values": "zero_to_many", "bool": "filter",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,7 @@ class MapRows:
             None if _is_inferred(schema) else parse_schema(schema, location),
             stage_call(self.map_batches),
             callee.options,
-            columns=list_of_names(location, "columns", columns),
+            list_of_names(location, "columns", columns),
             include_columns=include_columns,
             batch_size=batch_size,
             cardinality=cardinality,
@@ -359,8 +362,7 @@ class MapRows:
             SchemaError: If a type is unknown.
         """
         given = (schema, inputs, output_column, columns, include_columns)
-        options = {**options, "id": id, "cardinality": "zero_to_many"}
-        return self._add_row_stage(FlatMapSpec, name, fn, "values", *given, **options)
+        return self._add_row_stage(FlatMapSpec, name, fn, "values", *given, id=id, **options)
 
     def filter(
         self,
@@ -389,7 +391,6 @@ class MapRows:
             DefinitionError: See `map`.
         """
         given = (None, inputs, None, columns, include_columns)
-        options = {**options, "cardinality": "filter"}
         return self._add_row_stage(FilterSpec, name, fn, "bool", *given, **options)
 
     def predict_batch(
@@ -467,7 +468,8 @@ class MapRows:
             contract,
             parse_schema(pa.schema(fields or [(output, kind)]), location),
             stage_call(self.predict_batch, self._add_udf_stage),
-            columns=given,
+            NO_OPTIONS,
+            given,
             include_columns=include_columns,
             batch_size=batch_size,
             **options,
@@ -484,6 +486,7 @@ class MapRows:
         output_column: str | None,
         columns: Sequence[str] | None,
         include_columns: bool | Sequence[str],
+        /,
         *,
         fn_args: Sequence[Any] = (),
         fn_kwargs: Mapping[str, Any] | None = None,
@@ -531,6 +534,12 @@ class MapRows:
                     f"reads {names(column for _, column in by_row.inputs)}"
                 )
             read = tuple(dict.fromkeys(column for _, column in by_row.inputs))
+        refused = ("cardinality", "batch_size") if contract.by_row else ("cardinality",)
+        if wrong := [option for option in refused if option in options]:
+            raise DefinitionError(
+                f"{location}: {kind.kind} takes no {names(wrong)}: it calls {udf.name} for each "
+                "row, and its result makes the rows. For batches, use map_batches"
+            )
         return self._add_udf_stage(
             kind,
             name,
@@ -539,8 +548,9 @@ class MapRows:
             declared,
             stage_call(getattr(self, kind.kind), self._add_row_stage, self._add_udf_stage),
             callee.options,
-            columns=read,
+            read,
             include_columns=include_columns,
+            cardinality=_CARDINALITY[result],
             **options,
         )
 
@@ -552,9 +562,10 @@ class MapRows:
         contract: Contract,
         schema: pa.Schema | None,
         call: StageCall,
-        declared: CallOptions = NO_OPTIONS,
-        *,
+        declared: CallOptions,
         columns: tuple[str, ...] | None,
+        /,
+        *,
         include_columns: bool | Sequence[str] = (),
         batch_size: int | Literal["auto"] | None = None,
         cardinality: Cardinality = "one_to_one",

@@ -254,3 +254,33 @@ def test_options_that_a_provider_does_not_take(options, line):
 
 def test_a_range_of_workers_is_accepted():
     assert mapped(concurrency=(1, 4)).spec.concurrency == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("filter", {"schema": {"n": "BIGINT"}}, "unknown argument 'schema' of filter"),
+        ("filter", {"output_column": "n"}, "unknown argument 'output_column' of filter"),
+        ("filter", {"cardinality": "one_to_one"}, "filter takes no 'cardinality'"),
+        ("map", {"cardinality": "filter"}, "map takes no 'cardinality'"),
+        ("map", {"batch_size": 3}, "map takes no 'batch_size'"),
+        ("map", {"kind": "x"}, "unknown argument 'kind' of map"),
+        ("map", {"contract": "x"}, "unknown argument 'contract' of map"),
+    ],
+)
+def test_an_argument_of_another_method_is_refused(method, given, words):
+    def fn(text: str) -> bool:
+        return bool(text)
+
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    with pytest.raises(vd.DefinitionError, match=words):
+        getattr(pipeline, method)("stage", fn, **given)
+
+
+@pytest.mark.parametrize("name", ["schema", "columns"])
+def test_predict_batch_knows_its_columns_and_types(name):
+    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    with pytest.raises(vd.DefinitionError, match=f"unknown argument {name!r} of predict_batch"):
+        pipeline.predict_batch(
+            "stage", lambda: len, inputs=["text"], return_type="int", **{name: ["text"]}
+        )
