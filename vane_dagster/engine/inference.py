@@ -84,6 +84,9 @@ class SchemaInference:
     ) -> Pipeline:
         """Return the pipeline with the schemas of all selected stages.
 
+        Pinned schemas of other stages upstream count too, because pins depend on them: a stage has
+        the same pin whether its upstream stages are selected with it or not.
+
         Args:
             pipeline: The pipeline.
             selected: The stages.
@@ -93,19 +96,22 @@ class SchemaInference:
             VaneError: If the first rows cannot be planned or computed.
             SchemaError: If they do not determine a schema.
         """
+        above = set[str]().union(*(with_upstream(pipeline, stage) for stage in selected))
         for stage in list(pipeline):
-            if stage.name in selected and stage.spec.is_inferred:
-                definition = inference_definition(pipeline, stage.name)
-                place = (self.store, pipeline.name, stage.name, definition)
-                known = read_pin(*place)
-                pin = known or self._infer(pipeline, stage.name, selected, partitions)
-                if known is None and self.pins:
-                    pin = keep_pin(*place, pin)
-                pipeline = pipeline.with_schema(stage.name, pin.schema)
-                if known is None:
-                    self.listen(
-                        SchemaInferred(stage.name, pipeline.schema_code(stage.name), pin.rows)
-                    )
+            if stage.name not in above or not stage.spec.is_inferred:
+                continue
+            if stage.name not in selected:
+                pipeline = _with_pin(pipeline, stage.name, self.store)
+                continue
+            definition = inference_definition(pipeline, stage.name)
+            place = (self.store, pipeline.name, stage.name, definition)
+            known = read_pin(*place)
+            pin = known or self._infer(pipeline, stage.name, selected, partitions)
+            if known is None and self.pins:
+                pin = keep_pin(*place, pin)
+            pipeline = pipeline.with_schema(stage.name, pin.schema)
+            if known is None:
+                self.listen(SchemaInferred(stage.name, pipeline.schema_code(stage.name), pin.rows))
         return pipeline
 
     def first_rows(
@@ -220,13 +226,17 @@ def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
     above = with_upstream(pipeline, stage)
     for each in list(pipeline):
         if each.name in above and each.spec.is_inferred:
-            definition = inference_definition(pipeline, each.name)
-            pin = read_pin(store, pipeline.name, each.name, definition)
-            if pin is not None:
-                pipeline = pipeline.with_schema(each.name, pin.schema)
+            pipeline = _with_pin(pipeline, each.name, store)
     if pipeline[stage].spec.is_inferred:
         raise SchemaError(
             f"stage '{pipeline.name}/{stage}': its code has changed since its schema was inferred. "
             "Materialize it first"
         )
     return pipeline
+
+
+def _with_pin(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
+    """Return the pipeline with the pinned schema of a stage, if there is one."""
+    definition = inference_definition(pipeline, stage)
+    pin = read_pin(store, pipeline.name, stage, definition)
+    return pipeline if pin is None else pipeline.with_schema(stage, pin.schema)

@@ -142,6 +142,28 @@ def test_a_stage_alone_infers_from_stored_rows(tmp_path, local, materialize):
     assert computed(result, "twice") == [1]
 
 
+def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, materialize):
+    def made() -> vd.Pipeline:
+        pipeline = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+        labels = pipeline.map("labels", label, schema="infer")
+        check = vd.checks.Reproducible(rows=5)
+        options: Any = {"schema": "infer", "batch_format": "numpy", "checks": [check]}
+        labels.map_batches("twice", doubled, **options)
+        return pipeline
+
+    materialize(made(), local, select=["labels"])
+    materialize(made(), local, select=["twice"])
+    result = materialize(made(), local)
+    assert computed(result, "labels", "twice") == [0, 0]
+    assert len(pins(tmp_path, "twice")) == 1
+    checked = dg.materialize(
+        [made().build_assets()],
+        selection=dg.AssetSelection.checks(dg.AssetCheckKey(made()["twice"].key, "reproducible")),
+        resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+    )
+    assert [evaluation.passed for evaluation in checked.get_asset_check_evaluations()] == [True]
+
+
 def test_a_filter_may_drop_the_first_rows(tmp_path, local, materialize):
     result = materialize(docs(tmp_path, where="n >= 50"), local)
     assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] == 10
