@@ -626,6 +626,11 @@ class MapBatchesSpec(StageKind):
             SchemaError: If there is no such column, or one without a type.
         """
         location = pipeline._location(self.name)
+        if not found.names:
+            raise SchemaError(
+                f"{location}: its schema cannot be inferred, because {self.udf.name} returned "
+                f"only None, or nothing, for the first {rows:,} rows. Declare the schema"
+            )
         ids = [key.column for key in pipeline.keys(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
