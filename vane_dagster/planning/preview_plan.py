@@ -8,7 +8,7 @@ like any other plan; see `PartitionPlan.preview`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vane_dagster.pipeline.specs import SOURCE
@@ -105,6 +105,7 @@ def _cut(
 ) -> RunPlan:
     """Return the plan of the first rows of a fragment."""
     computed, read = _needed(planned, partition, stage, index, former)
+    whole = _matched(planned, computed)
     stages: dict[str, StagePlan] = {}
     for name in planned.selected:
         plan = partition.stages[name]
@@ -114,18 +115,24 @@ def _cut(
             part = former.get(name)
             if part is None:
                 stored = plan.parts[index]
-                part = Part(stored.folder, _first_rows(stored.info, rows))
+                info = stored.info if name in whole else _first_rows(stored.info, rows)
+                part = Part(stored.folder, info)
             keys = (part.info.key,)
             stages[name] = StagePlan(plan.digest, plan.generation, None, keys, {0: part})
+    inputs = {name: manifest.parts[index] for name, manifest in partition.inputs.items()}
+    fragment = partition.fragments[index]
     cut = PartitionPlan(
         key=partition.key,
         files=(),
         listed=partition.listed,
-        fragments=(first_rows(partition.fragments[index], rows),),
+        fragments=(fragment if SOURCE in whole else first_rows(fragment, rows),),
         stages=stages,
         inputs={
-            name: replace(manifest, parts=[_first_rows(manifest.parts[index], rows)])
-            for name, manifest in partition.inputs.items()
+            name: replace(
+                partition.inputs[name],
+                parts=[part if name in whole else _first_rows(part, rows)],
+            )
+            for name, part in inputs.items()
             if name in read
         },
         input_names={},
@@ -152,6 +159,16 @@ def _needed(
                 computed.add(name)
                 wanted.append(name)
     return computed, read
+
+
+def _matched(planned: RunPlan, computed: Collection[str]) -> set[str]:
+    """Return the nodes of which only rows with the ids of others are read, by joins.
+
+    Those rows may be anywhere in a fragment, so it is read as a whole.
+    """
+    specs = [planned.pipeline[name].spec for name in computed]
+    bases = {spec.base_node(planned.pipeline) for spec in specs}
+    return {name for spec in specs for name in spec.upstream} - bases
 
 
 def _first_rows(part: PartInfo, rows: int) -> PartInfo:

@@ -69,6 +69,17 @@ def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
     assert [(part.key[0], part.rows) for part in parts] == [("1", 16), ("1", 20), ("2", 10)]
 
 
+def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
+    source(tmp_path, {"a.parquet": 100})
+    planned = plan(docs(tmp_path), store, *STAGES)
+    for stage in ("clean", "doubled", "scaled"):
+        planned = stored(planned, stage, [100])
+    found = next(previews(planned, "joined", 16, {}))
+    stages = found.partitions[0].stages
+    rows = {name: each.parts[0].info.rows for name, each in stages.items() if each.parts}
+    assert rows == {"clean": 16, "doubled": 100, "scaled": 100}
+
+
 def test_manifests_of_stages_that_are_not_selected_are_read(tmp_path, store):
     source(tmp_path, {"a.parquet": 10})
     pipeline = docs(tmp_path)
