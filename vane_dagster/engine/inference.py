@@ -17,7 +17,7 @@ from vane_dagster.pipeline.specs import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import MAX_PARTITIONS, PreviewKey, previews
+from vane_dagster.planning.preview_plan import MAX_PARTITIONS, PreviewKey, previews, with_rows
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
@@ -195,14 +195,19 @@ class SchemaInference:
         selected: Collection[str],
         partitions: Sequence[str | None],
     ) -> RunPlan:
-        """Plan the stage and selected stages upstream, in the first partitions that allow it."""
+        """Plan the stage and selected stages upstream, in the first partitions with rows."""
         wanted = {*with_upstream(pipeline, stage).intersection(selected), stage}
+        found: RunPlan | None = None
         for start in range(0, len(partitions), MAX_PARTITIONS):
             chunk = partitions[start : start + MAX_PARTITIONS]
             planned = plan_run(pipeline, wanted, chunk, self.store)
-            if planned.partitions:
+            if with_rows(planned, stage):
                 return planned
-        raise next(iter(planned.failed.values()))
+            found = planned if found is None or planned.partitions else found
+        assert found is not None, "a run has a partition"
+        if not found.partitions:
+            raise next(iter(found.failed.values()))
+        return found
 
 
 def _first_error(part: Part) -> str:

@@ -54,7 +54,7 @@ def previews(
         rows: Rows of the source, or of a stored part, that the first plan reads.
         kept: Parts of upstream stages that earlier previews have computed. It may grow.
     """
-    for partition in planned.partitions[:MAX_PARTITIONS]:
+    for partition in with_rows(planned, stage)[:MAX_PARTITIONS]:
         for index in _fragments(planned, partition, stage)[:MAX_FRAGMENTS]:
             available = _rows(planned, partition, stage, index)
             size = rows
@@ -66,6 +66,16 @@ def previews(
                 if size >= available:
                     break
                 size *= _GROWTH
+
+
+def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
+    """Return the partitions that may have rows for a stage.
+
+    Args:
+        planned: The plan of a run of the stage.
+        stage: The stage.
+    """
+    return [each for each in planned.partitions if _fragments(planned, each, stage)]
 
 
 def _fragments(planned: RunPlan, partition: PartitionPlan, stage: str) -> list[int]:
