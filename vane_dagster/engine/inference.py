@@ -200,7 +200,7 @@ class SchemaInference:
         found: RunPlan | None = None
         for start in range(0, len(partitions), MAX_PARTITIONS):
             chunk = partitions[start : start + MAX_PARTITIONS]
-            planned = plan_run(pipeline, wanted, chunk, self.store)
+            planned = plan_run(pipeline, wanted, chunk, self.store, expand=True)
             if with_rows(planned, stage):
                 return planned
             found = planned if found is None or planned.partitions else found

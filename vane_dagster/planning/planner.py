@@ -36,6 +36,7 @@ def plan_run(
     force: bool = False,
     run_id: str | None = None,
     retry_quarantined: bool = False,
+    expand: bool = False,
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work.
 
@@ -48,6 +49,7 @@ def plan_run(
         run_id: The run. If this is a second attempt of it, its earlier commits are not forced
             again.
         retry_quarantined: Whether to compute quarantined rows again, and the stages downstream.
+        expand: Whether to plan the fragments of partitions that are up to date too.
 
     Returns:
         The plan. A partition that cannot be planned is in `RunPlan.failed`.
@@ -58,7 +60,7 @@ def plan_run(
     """
     listed_at = time.monotonic()
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
-    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined)
+    planner = _Planner(pipeline, order, store, force, run_id, retry_quarantined, expand)
     planner.look_up(partitions)
     planned: list[PartitionPlan] = []
     failed: dict[str | None, VaneError] = {}
@@ -101,9 +103,11 @@ class _Planner:
         force: bool,
         run_id: str | None,
         retry: bool,
+        expand: bool,
     ) -> None:
         self.pipeline = pipeline
         self.retry = retry
+        self.expand = expand
         self.location = f"pipeline {pipeline.name!r}"
         self.selected = selected
         self.store = store
@@ -162,7 +166,7 @@ class _Planner:
         if self.heads and any(stages[head].done is None for head in self.heads):
             files = self._reconciled(key, files)
             stages = self._digests(key, files, input_names)
-        if all(plan.done for plan in stages.values()):
+        if not self.expand and all(plan.done for plan in stages.values()):
             return PartitionPlan(key, files, listed, (), stages, {}, input_names, {})
         return replace(self._expand(key, files, stages, input_names), listed=listed)
 

@@ -248,6 +248,38 @@ def test_a_column_of_nulls_is_named(tmp_path, local, materialize):
     assert 'schema={"label": "VARCHAR", "tags": ...}' in message
 
 
+@pytest.mark.parametrize("kind", ["map", "flat_map"])
+def test_results_of_none_alone_are_named(tmp_path, local, materialize, kind):
+    def nothing(text: str) -> Any:
+        return None
+
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    options = {"id": "letter_id"} if kind == "flat_map" else {}
+    getattr(made, kind)("labels", nothing, schema="infer", **options)
+    message = failure(materialize(made, local, raises=False))
+    assert "nothing returned only None, or nothing, for the first 16 rows" in message
+
+
+def test_empty_partitions_may_come_first(tmp_path, local, materialize):
+    keys = [f"p{n}" for n in range(6)]
+    for key in keys:
+        ids = pa.array(range(20 if key == "p5" else 0), pa.int64())
+        write_source(tmp_path / "src" / key, {"id": ids, "n": ids})
+    made = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}"), allow_empty=True),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    made.map("labels", lambda n: n / 2, schema="infer", inputs={"n": "n"})
+    edges = {"start": "p0", "end": "p5"}
+    tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
+    materialize(made, local, tags=tags)
+    assert read_stage(tmp_path / "store", "docs", "labels", "p5").num_rows == 20
+    assert read_stage(tmp_path / "store", "docs", "labels", "p0").schema.names == ["id", "labels"]
+
+
 def test_rows_of_an_inferred_stage_are_computed_again(tmp_path, local, materialize):
     made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
     made.map("labels", label, schema="infer", checks=[vd.checks.Reproducible(rows=5)])
@@ -284,6 +316,24 @@ def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize):
     table = made["twice"].preview(2, store=store)
     assert table["twice"].to_pylist() == [2.0, 2.0]
     assert files(tmp_path) == before
+
+
+def test_a_preview_of_a_stage_that_is_up_to_date(tmp_path, local, materialize):
+    made = docs(tmp_path)
+    materialize(made, local, select=["clean", "labels"])
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    assert made["labels"].preview(2, store=store)["label"].to_pylist() == ["T0", "T1"]
+
+
+def test_a_preview_of_a_join_matches_rows_beyond_the_first_ones(tmp_path, local, materialize):
+    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
+    late = made.project("late", {"n": "n"}, where="n >= 50")
+    letters = made.flat_map("letters", lambda text: list(text), id="letter_id", schema="VARCHAR")
+    joined = made.join("joined", late, letters, how="left", children="list")
+    materialize(made, local, select=["late", "letters"])
+    table = joined.preview(3, store=vd.FragmentStore(root=str(tmp_path / "store")))
+    assert table["id"].to_pylist() == [50, 51, 52]
+    assert [len(row) for row in table["letters"].to_pylist()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
