@@ -36,7 +36,7 @@ UNUSED_SECONDS = 86_400.0
 
 _BLOCK = 1 << 20
 _CONTENT, _RECORD = "content", "record.json"
-_USED, _LOCK = ".used", ".lock"
+_USED, _LOCK, _PARTIAL = ".used", ".lock", ".partial-"
 _in_use: dict[Path, int] = {}
 """The descriptors that hold this process's locks; they are closed when it ends."""
 
@@ -55,9 +55,10 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
     copies = folder or worker_folder(KIND)
     copy = copies / digest
     with _locked(copies / f"{digest}{_LOCK}") as is_locked:
-        assert is_locked, "it was waited for"
         stored = _complete(copy)
         if stored is None:
+            if is_locked:
+                _remove_partial(copies, digest)
             _remove_unused(copies)
             stored = _download(digest, root, copies)
         _keep(copies / f"{digest}{_USED}")
@@ -66,7 +67,10 @@ def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock; yield False if another process has it, and `wait` is not set."""
+    """Hold an exclusive lock; yield whether it is held.
+
+    It is not if another process has it, and `wait` is not set, or on a file system without locks.
+    """
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +79,7 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
-            yield wait  # a file system without locks: nothing is deleted there
+            yield False
         else:
             yield True
 
@@ -123,7 +127,7 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
             f"{free:,} are free. Make room, or set TMPDIR of the workers (now "
             f"{str(temporary_root())!r}) to a folder of a larger disk"
         )
-    partial = new_temporary_folder(".partial-", copies)
+    partial = new_temporary_folder(f"{digest}{_PARTIAL}", copies)
     try:
         wanted = _paths(stored, partial / "new" / _CONTENT)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
@@ -168,13 +172,26 @@ def _gone(url: str) -> StoreError:
 
 
 def _remove_unused(copies: Path) -> None:
-    """Delete the copies that no process uses, and that none began to use for some time."""
+    """Delete what killed processes have left, and copies that nobody used for some time."""
     oldest = time.time() - UNUSED_SECONDS
-    for used in copies.glob(f"*{_USED}"):
-        digest = used.name.removesuffix(_USED)
-        with contextlib.suppress(OSError), _locked(copies / f"{digest}{_LOCK}", wait=False) as own:
-            if own and used.stat().st_mtime < oldest:
-                with _locked(used, wait=False) as unused:
-                    if unused:
-                        shutil.rmtree(copies / digest, ignore_errors=True)
-                        used.unlink()
+    for lock in copies.glob(f"*{_LOCK}"):
+        digest = lock.name.removesuffix(_LOCK)
+        with contextlib.suppress(OSError), _locked(lock, wait=False) as own:
+            if own:
+                _remove_partial(copies, digest)
+                _remove_if_unused(copies, digest, oldest)
+
+
+def _remove_partial(copies: Path, digest: str) -> None:
+    """Delete what killed processes have left of a copy. Its lock must be held."""
+    for partial in copies.glob(f"{digest}{_PARTIAL}*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_if_unused(copies: Path, digest: str, oldest: float) -> None:
+    used = copies / f"{digest}{_USED}"
+    if used.stat().st_mtime < oldest:
+        with _locked(used, wait=False) as unused:
+            if unused:
+                shutil.rmtree(copies / digest, ignore_errors=True)
+                used.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -252,3 +253,30 @@ def test_workers_that_start_together_copy_once(root, copies, tmp_path):
     assert len(paths) == 1
     assert {one.returncode for one in started} == {0}
     assert Path(paths.pop().strip()).stat().st_size == 10_000_000
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.worker import local_copies
+
+def killed(root, content, path):
+    path.parent.mkdir(parents=True)
+    path.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+local_copies._fetch = killed
+local_copies.local_copy(sys.argv[3], Location(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("following", ["same", "other"])
+def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, tmp_path, following):
+    digest = shipped(root, file(tmp_path / "same" / "model.pt", "same"))
+    command = [sys.executable, "-c", KILLED, root.url, str(copies), digest]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert len([path for path in copies.iterdir() if path.is_dir()]) == 1
+    following = shipped(root, file(tmp_path / following / "model.pt", following))
+    local_copy(following, root, copies)
+    assert [path.name for path in copies.iterdir() if path.is_dir()] == [following]
