@@ -113,9 +113,10 @@ class _Planner:
         self.store = store
         self.force = force
         self.run_id = run_id
-        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
+        # Before the definitions: an edit while these are computed then differs from what is here.
         self.code = {s: pipeline[s].spec.code_digest() for s in selected}
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
+        self.definitions = {s: stage_definitions(pipeline, pipeline[s].spec) for s in selected}
         self.rule = fragment_rule(pipeline, store)
         self.source = pipeline.source.bind(store)
         self.source_definition = source_definition(self.source)

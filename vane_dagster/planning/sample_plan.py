@@ -105,8 +105,9 @@ def plan_sample(
             continue
         if partition.fragments:
             planned.append(partition)
+    files = {stage: pipeline[stage].spec.local_files()}
     definitions = stage_definitions(pipeline, pipeline[stage].spec)
-    present, files = {stage: definitions[0]}, {stage: pipeline[stage].spec.local_files()}
+    present = {stage: definitions[0]}
     plan = RunPlan(
         pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
         files=files,

@@ -22,6 +22,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.plans import docs, double, keys, missing, plan, settle, source, triple
 from vane_dagster.engine.executor import edited
+from vane_dagster.planning import planner
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
@@ -650,3 +651,28 @@ def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are
     (found,) = edited(plan, ["same"])
     assert found.problem == "its code was edited while the run began"
     sys.modules.pop("user_code")
+
+
+def test_a_local_file_that_is_edited_while_a_run_is_planned_is_noticed(
+    tmp_path, store, monkeypatch
+):
+    """No row may be kept under the key of other weights."""
+    write_source(tmp_path / "src", {"id": [1]})
+    weights = tmp_path / "model.pt"
+    weights.write_text("former")
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.map_batches(
+        "same", double, schema={"n": "BIGINT"},
+        fn_kwargs={"by": vd.local_file(weights)},
+    )  # fmt: skip
+    definitions = planner.stage_definitions
+
+    def edited_after(*given: Any) -> Any:
+        found = definitions(*given)
+        weights.write_text("edited")
+        return found
+
+    monkeypatch.setattr(planner, "stage_definitions", edited_after)
+    plan = plan_run(docs, ["same"], [None], store)
+    (found,) = edited(plan, ["same"])
+    assert "model.pt') was edited while the run began" in found.problem
